@@ -1,0 +1,103 @@
+"""fast-axolotl: measure a fine-tune honestly, accelerate its data path, prove the difference.
+
+Names resolve on first use (PEP 562), so that ``import fast_axolotl`` loads neither numpy nor
+pyarrow. Importing the package installs the post-import hooks for Axolotl and does nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fast_axolotl._version import __version__
+from fast_axolotl.integrations.axolotl import install, status, uninstall
+
+if TYPE_CHECKING:
+    from fast_axolotl.collate import create_padding_mask, pad_sequences
+    from fast_axolotl.dedupe import deduplicate_indices, parallel_hash_rows
+    from fast_axolotl.packing import concatenate_and_pack, pack_sequences
+    from fast_axolotl.reading import (
+        CsvDialect,
+        Reader,
+        detect_format,
+        list_supported_formats,
+        open_dataset,
+    )
+    from fast_axolotl.streaming import (
+        RustStreamingDataset,
+        create_rust_streaming_dataset,
+        should_use_rust_streaming,
+        streaming_dataset_reader,
+    )
+
+__all__ = [
+    "RUST_AVAILABLE",
+    "CsvDialect",
+    "Reader",
+    "RustStreamingDataset",
+    "__version__",
+    "concatenate_and_pack",
+    "create_padding_mask",
+    "create_rust_streaming_dataset",
+    "deduplicate_indices",
+    "detect_format",
+    "get_version",
+    "install",
+    "is_available",
+    "list_supported_formats",
+    "open_dataset",
+    "pack_sequences",
+    "pad_sequences",
+    "parallel_hash_rows",
+    "should_use_rust_streaming",
+    "status",
+    "streaming_dataset_reader",
+    "uninstall",
+]
+
+RUST_AVAILABLE = True
+"""Kept from the earlier package, where it told whether the compiled part had loaded."""
+
+_HOMES = {
+    "CsvDialect": "reading",
+    "Reader": "reading",
+    "detect_format": "reading",
+    "list_supported_formats": "reading",
+    "open_dataset": "reading",
+    "RustStreamingDataset": "streaming",
+    "create_rust_streaming_dataset": "streaming",
+    "should_use_rust_streaming": "streaming",
+    "streaming_dataset_reader": "streaming",
+    "concatenate_and_pack": "packing",
+    "pack_sequences": "packing",
+    "deduplicate_indices": "dedupe",
+    "parallel_hash_rows": "dedupe",
+    "create_padding_mask": "collate",
+    "pad_sequences": "collate",
+}
+
+
+def is_available() -> bool:
+    """Whether the accelerated paths can run: always, since nothing here is compiled ahead."""
+    return RUST_AVAILABLE
+
+
+def get_version() -> str:
+    """The version, with the engine behind it: ``1.0.0 (python)``."""
+    return f"{__version__} (python)"
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'fast_axolotl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fast_axolotl.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+install()

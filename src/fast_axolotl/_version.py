@@ -1,0 +1,3 @@
+"""The one version string."""
+
+__version__ = "1.0.0.dev0"

@@ -1,0 +1,1 @@
+"""Where this package meets a host library: one module for each host."""

@@ -1,0 +1,29 @@
+"""The streaming reader: files in, record batches out.
+
+Reading order of the modules: ``formats`` and ``storage`` find out what a file is and where its
+bytes are; ``lines``, ``text_lines``, ``json_files``, ``json_rows``, ``csv_files`` and ``columnar``
+cut it into blocks and decode them; ``order`` says which blocks come when, and to whom; ``prefetch``
+decodes ahead; ``settle`` and ``batching`` make one stream of batches of it; ``reader`` is the door.
+"""
+
+from __future__ import annotations
+
+from fast_axolotl.reading.blocks import CsvDialect, Rejection
+from fast_axolotl.reading.convert import OUTPUTS, convert
+from fast_axolotl.reading.files import FormatWarning
+from fast_axolotl.reading.formats import detect_format, list_supported_formats
+from fast_axolotl.reading.reader import Reader, ReadStats, find_states, open_dataset
+
+__all__ = [
+    "OUTPUTS",
+    "CsvDialect",
+    "FormatWarning",
+    "ReadStats",
+    "Reader",
+    "Rejection",
+    "convert",
+    "detect_format",
+    "find_states",
+    "list_supported_formats",
+    "open_dataset",
+]

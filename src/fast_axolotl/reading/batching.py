@@ -1,0 +1,93 @@
+"""Rows in, batches out: a fixed number of rows each, fewer where rows are very large.
+
+The number of bytes a row takes is the mean over its block, so the cut points are the same however
+the reader came to a position. Slices share memory with their block; a batch is only copied where
+it joins two blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from fast_axolotl.reading.order import Position
+from fast_axolotl.reading.schema import conform
+
+__all__ = ["Batcher"]
+
+
+@dataclass(slots=True)
+class _Piece:
+    rows: pa.RecordBatch
+    position: Position
+    """Where the first of the rows stands."""
+    row_bytes: float
+
+
+class Batcher:
+    """Collects the rows of blocks and gives them back in batches with the position after each."""
+
+    def __init__(self, batch_size: int, most_bytes: int) -> None:
+        self._batch_size = batch_size
+        self._most_bytes = most_bytes
+        self._pieces: deque[_Piece] = deque()
+        self._rows = 0
+        self._bytes = 0.0
+        self._after = Position()
+
+    def add(self, table: pa.Table, start: Position, after: Position, row_bytes: float) -> None:
+        """Rows that begin at ``start``; ``after`` is the position behind the last."""
+        position = start
+        for rows in table.to_batches():
+            self._pieces.append(_Piece(rows, position, row_bytes))
+            position = replace(position, row=position.row + rows.num_rows)
+        self._rows += table.num_rows
+        self._bytes += table.num_rows * row_bytes
+        self._after = after
+
+    def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """The batches that are complete."""
+        while self._rows >= self._batch_size or (self._rows and self._bytes >= self._most_bytes):
+            yield self._next()
+
+    def rest(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """What is left at the end."""
+        while self._rows:
+            yield self._next()
+
+    def _next(self) -> tuple[pa.RecordBatch, Position]:
+        taken: list[pa.RecordBatch] = []
+        rows, room = 0, float(self._most_bytes)
+        while self._pieces and rows < self._batch_size:
+            piece = self._pieces[0]
+            fitting = int(room // piece.row_bytes) if piece.row_bytes else self._batch_size
+            count = min(piece.rows.num_rows, self._batch_size - rows, max(fitting, not taken))
+            if count == 0 and piece.rows.num_rows:
+                break
+            taken.append(piece.rows.slice(0, count))
+            rows += count
+            room -= count * piece.row_bytes
+            self._drop(piece, count)
+        following = self._pieces[0].position if self._pieces else self._after
+        return _joined(taken), following
+
+    def _drop(self, piece: _Piece, count: int) -> None:
+        self._rows -= count
+        self._bytes -= count * piece.row_bytes
+        if count == piece.rows.num_rows:
+            self._pieces.popleft()
+        else:
+            piece.rows = piece.rows.slice(count)
+            piece.position = replace(piece.position, row=piece.position.row + count)
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch; pieces read before the schema widened are brought to the last one's."""
+    if len(pieces) == 1:
+        return pieces[0]
+    schema = pieces[-1].schema
+    tables = [conform(pa.Table.from_batches([piece]), schema) for piece in pieces if len(piece)]
+    return pa.concat_tables(tables).combine_chunks().to_batches()[0]

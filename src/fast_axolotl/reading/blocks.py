@@ -1,0 +1,161 @@
+"""The words that formats and the reader share: units, blocks, and what a decode gives back.
+
+A file is planned as ``Unit``s, parts that can be opened on their own: a row group, a record batch,
+a byte range of lines, or the whole file where nothing smaller can be found without reading. A unit
+gives its ``Block``s in order; a block is small, decodes on any thread, and always gives the same
+rows. Splitting (which may decompress) is sequential, decoding is parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+from fast_axolotl.errors import ConflictError, DataError
+
+__all__ = [
+    "Block",
+    "BrokenBlock",
+    "CsvDialect",
+    "Decoded",
+    "FileFormat",
+    "ReadOptions",
+    "Rejection",
+    "Unit",
+    "decode_or_reject",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvDialect:
+    """How a CSV file is written; what is ``None`` is detected from its first rows."""
+
+    delimiter: str | None = None
+    """One character between the fields."""
+    quote: str = '"'
+    """One character around fields that hold delimiters or newlines; doubled inside them."""
+    escape: str | None = None
+    """One character before a literal quote or delimiter, where the writer did not double quotes."""
+    column_names: tuple[str, ...] | None = None
+    """Names for a file without a header line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a format needs to know to read a file."""
+
+    on_error: Literal["raise", "skip"] = "raise"
+    on_conflict: Literal["raise", "json"] = "raise"
+    csv: CsvDialect = field(default_factory=CsvDialect)
+    json_field: str | None = None
+    columns: tuple[str, ...] | None = None
+    block_bytes: int = 8 * 1024 * 1024
+    """Size of a block before decoding; a single larger row makes a larger block."""
+    unit_bytes: int = 4 * 1024 * 1024
+    """Size of the byte ranges of line files."""
+    parallel_columns: bool = False
+    """Let pyarrow decode the columns of one row group in parallel: for files of few row groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A row, or a part of a file, that could not be read and was skipped on request."""
+
+    path: str
+    place: str
+    reason: str
+    num_rows: int | None
+    """``None`` where the number of rows behind the damage cannot be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The rows of a block and the ones that had to be left out."""
+
+    table: pa.Table
+    rejections: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A part of a file that can be opened on its own."""
+
+    file: int
+    """Index in the list of files."""
+    start: int
+    """First row group, record batch or byte."""
+    stop: int
+    """One past the last."""
+    num_bytes: int
+    """Its weight when work is dealt out: encoded bytes, estimated where compressed."""
+
+
+class Block(Protocol):
+    """Rows that are decoded together."""
+
+    @property
+    def weight(self) -> int:
+        """Encoded bytes: a property of the file alone, never of how it is read."""
+
+    @property
+    def text_wins(self) -> bool:
+        """Whether a clash of text with a number means that the column is text (CSV)."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows where it is known without decoding."""
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        """The rows. ``schema`` is what is known so far; the result may be wider, never guessed."""
+
+
+class FileFormat(Protocol):
+    """One opened file."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Exact where the file declares it, ``None`` where it is inferred from the rows."""
+
+    def units(self, file: int) -> list[Unit]:
+        """The parts of the file in order."""
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        """The blocks of a part in order; always the same ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenBlock:
+    """Stands where a unit could not be split further; decoding it raises the reason."""
+
+    error: DataError
+    weight: int = 0
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        raise self.error
+
+
+def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
+    """The rows of a block; where it cannot be read and skipping is wanted, the rejection of it."""
+    try:
+        decoded = block.decode(schema)
+    except ConflictError:
+        raise
+    except DataError as error:
+        if options.on_error == "raise":
+            raise
+        rejection = Rejection(
+            path=error.path, place=error.place, reason=error.message, num_rows=block.num_rows
+        )
+        return Decoded(pa.table({}), (rejection,))
+    return Decoded(_select(decoded.table, options.columns), decoded.rejections)
+
+
+def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
+    if columns is None or table.num_columns == 0:
+        return table
+    return table.select([name for name in columns if name in table.schema.names])

@@ -1,0 +1,308 @@
+"""JSON lines files, and JSON documents of any length.
+
+A document is one array of objects, one object, several objects after each other, or an object that
+holds the array under a named field. Its elements are found without parsing: numpy locates quotes,
+brackets and commas, strings are masked out, and the bracket depth says where an element ends. So
+only a block of a document is in memory at a time, plus one element where that is larger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
+from fast_axolotl.reading.compression import open_chunks
+from fast_axolotl.reading.json_rows import JsonBlock, JsonRows
+from fast_axolotl.reading.lines import BOM, LineRange, cut_lines, line_units, whole_file
+from fast_axolotl.reading.storage import Source
+
+__all__ = ["JsonDocument", "JsonLinesFile", "Structure"]
+
+_Ints = npt.NDArray[np.int64]
+
+_WHITE = b" \t\r\n"
+_SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
+
+_STEP = np.zeros(256, dtype=np.int8)
+_STEP[[ord("["), ord("{")]] = 1
+_STEP[[ord("]"), ord("}")]] = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLinesFile:
+    """One object per line."""
+
+    source: Source
+    compression: str | None
+    options: ReadOptions
+    schema: pa.Schema | None = None
+
+    def units(self, file: int) -> list[Unit]:
+        return line_units(self.source, self.compression, file, self.options.unit_bytes)
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        if self.compression is None:
+            part = LineRange(self.source, unit.start, unit.stop)
+            yield self._block(unit.num_bytes, lambda: _range_rows(part))
+            return
+        for data, line in cut_lines(self.source, self.compression, self.options.block_bytes):
+            yield self._block(len(data), _held(line_rows(data, lambda line=line: line)))  # type: ignore[misc]
+
+    def _block(self, weight: int, load: Callable[[], JsonRows]) -> Block:
+        return JsonBlock(path=self.source.path, weight=weight, load=load, options=self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonDocument:
+    """One JSON document, or several after each other."""
+
+    source: Source
+    compression: str | None
+    options: ReadOptions
+    schema: pa.Schema | None = None
+
+    def units(self, file: int) -> list[Unit]:
+        return whole_file(self.source, self.compression, file)
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        cutter = _DocumentCutter(self.source, self.compression, self.options)
+        for rows in cutter.run():
+            yield JsonBlock(
+                path=self.source.path,
+                weight=len(rows.data),
+                load=_held(rows),
+                options=self.options,
+            )
+
+
+class Structure:
+    """Where the brackets and commas of a text are, strings masked out, and how deep they lie."""
+
+    def __init__(self, text: bytes) -> None:
+        raw = np.frombuffer(text, dtype=np.uint8)
+        self.quotes = _unescaped_quotes(raw)
+        """Positions of the quotes that open or close a string."""
+        marks = np.flatnonzero((_STEP[raw] != 0) | (raw == _COMMA))
+        outside = np.searchsorted(self.quotes, marks) % 2 == 0
+        self.marks: _Ints = marks[outside]
+        """Positions of brackets and commas outside strings."""
+        self.kinds = raw[self.marks]
+        """The bytes at ``marks``."""
+        steps = _STEP[self.kinds].astype(np.int64)
+        self.depths: _Ints = np.cumsum(steps)
+        """Depth after each mark."""
+        self.steps = steps
+
+    def separators(self) -> _Ints:
+        """Commas at depth 0."""
+        return self.marks[(self.kinds == _COMMA) & (self.depths == 0)]
+
+    def closings(self) -> _Ints:
+        """Brackets that bring the depth back to 0."""
+        return self.marks[(self.steps < 0) & (self.depths == 0)]
+
+    def end(self) -> int | None:
+        """The bracket that closes what was open before the text began."""
+        below = np.flatnonzero(self.depths < 0)
+        return int(self.marks[below[0]]) if len(below) else None
+
+
+def line_rows(
+    data: bytes, first_line: Callable[[], int], start: int = 0, stop: int | None = None
+) -> JsonRows:
+    """A block of JSON lines: ``data[start:stop]``."""
+    end = len(data) if stop is None else stop
+
+    def spans() -> Iterator[tuple[int, int]]:
+        left = start
+        while left < end:
+            right = data.find(b"\n", left, end)
+            right = end if right < 0 else right
+            if data[left:right].strip():
+                yield left, right
+            left = right + 1
+
+    return JsonRows(
+        data=data, start=start, stop=end, spans=spans, first_line=first_line, one_per_line=True
+    )
+
+
+def _range_rows(part: LineRange) -> JsonRows:
+    lines = part.load()
+    return line_rows(
+        lines.data, lambda: part.first_line(lines.offset), lines.start, lines.stop
+    )
+
+
+def _held(rows: JsonRows) -> Callable[[], JsonRows]:
+    return lambda: rows
+
+
+def _unescaped_quotes(raw: npt.NDArray[np.uint8]) -> _Ints:
+    """A quote is escaped when an odd number of backslashes stands right before it."""
+    quotes = np.flatnonzero(raw == _QUOTE)
+    suspects = quotes[(quotes > 0) & (raw[quotes - 1] == _BACKSLASH)]
+    if not len(suspects):
+        return quotes
+    slashes = np.flatnonzero(raw == _BACKSLASH)
+    starts_run = np.concatenate([[True], np.diff(slashes) > 1])
+    run_start = np.maximum.accumulate(np.where(starts_run, slashes, 0))
+    length = suspects - run_start[np.searchsorted(slashes, suspects - 1)]
+    escaped = suspects[length % 2 == 1]
+    return quotes[~np.isin(quotes, escaped, assume_unique=True)]
+
+
+class _DocumentCutter:
+    """Reads a document in growing steps and gives it back in blocks of whole elements."""
+
+    def __init__(self, source: Source, compression: str | None, options: ReadOptions) -> None:
+        self._path = source.path
+        self._field = options.json_field
+        self._size = options.block_bytes
+        self._chunks = open_chunks(source, compression, options.block_bytes)
+        self._text = b""
+        self._line = 1
+
+    def run(self) -> Iterator[JsonRows]:
+        self._more()
+        self._text = self._text.removeprefix(BOM)
+        self._skip_white()
+        if self._text.startswith(b"[") and self._field is None:
+            self._drop(1)
+            yield from self._elements()
+            self._expect_end()
+        elif self._field is not None:
+            self._find_field(self._field)
+            yield from self._elements()
+            self._expect_balance()
+        else:
+            yield from self._objects()
+
+    def _elements(self) -> Iterator[JsonRows]:
+        """The elements of an array whose opening bracket has been dropped."""
+        while True:
+            structure = Structure(self._text)
+            end = structure.end()
+            if end is not None:
+                inside = structure.separators()
+                yield from self._emit(inside[inside < end], end, last=True)
+                self._drop(1)
+                return
+            separators = structure.separators()
+            if len(separators):
+                yield from self._emit(separators[:-1], int(separators[-1]), last=False)
+                self._drop(1)
+            elif not self._more():
+                raise self._error("the array is not closed: the file is cut off")
+            if len(separators) and not self._more():
+                raise self._error("the array is not closed: the file is cut off")
+
+    def _objects(self) -> Iterator[JsonRows]:
+        """Objects after each other, with nothing but white space between them."""
+        while True:
+            closings = Structure(self._text).closings()
+            if len(closings):
+                yield from self._emit(closings[:-1] + 1, int(closings[-1]) + 1, last=False)
+            if self._more():
+                continue
+            if self._text.strip():
+                raise self._error("the last object is not closed: the file is cut off")
+            return
+
+    def _emit(self, cuts: _Ints, stop: int, *, last: bool) -> Iterator[JsonRows]:
+        """Rows up to ``stop``, which are dropped from the text; separators become spaces."""
+        raw = np.frombuffer(self._text, dtype=np.uint8)[:stop].copy()
+        raw[cuts[raw[cuts] == _COMMA]] = _SPACE
+        edges = [0, *cuts.tolist(), stop]
+        data, line = raw.tobytes(), self._line
+        if data.strip():
+            yield JsonRows(
+                data=data,
+                stop=len(data),
+                spans=lambda: _segments(data, edges),
+                first_line=lambda: line,
+                one_per_line=False,
+            )
+        elif not last or len(cuts):
+            raise self._error("an element is missing between two commas")
+        self._drop(stop)
+
+    def _find_field(self, name: str) -> None:
+        """Drops the text up to and with the bracket that opens the array of the field."""
+        key = json.dumps(name, ensure_ascii=False).encode()
+        while True:
+            position = self._array_after(key)
+            if position is not None:
+                self._drop(position + 1)
+                return
+            if not self._more():
+                raise self._error(
+                    f"no field {name!r} that holds an array at the top of the document; "
+                    "check json_field"
+                )
+
+    def _array_after(self, key: bytes) -> int | None:
+        structure = Structure(self._text)
+        start = self._text.find(key)
+        while start >= 0:
+            before = int(np.searchsorted(structure.marks, start)) - 1
+            depth = int(structure.depths[before]) if before >= 0 else 0
+            opens = int(np.searchsorted(structure.quotes, start)) % 2 == 0
+            rest = self._text[start + len(key) :].lstrip()
+            if depth == 1 and opens and rest.startswith(b":"):
+                value = rest[1:].lstrip()
+                if value.startswith(b"["):
+                    return len(self._text) - len(value)
+                if value:
+                    raise self._error(f"the field {key.decode()} holds no array")
+                return None
+            start = self._text.find(key, start + 1)
+        return None
+
+    def _expect_end(self) -> None:
+        self._skip_white()
+        while not self._text and self._more():
+            self._skip_white()
+        if self._text:
+            raise self._error("more text after the end of the array")
+
+    def _expect_balance(self) -> None:
+        while Structure(self._text).end() is None:
+            if not self._more():
+                raise self._error("the document is not closed: the file is cut off")
+
+    def _more(self) -> bool:
+        """Reads on, each time at least as much as is already held, so that growing stays linear."""
+        pieces, wanted = [self._text], max(len(self._text), self._size)
+        for chunk in self._chunks:
+            pieces.append(chunk)
+            wanted -= len(chunk)
+            if wanted <= 0:
+                break
+        grown = len(pieces) > 1
+        self._text = b"".join(pieces)
+        return grown
+
+    def _drop(self, length: int) -> None:
+        self._line += self._text.count(b"\n", 0, length)
+        self._text = self._text[length:]
+
+    def _skip_white(self) -> None:
+        self._drop(len(self._text) - len(self._text.lstrip(_WHITE)))
+
+    def _error(self, cause: str) -> DataError:
+        place = f"line {self._line}"
+        return DataError(f"{cause}; fetch the file again or mend it", path=self._path, place=place)
+
+
+def _segments(data: bytes, edges: list[int]) -> Iterator[tuple[int, int]]:
+    for start, stop in zip(edges, edges[1:], strict=False):
+        first = stop - len(data[start:stop].lstrip(_WHITE))
+        yield first, stop

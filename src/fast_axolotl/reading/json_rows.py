@@ -1,0 +1,340 @@
+"""JSON objects to Arrow: pyarrow's parser where it is right, Python's where it is not.
+
+pyarrow parses a block some ten times faster than Python, and five things about it must be watched.
+It refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like
+a date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too
+short when a list holds nulls; and it recurses on nesting. A block in which one of these is possible
+is parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
+keys keep the last value.
+
+Types are joined over rows (see ``schema``): a true conflict names line, column and both types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from fast_axolotl.errors import ConflictError, DataError
+from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
+from fast_axolotl.reading.schema import (
+    MIXED,
+    TypeClash,
+    is_json_text,
+    join,
+    join_schemas,
+)
+
+__all__ = ["JsonBlock", "JsonRows"]
+
+_EXACT_INTEGER_LIMIT = 2.0**53
+"""From here on a float may stand for an integer that it does not hold."""
+
+_MAX_NESTING = 2_000
+"""Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
+
+_BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonRows:
+    """The text of some objects, and where they are."""
+
+    data: bytes
+    start: int = 0
+    stop: int
+    """``data[start:stop]`` are objects separated by white space; slicing it would copy it."""
+    spans: Callable[[], Iterator[tuple[int, int]]]
+    """Start and stop of each row's text in ``data``."""
+    first_line: Callable[[], int]
+    """The line in the file of ``start``, from 1; counted only when it is asked for."""
+    one_per_line: bool
+    """Whether every row ends with its line."""
+
+    def place(self, offset: int) -> str:
+        return f"line {self.first_line() + self.data.count(10, self.start, offset)}"
+
+    def buffer(self) -> pa.Buffer:
+        return pa.py_buffer(self.data).slice(self.start, self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBlock:
+    """A block of JSON objects."""
+
+    path: str
+    weight: int
+    load: Callable[[], JsonRows]
+    options: ReadOptions
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        rows = self.load()
+        if rows.start == rows.stop:
+            return Decoded(pa.table({}))
+        table = _parse_fast(rows, schema)
+        if table is not None:
+            return Decoded(table)
+        return _SlowParse(self.path, rows, self.options, schema).run()
+
+
+def _parse_fast(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
+    """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
+    if schema is not None and any(_needs_text(column) for column in schema):
+        return None
+    if _may_be_deep(rows):
+        return None
+    try:
+        table = _read(rows, _hint(schema))
+        for _ in range(8):
+            plain = _without_timestamps(table.schema)
+            if plain.equals(table.schema):
+                break
+            table = _read(rows, plain)
+        table.validate()
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+    return None if _may_be_rounded(table) else table
+
+
+def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
+    return pj.read_json(
+        pa.BufferReader(rows.buffer()),
+        read_options=pj.ReadOptions(use_threads=False, block_size=rows.stop - rows.start + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=schema, newlines_in_values=not rows.one_per_line
+        ),
+    )
+
+
+def _needs_text(column: pa.Field) -> bool:
+    return bool(column.type == MIXED or is_json_text(column))
+
+
+def _hint(schema: pa.Schema | None) -> pa.Schema | None:
+    """What is known, less what is only known to be null: pyarrow would refuse anything else."""
+    return None if schema is None else pa.schema(_less_nulls(list(schema)))
+
+
+def _less_nulls(fields: list[pa.Field]) -> list[pa.Field]:
+    kinds = [(inner, _less_null(inner.type)) for inner in fields]
+    return [inner.with_type(kind) for inner, kind in kinds if kind is not None]
+
+
+def _less_null(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_struct(kind):
+        return pa.struct(_less_nulls(list(kind)))
+    if pa.types.is_list(kind):
+        inner = _less_null(kind.value_type)
+        return None if inner is None else pa.list_(inner)
+    return None if pa.types.is_null(kind) else kind
+
+
+def _without_timestamps(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([column.with_type(_as_text(column.type)) for column in schema])
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([inner.with_type(_as_text(inner.type)) for inner in kind])
+    return kind
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    if pa.types.is_list(array.type):
+        yield from _leaves(array.flatten())
+    elif pa.types.is_struct(array.type):
+        for child in array.flatten():
+            yield from _leaves(child)
+    else:
+        yield array
+
+
+def _may_be_rounded(table: pa.Table) -> bool:
+    for column in table.columns:
+        for chunk in column.chunks:
+            for leaf in _leaves(chunk):
+                if pa.types.is_floating(leaf.type) and _holds_large(leaf):
+                    return True
+    return False
+
+
+def _holds_large(leaf: pa.Array) -> bool:
+    bounds = pc.min_max(leaf)
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    return high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT
+
+
+def _may_be_deep(rows: JsonRows) -> bool:
+    """An upper bound on the nesting: the opening brackets of rows long enough to hold so many."""
+    if rows.stop - rows.start < 2 * _MAX_NESTING:
+        return False
+    raw = np.frombuffer(rows.buffer(), dtype=np.uint8)
+    edges = np.flatnonzero(raw == ord("\n"))
+    if rows.one_per_line and len(edges) and np.diff(edges, prepend=0, append=len(raw)).max() < (
+        2 * _MAX_NESTING
+    ):
+        return False
+    return any(_opened(rows.data[start:stop]) > _MAX_NESTING for start, stop in rows.spans())
+
+
+def _opened(text: bytes) -> int:
+    """The deepest nesting, brackets in strings counted too."""
+    if text.count(b"[") + text.count(b"{") <= _MAX_NESTING:
+        return 0
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        token = match.group()
+        depth = depth + len(token) if token[0] in b"[{" else max(0, depth - len(token))
+        deepest = max(deepest, depth)
+    return deepest
+
+
+@dataclass(slots=True)
+class _SlowParse:
+    """One block row by row, with an exact place for whatever is wrong."""
+
+    path: str
+    rows: JsonRows
+    options: ReadOptions
+    known: pa.Schema | None
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def run(self) -> Decoded:
+        schema = self.known if self.known is not None else pa.schema([])
+        values: list[dict[str, Any]] = []
+        for start, stop in self.rows.spans():
+            try:
+                row = self._parse(start, stop)
+                schema = self._widen(schema, row, start)
+            except ConflictError:
+                raise
+            except DataError as error:
+                self._reject(error)
+                continue
+            values.append(row)
+        return Decoded(_to_table(values, schema), tuple(self.rejections))
+
+    def _parse(self, start: int, stop: int) -> dict[str, Any]:
+        text = self.rows.data[start:stop]
+        try:
+            row = json.loads(text, parse_float=_finite_float, strict=True)
+            if _SURROGATE.search(text):
+                json.dumps(row, ensure_ascii=False).encode()
+        except json.JSONDecodeError as error:
+            cause = f"malformed JSON: {error.msg} at character {error.colno} of line {error.lineno}"
+            raise self._error(cause if error.lineno > 1 else cause[: cause.rindex(" of")], start) from None
+        except UnicodeDecodeError as error:
+            raise self._error(f"bytes that are not UTF-8 at byte {error.start}", start) from None
+        except UnicodeEncodeError:
+            raise self._error("half of a surrogate pair, which is no text", start) from None
+        except RecursionError:
+            raise self._error("nested too deep", start) from None
+        except ValueError as error:
+            raise self._error(str(error), start) from None
+        if not isinstance(row, dict):
+            raise self._error(f"expected an object, found {_kind(row)}", start)
+        wanted = self.options.columns
+        return row if wanted is None else {name: row[name] for name in wanted if name in row}
+
+    def _widen(self, schema: pa.Schema, row: dict[str, Any], start: int) -> pa.Schema:
+        found = pa.schema([pa.field(name, _column_type(value)) for name, value in row.items()])
+        try:
+            return join_schemas(schema, found)
+        except TypeClash as clash:
+            if self.options.on_conflict == "raise":
+                raise clash.error(self.path, self.rows.place(start)) from None
+            index = schema.get_field_index(clash.column)
+            return self._widen(schema.set(index, clash.as_json_text()), row, start)
+
+    def _error(self, cause: str, offset: int) -> DataError:
+        return DataError(
+            f'{cause}; mend the row, or pass on_error="skip" to leave it out and count it',
+            path=self.path,
+            place=self.rows.place(offset),
+        )
+
+    def _reject(self, error: DataError) -> None:
+        if self.options.on_error == "raise":
+            raise error
+        self.rejections.append(
+            Rejection(path=self.path, place=error.place, reason=error.message, num_rows=1)
+        )
+
+
+def _to_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns, fields = [], []
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        array = _to_array(values, column)
+        columns.append(array)
+        fields.append(column if array.type == column.type else column.with_type(array.type))
+    if not fields:
+        return pa.table({"": pa.nulls(len(rows))}).select([])
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _to_array(values: list[Any], column: pa.Field) -> pa.Array:
+    if column.type != MIXED and not is_json_text(column):
+        try:
+            return pa.array(values, type=column.type)
+        except (pa.ArrowException, OverflowError):
+            pass
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    storage = pa.array(texts, type=pa.string())
+    return storage if is_json_text(column) else pa.ExtensionArray.from_storage(MIXED, storage)
+
+
+def _column_type(value: Any) -> pa.DataType:
+    """The Arrow type of one value; ``MIXED`` for what has none."""
+    try:
+        return _type_of(value)
+    except (TypeClash, OverflowError):
+        return MIXED
+
+
+def _type_of(value: Any) -> pa.DataType:
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise OverflowError(value)
+        return pa.int64()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, list):
+        kind = pa.null()
+        for item in value:
+            kind = join(kind, _type_of(item), "[]")
+        return pa.list_(kind)
+    return pa.struct([pa.field(name, _type_of(item)) for name, item in value.items()])
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {text} is too large for a float")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,161 @@
+"""Decoding ahead of the consumer, in order, in threads, within a budget of bytes.
+
+A worker takes the next item under a lock (splitting is sequential and may read or decompress),
+then decodes it outside the lock. Results are handed out in the order in which items were taken.
+Workers pause while what is decoded or being decoded, and not yet consumed, is over the budget; one
+item is always allowed, so a row larger than the budget still passes.
+
+The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
+garbage, they stop after the item in hand. They are daemons, so an interpreter that exits does not
+wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Prefetcher", "Sized"]
+
+_IN_FLIGHT_FACTOR = 3
+"""An item being decoded holds its bytes, its rows, and what the decoder needs between the two."""
+
+
+class Sized(Protocol):
+    """What is decoded: its weight is known before."""
+
+    @property
+    def weight(self) -> int: ...
+
+
+_Task = TypeVar("_Task", bound=Sized)
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class _Slot(Generic[_Task, _Result]):
+    task: _Task
+    reserved: int
+    done: bool = False
+    result: _Result | None = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Shared(Generic[_Task, _Result]):
+    tasks: Iterator[_Task]
+    decode: Callable[[_Task], tuple[_Result, int]]
+    budget: int
+    taking: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    slots: deque[_Slot[_Task, _Result]] = field(default_factory=deque)
+    reserved: int = 0
+    stopped: bool = False
+    exhausted: bool = False
+    failure: BaseException | None = None
+
+
+class Prefetcher(Generic[_Task, _Result]):
+    """Iterates (task, result) in order; ``decode`` returns a result and its size in bytes."""
+
+    def __init__(
+        self,
+        tasks: Iterator[_Task],
+        decode: Callable[[_Task], tuple[_Result, int]],
+        *,
+        num_threads: int,
+        budget: int,
+    ) -> None:
+        self._shared: _Shared[_Task, _Result] = _Shared(tasks, decode, budget)
+        self._held = 0
+        self._finalizer = weakref.finalize(self, _stop, self._shared)
+        for number in range(num_threads):
+            threading.Thread(
+                target=_work,
+                args=(self._shared,),
+                name=f"fast-axolotl-reader-{number}",
+                daemon=True,
+            ).start()
+
+    def __iter__(self) -> Iterator[tuple[_Task, _Result]]:
+        return self
+
+    def __next__(self) -> tuple[_Task, _Result]:
+        slot = self._take()
+        if slot is None:
+            raise StopIteration
+        if slot.error is not None:
+            raise slot.error
+        return slot.task, slot.result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Stops the threads; what was read ahead is dropped."""
+        self._finalizer()
+
+    def _take(self) -> _Slot[_Task, _Result] | None:
+        shared = self._shared
+        with shared.changed:
+            shared.reserved -= self._held
+            self._held = 0
+            shared.changed.notify_all()
+            while not (shared.slots and shared.slots[0].done):
+                if shared.stopped or (shared.exhausted and not shared.slots):
+                    if shared.failure is not None:
+                        raise shared.failure
+                    return None
+                shared.changed.wait()
+            slot = shared.slots.popleft()
+            self._held = slot.reserved
+            return slot
+
+
+def _stop(shared: _Shared[_Task, _Result]) -> None:
+    with shared.changed:
+        shared.stopped = True
+        shared.slots.clear()
+        shared.changed.notify_all()
+
+
+def _work(shared: _Shared[_Task, _Result]) -> None:
+    while True:
+        with shared.taking:
+            slot = _next_slot(shared)
+        if slot is None:
+            return
+        try:
+            result, size = shared.decode(slot.task)
+            error = None
+        except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
+            result, size, error = None, 0, caught
+        with shared.changed:
+            slot.result, slot.error, slot.done = result, error, True
+            shared.reserved += size - slot.reserved
+            slot.reserved = size
+            shared.changed.notify_all()
+        del slot, result, error
+
+
+def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
+    """The next task, once there is room for it."""
+    with shared.changed:
+        while shared.reserved >= shared.budget and shared.slots and not shared.stopped:
+            shared.changed.wait()
+        if shared.stopped or shared.exhausted:
+            return None
+    try:
+        task = next(shared.tasks, None)
+    except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
+        task, shared.failure = None, caught
+    with shared.changed:
+        if task is None:
+            shared.exhausted = True
+            shared.changed.notify_all()
+            return None
+        slot: _Slot[_Task, _Result] = _Slot(task, task.weight * _IN_FLIGHT_FACTOR)
+        shared.reserved += slot.reserved
+        shared.slots.append(slot)
+        return slot

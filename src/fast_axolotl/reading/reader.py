@@ -1,0 +1,434 @@
+"""``open_dataset`` and the ``Reader``: any files in, record batches out, bounded memory.
+
+A pass over the data is: deal out the parts (``order``), split and decode them ahead in threads
+(``prefetch``), bring every block to the types known so far (``settle``), cut the rows into batches
+(``batching``). After any batch ``state_dict`` says where the next one begins.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from fast_axolotl.errors import ResumeError, UsageError
+from fast_axolotl.reading.batching import Batcher
+from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
+from fast_axolotl.reading.dataset import (
+    Dataset,
+    Known,
+    Task,
+    base_schema,
+    decode_task,
+    make_tasks,
+)
+from fast_axolotl.reading.files import InputFile, find_files, open_files
+from fast_axolotl.reading.order import (
+    Part,
+    Position,
+    check_complete,
+    check_shard,
+    deal,
+    remaining,
+)
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.schema import join_schemas
+from fast_axolotl.reading.settle import settle
+
+__all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
+
+MIB = 1024 * 1024
+
+DEFAULT_MEMORY_BUDGET = 256 * MIB
+_LEAST_MEMORY_BUDGET = 16 * MIB
+_STATE_VERSION = 1
+_MOST_LISTED_REJECTIONS = 1000
+_MOST_THREADS = 8
+"""More decode threads than this have not paid for themselves in any measurement."""
+
+
+@dataclass(slots=True)
+class ReadStats:
+    """What a reader has done in its current pass."""
+
+    rows: int = 0
+    """Rows delivered."""
+    batches: int = 0
+    """Batches delivered."""
+    num_bytes: int = 0
+    """Encoded bytes behind the rows delivered so far, before decompression of the columns."""
+    rejected_rows: int = 0
+    """Rows left out under ``on_error="skip"``, as far as their number is known."""
+    rejections: list[Rejection] = field(default_factory=list)
+    """What was left out and why, the first thousand."""
+    ignored_files: tuple[str, ...] = ()
+    """Files in folders that are no data files."""
+
+    def reject(self, rejection: Rejection) -> None:
+        self.rejected_rows += rejection.num_rows or 0
+        if len(self.rejections) < _MOST_LISTED_REJECTIONS:
+            self.rejections.append(rejection)
+
+
+def open_dataset(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    format: str = "auto",
+    columns: Sequence[str] | None = None,
+    batch_size: int = 1000,
+    num_threads: int = 0,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    shard: tuple[int, int] | None = None,
+    shuffle: int | None = None,
+    epoch: int = 0,
+    on_error: Literal["raise", "skip"] = "raise",
+    on_conflict: Literal["raise", "json"] = "raise",
+    infer: Literal["auto", "scan"] = "auto",
+    split: str | None = None,
+    json_field: str | None = None,
+    csv: CsvDialect | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Reader:
+    """Opens files of any supported format for streaming.
+
+    Args:
+        paths: A file, folder, glob or URI, or a list of them, read in this order.
+        format: ``auto``, or one of ``list_supported_formats()``.
+        columns: Only these columns, in this order.
+        batch_size: Rows in a batch.
+        num_threads: Decode threads; 0 takes what this process may use, at most 8.
+        memory_budget: Bytes that reading ahead may hold.
+        shard: ``(index, count)``: only this share of the rows.
+        shuffle: A seed; ``None`` keeps the order of the files.
+        epoch: Changes the shuffle.
+        on_error: ``raise``, or ``skip`` to leave out what cannot be read and list it in ``stats``.
+        on_conflict: ``raise``, or ``json`` to receive a column of clashing types as JSON text.
+        infer: ``scan`` reads JSON and CSV once before the first batch, so that the schema is final
+            from the start; ``auto`` widens it as it goes.
+        split: Which split of a folder that has several; ``all`` for all of them.
+        json_field: The field of a JSON document that holds the rows.
+        csv: The dialect, where detection should not decide.
+        storage_options: For fsspec.
+
+    Returns:
+        A ``Reader``, which iterates ``pyarrow.RecordBatch``es.
+    """
+    _check_choice("on_error", on_error, ("raise", "skip"))
+    _check_choice("on_conflict", on_conflict, ("raise", "json"))
+    _check_choice("infer", infer, ("auto", "scan"))
+    _check_at_least("batch_size", batch_size, 1)
+    _check_at_least("num_threads", num_threads, 0)
+    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
+    _check_at_least("epoch", epoch, 0)
+    if shuffle is not None:
+        _check_at_least("shuffle", shuffle, 0)
+    sources, ignored = find_files(paths, split=split, storage_options=storage_options)
+    block_bytes = _clamp(memory_budget // 32, MIB // 4, 8 * MIB)
+    total = sum(source.num_bytes for source in sources)
+    options = ReadOptions(
+        on_error=on_error,
+        on_conflict=on_conflict,
+        csv=csv or CsvDialect(),
+        json_field=json_field,
+        columns=_check_columns(columns),
+        block_bytes=block_bytes,
+        unit_bytes=_clamp(total // 64, MIB // 4, block_bytes // 2),
+    )
+    opened = open_files(sources, format, options)
+    dataset = Dataset(
+        inputs=tuple(file for file, _ in opened),
+        formats=tuple(opened_file for _, opened_file in opened),
+        options=options,
+        window_bytes=_clamp(total // 64, block_bytes, 4 * block_bytes),
+    )
+    return Reader(
+        dataset,
+        batch_size=batch_size,
+        num_threads=num_threads or usable_threads(),
+        memory_budget=memory_budget,
+        shard=check_shard(shard),
+        shuffle=shuffle,
+        epoch=epoch,
+        scan=infer == "scan",
+        ignored_files=tuple(ignored),
+    )
+
+
+class Reader:
+    """Record batches of a dataset, with a position that can be saved and restored.
+
+    Iterating starts at the beginning, or where ``load_state_dict`` put it. A new iteration stops
+    the one before.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        num_threads: int,
+        memory_budget: int,
+        shard: tuple[int, int],
+        shuffle: int | None,
+        epoch: int,
+        scan: bool,
+        ignored_files: tuple[str, ...],
+    ) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._num_threads = num_threads
+        self._memory_budget = memory_budget
+        self._shard = shard
+        self._seed = shuffle
+        self._epoch = epoch
+        self._generations: list[list[list[int]]] = []
+        self._position = Position()
+        self._start = Position()
+        self._base = base_schema(
+            dataset, scan=scan, num_threads=num_threads, budget=memory_budget // 2
+        )
+        self._known = Known(self._base)
+        self._stats = ReadStats(ignored_files=ignored_files)
+        self._stop: Callable[[], None] | None = None
+        self._order = dataset.order(shuffle, epoch)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
+        return self._known.schema
+
+    @property
+    def stats(self) -> ReadStats:
+        """Counts of the current pass."""
+        return self._stats
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        """The files that are read, and what they are."""
+        return self._dataset.inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
+        return sum(part.num_bytes for part in self._parts())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self.close()
+        start, self._start = self._start, Position()
+        if start == Position() and not self._generations:
+            self._known = Known(self._base)
+        self._position = start
+        self._stats = ReadStats(ignored_files=self._stats.ignored_files)
+        return self._run(start)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops reading ahead; the reader can be iterated again."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Back to the beginning, with the shuffle of another epoch."""
+        _check_at_least("epoch", epoch, 0)
+        self.close()
+        self._epoch = epoch
+        self._generations = []
+        self._start = self._position = Position()
+        self._order = self._dataset.order(self._seed, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, as plain JSON values."""
+        options = self._dataset.options
+        position = self._position
+        return {
+            "fast_axolotl_reader": _STATE_VERSION,
+            "fingerprint": self._dataset.fingerprint,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "shard": list(self._shard),
+            "position": [position.part, position.item, position.row],
+            "generations": self._generations,
+            "plan": {
+                "block_bytes": options.block_bytes,
+                "unit_bytes": options.unit_bytes,
+                "window_bytes": self._dataset.window_bytes,
+            },
+            "schema": base64.b64encode(self._known.schema.serialize().to_pybytes()).decode(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Continues where a state was taken.
+
+        ``state`` is what ``state_dict`` gave, or anything that holds such states, for example the
+        state of a ``StatefulDataLoader``. With the states of all ranks and workers, the reader
+        continues on another number of them, and every row not yet delivered comes exactly once.
+        """
+        states = find_states(state)
+        self._check_states(states)
+        self.close()
+        plan = states[0]["plan"]
+        self._dataset = replace(
+            self._dataset.with_options(
+                block_bytes=plan["block_bytes"], unit_bytes=plan["unit_bytes"]
+            ),
+            window_bytes=plan["window_bytes"],
+        )
+        self._seed, self._epoch = states[0]["seed"], states[0]["epoch"]
+        self._order = self._dataset.order(self._seed, self._epoch)
+        self._generations = [list(item) for item in states[0]["generations"]]
+        own = [item for item in states if tuple(item["shard"]) == self._shard]
+        if own:
+            self._start = Position(*own[0]["position"])
+            self._known = Known(_read_schema(own[0]["schema"]))
+        else:
+            positions = check_complete(states)
+            self._generations.append(
+                [[at.part, at.item, at.row] for _, at in sorted(positions.items())]
+            )
+            self._start = Position()
+            self._known = Known(_joined_schemas(states))
+        self._position = self._start
+
+    def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        if not states:
+            raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
+        if any(item["fast_axolotl_reader"] != _STATE_VERSION for item in states):
+            raise ResumeError("the state was written by another version of fast-axolotl")
+        if any(item["fingerprint"] != self._dataset.fingerprint for item in states):
+            raise ResumeError(
+                "the state belongs to other files: names, sizes, formats and their order must be "
+                "the same as when it was taken"
+            )
+        first = states[0]
+        for key in ("seed", "epoch", "generations", "plan"):
+            if any(item[key] != first[key] for item in states):
+                raise ResumeError(f"the states do not belong together: their {key} differs")
+
+    def _parts(self) -> list[Part]:
+        parts: Sequence[Part] = self._order.parts
+        for generation in self._generations:
+            positions = {index: Position(*at) for index, at in enumerate(generation)}
+            parts = remaining(parts, positions, self._order.item_bytes)
+        return deal(parts, self._shard, self._order.item_bytes)
+
+    def _run(self, start: Position) -> Iterator[pa.RecordBatch]:
+        parts = self._parts()
+        dataset = self._dataset
+        if len(parts) < self._num_threads:
+            dataset = dataset.with_options(parallel_columns=True)
+        known, options = self._known, dataset.options
+        prefetcher: Prefetcher[Task, Decoded] = Prefetcher(
+            make_tasks(dataset, self._order, parts, start),
+            lambda task: decode_task(task, known, options),
+            num_threads=self._num_threads,
+            budget=self._memory_budget // 2,
+        )
+        self._stop = stop = prefetcher.close
+        batcher = Batcher(self._batch_size, self._memory_budget // 8)
+        try:
+            for task, decoded in prefetcher:
+                self._settle(task, decoded, known, batcher, start)
+                for batch, position in batcher.full():
+                    yield self._delivered(batch, position)
+            for batch, position in batcher.rest():
+                yield self._delivered(batch, position)
+        finally:
+            stop()
+
+    def _settle(
+        self, task: Task, decoded: Decoded, known: Known, batcher: Batcher, start: Position
+    ) -> None:
+        """Brings a block's rows to the known types and hands them to the batcher."""
+        options = self._dataset.options
+        decoded, known.schema = settle(decoded, task.item.content, known.schema, options)
+        for rejection in decoded.rejections:
+            self._stats.reject(rejection)
+        self._stats.num_bytes += task.weight
+        table = decoded.table
+        begin = Position(task.part, task.index, 0)
+        if begin == replace(start, row=0):
+            begin = start
+        row_bytes = table.nbytes / max(1, table.num_rows)
+        batcher.add(task.item.cut(table), begin, Position(task.part, task.index + 1), row_bytes)
+
+    def _delivered(self, batch: pa.RecordBatch, position: Position) -> pa.RecordBatch:
+        self._position = position
+        self._stats.rows += batch.num_rows
+        self._stats.batches += 1
+        return batch
+
+
+def find_states(value: Any) -> list[dict[str, Any]]:
+    """Every reader state inside nested dicts, lists and tuples."""
+    if isinstance(value, Mapping):
+        if "fast_axolotl_reader" in value:
+            return [dict(value)]
+        return [state for item in value.values() for state in find_states(item)]
+    if isinstance(value, (list, tuple)):
+        return [state for item in value for state in find_states(item)]
+    return []
+
+
+def usable_threads() -> int:
+    """Processors that this process may use: its affinity, its cgroup quota, and at most 8."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    quota = _cgroup_processors(Path("/sys/fs/cgroup/cpu.max"))
+    return max(1, min(count, _MOST_THREADS, quota or count))
+
+
+def _cgroup_processors(path: Path) -> int | None:
+    try:
+        limit, period = path.read_text().split()[:2]
+        return None if limit == "max" else max(1, round(int(limit) / int(period)))
+    except (OSError, ValueError):
+        return None
+
+
+def _read_schema(text: str) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (pa.ArrowException, ValueError):
+        raise ResumeError("the schema in the state is damaged") from None
+
+
+def _joined_schemas(states: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    schema = pa.schema([])
+    for state in states:
+        schema = join_schemas(schema, _read_schema(state["schema"]), text_wins=True)
+    return schema
+
+
+def _clamp(value: int, least: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
+        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+    return tuple(columns)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least:,}, not {value!r}")

@@ -1,0 +1,165 @@
+"""Types that meet: the join of two Arrow types, and the values carried over to it.
+
+A column's type only ever widens: null becomes anything, int becomes float, a struct gains fields.
+``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such as
+``messages[].content``. ``conform`` casts a table to the joined schema; a cast that would change a
+value (an integer past 2**53 into a float) is refused like any other clash.
+
+JSON brings two types of its own. A column that holds a mixed array such as ``[1, "a"]`` has no
+Arrow type and travels as Arrow's canonical JSON extension, which the Python output turns back
+into values. A column for which the caller chose ``on_conflict="json"`` is plain JSON text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from fast_axolotl.errors import ConflictError
+
+__all__ = ["JSON_TEXT", "MIXED", "TypeClash", "conform", "is_json_text", "join", "join_schemas"]
+
+MIXED = pa.json_()
+"""The type of a column with arrays of mixed kinds: JSON text that decodes to values."""
+
+JSON_TEXT = pa.field("", pa.string(), metadata={b"fast_axolotl": b"json"})
+"""Marks a column that the caller asked to receive as JSON text."""
+
+
+class TypeClash(Exception):
+    """Two types with no common one."""
+
+    def __init__(self, path: str, known: pa.DataType, found: pa.DataType) -> None:
+        super().__init__(path, known, found)
+        self.path = path
+        """Where in the column: ``a``, ``a.b``, ``a[].b``."""
+        self.known = known
+        """The type seen first."""
+        self.found = found
+        """The type that does not fit it."""
+        self.column = path
+        """The name of the top-level column that ``path`` is in."""
+
+    def as_json_text(self) -> pa.Field:
+        """The column, marked to arrive as JSON text."""
+        return JSON_TEXT.with_name(self.column)
+
+    def error(self, path: str, place: str = "") -> ConflictError:
+        return ConflictError(
+            f"column {self.path!r} was {self.known} before and is {self.found} here; make the "
+            'data agree, or pass on_conflict="json" to receive that column as JSON text',
+            path=path,
+            place=place,
+        )
+
+
+def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
+    """The narrowest type that holds both."""
+    if known.equals(found) or pa.types.is_null(found):
+        return known
+    if pa.types.is_null(known):
+        return found
+    if MIXED in (known, found):
+        return MIXED
+    if pa.types.is_struct(known) and pa.types.is_struct(found):
+        return pa.struct(_join_fields(list(known), list(found), f"{path}."))
+    if _is_list(known) and _is_list(found):
+        inner = join(known.value_type, found.value_type, f"{path}[]")
+        large = pa.types.is_large_list(known) or pa.types.is_large_list(found)
+        return pa.large_list(inner) if large else pa.list_(inner)
+    return _join_leaves(_plain(known), _plain(found), path)
+
+
+def join_schemas(known: pa.Schema, found: pa.Schema, *, text_wins: bool = False) -> pa.Schema:
+    """Known columns in their order, then new ones; types joined.
+
+    ``text_wins`` makes text of a column that is text on one side and a number on the other, as
+    CSV files want it.
+    """
+    if known.equals(found):
+        return known
+    if text_wins:
+        found = pa.schema([_text_over_number(known, field) for field in found])
+        known = pa.schema([_text_over_number(found, field) for field in known])
+    return pa.schema(_join_fields(list(known), list(found), ""))
+
+
+def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
+    index = other.get_field_index(field.name)
+    is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+    beside_text = index >= 0 and pa.types.is_string(other.field(index).type)
+    return field.with_type(pa.string()) if is_number and beside_text else field
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The same rows under a wider schema: missing columns are null, types are cast."""
+    if table.schema.equals(schema):
+        return table
+    columns = [_conform_column(table, field) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema) if columns else table.select([])
+
+
+def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    index = table.schema.get_field_index(field.name)
+    if index < 0:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table.column(index)
+    if column.type.equals(field.type):
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException:
+        raise TypeClash(field.name, field.type, column.type) from None
+
+
+def _join_fields(
+    known: Sequence[pa.Field], found: Sequence[pa.Field], prefix: str
+) -> list[pa.Field]:
+    fields = {field.name: field for field in known}
+    for field in found:
+        before = fields.get(field.name)
+        if before is None:
+            fields[field.name] = field
+        elif is_json_text(field):
+            fields[field.name] = field
+        elif not is_json_text(before):
+            joined = _join_field(before, field, prefix)
+            fields[field.name] = before.with_type(joined).with_nullable(True)
+    return list(fields.values())
+
+
+def _join_field(known: pa.Field, found: pa.Field, prefix: str) -> pa.DataType:
+    try:
+        return join(known.type, found.type, f"{prefix}{known.name}")
+    except TypeClash as clash:
+        clash.column = known.name
+        raise
+
+
+def is_json_text(field: pa.Field) -> bool:
+    return bool(field.metadata and field.metadata.get(b"fast_axolotl") == b"json")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(
+        kind
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A dictionary's value type, a view's ordinary twin."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if kind.equals(pa.string_view()):
+        return pa.string()
+    return pa.binary() if kind.equals(pa.binary_view()) else kind
+
+
+def _join_leaves(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
+    schemas = [pa.schema([("", kind)]) for kind in (known, found)]
+    try:
+        merged = pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException:
+        raise TypeClash(path, known, found) from None
+    return merged.field(0).type

@@ -1,0 +1,119 @@
+"""Plain text: a row per line, one column ``text``.
+
+Lines end at ``\\n`` or ``\\r\\n``, which are removed; an empty line is an empty row; a last line
+without an end counts. Built with a handful of numpy passes over the bytes, no Python per line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
+from fast_axolotl.reading.lines import LineRange, cut_lines, line_units
+from fast_axolotl.reading.storage import Source
+
+__all__ = ["SCHEMA", "TextBlock", "TextFile"]
+
+SCHEMA = pa.schema([("text", pa.string())])
+
+_NEWLINE, _RETURN = 10, 13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    """A text file."""
+
+    source: Source
+    compression: str | None
+    options: ReadOptions
+    schema: pa.Schema = SCHEMA
+
+    def units(self, file: int) -> list[Unit]:
+        return line_units(self.source, self.compression, file, self.options.unit_bytes)
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        if self.compression is None:
+            part = LineRange(self.source, unit.start, unit.stop)
+            yield self._block(unit.num_bytes, lambda: _numbered(part))
+            return
+        for data, line in cut_lines(self.source, self.compression, self.options.block_bytes):
+            yield self._block(len(data), lambda data=data, line=line: (data, lambda: line))  # type: ignore[misc]
+
+    def _block(self, weight: int, load: _Load) -> Block:
+        return TextBlock(path=self.source.path, weight=weight, load=load, options=self.options)
+
+
+_Load = Callable[[], tuple[bytes, Callable[[], int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBlock:
+    """A block of lines."""
+
+    path: str
+    weight: int
+    load: _Load
+    options: ReadOptions
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        data, first_line = self.load()
+        lines = _split(data)
+        try:
+            lines.validate(full=True)
+        except pa.ArrowInvalid:
+            return self._without_bad_lines(lines, first_line())
+        return Decoded(pa.Table.from_arrays([lines], schema=SCHEMA))
+
+    def _without_bad_lines(self, lines: pa.Array, first_line: int) -> Decoded:
+        kept: list[str] = []
+        rejections: list[Rejection] = []
+        for number, raw in enumerate(lines.cast(pa.binary()).to_pylist(), first_line):
+            try:
+                kept.append(raw.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                rejections.append(self._reject(number, error))
+        return Decoded(pa.table({"text": kept}, schema=SCHEMA), tuple(rejections))
+
+    def _reject(self, number: int, error: UnicodeDecodeError) -> Rejection:
+        cause = f"bytes that are not UTF-8 at byte {error.start} of the line"
+        place = f"line {number}"
+        if self.options.on_error == "raise":
+            cure = 'convert the file to UTF-8, or pass on_error="skip" to leave such lines out'
+            raise DataError(f"{cause}; {cure}", path=self.path, place=place)
+        return Rejection(path=self.path, place=place, reason=cause, num_rows=1)
+
+
+def _numbered(part: LineRange) -> tuple[bytes, Callable[[], int]]:
+    lines = part.load()
+    return lines.data[lines.start : lines.stop], lambda: part.first_line(lines.offset)
+
+
+def _split(data: bytes) -> pa.Array:
+    """A string array over the bytes without their line ends; not yet checked to be UTF-8."""
+    if data and not data.endswith(b"\n"):
+        data += b"\n"
+    raw = np.frombuffer(data, dtype=np.uint8)
+    ends = np.flatnonzero(raw == _NEWLINE)
+    keep = raw != _NEWLINE
+    crlf = ends[(ends > 0) & (raw[ends - 1] == _RETURN)] if len(ends) else ends
+    keep[crlf - 1] = False
+    removed = np.arange(1, len(ends) + 1)
+    if len(crlf):
+        removed = removed + np.cumsum(np.isin(ends, crlf, assume_unique=True))
+    offsets = np.concatenate([[0], ends + 1 - removed]).astype(np.int64)
+    kept = raw[keep] if len(crlf) or len(ends) else raw
+    return _string_array(offsets, kept)
+
+
+def _string_array(offsets: np.ndarray, data: np.ndarray) -> pa.Array:
+    small = len(data) < 2**31
+    kind, width = (pa.string(), np.int32) if small else (pa.large_string(), np.int64)
+    buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

@@ -1,0 +1,313 @@
+"""The shim: virtual modules, lent names, and an Axolotl that works with and without them.
+
+A small ``axolotl`` is laid out on disk and imported in a fresh interpreter, where warnings are
+errors: what counts is the import system as a user meets it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fast_axolotl
+
+VIRTUAL = (
+    "axolotl.rust_ext",
+    "axolotl.rust_ext.axolotl_ext",
+    "axolotl.utils.data.rust_streaming",
+    "axolotl.utils.data.rust_wrapper",
+)
+
+FILES = {
+    "axolotl/__init__.py": "__version__ = '0'\n",
+    "axolotl/cli.py": "import axolotl.utils.data\nANSWER = 42\n",
+    "axolotl/utils/__init__.py": "",
+    "axolotl/utils/data/__init__.py": "from axolotl.utils.data.utils import md5\n",
+    "axolotl/utils/data/utils.py": "def md5(text): return text\n",
+    "axolotl/utils/collators/__init__.py": "OWN = 'own'\n",
+}
+
+OURS_FIRST = "import fast_axolotl\nimport axolotl.cli\nimport axolotl.utils.collators\n"
+OURS_LAST = "import axolotl.cli\nimport axolotl.utils.collators\nimport fast_axolotl\n"
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def run(package: Path) -> Run:
+    def run_python(code: str, **environment: str) -> str:
+        source = Path(fast_axolotl.__file__).parents[1]
+        inherited = {key: value for key, value in os.environ.items() if key != "FAST_AXOLOTL"}
+        path = os.pathsep.join([str(package), str(source)])
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            env={**inherited, "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return run_python
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    yield
+    fast_axolotl.uninstall()
+    fast_axolotl.install()
+
+
+both_orders = pytest.mark.parametrize("imports", [OURS_FIRST, OURS_LAST])
+
+
+@both_orders
+def test_axolotl_still_imports(run: Run, imports: str) -> None:
+    run(imports + "assert axolotl.cli.ANSWER == 42 and axolotl.__version__ == '0'")
+
+
+@both_orders
+def test_lent_names_are_on_the_real_modules(run: Run, imports: str) -> None:
+    run(
+        imports
+        + """
+data, collators = axolotl.utils.data, axolotl.utils.collators
+assert data.fast_parallel_hash_rows is fast_axolotl.parallel_hash_rows
+assert data.fast_deduplicate_indices is fast_axolotl.deduplicate_indices
+assert collators.fast_pad_sequences is fast_axolotl.pad_sequences
+assert collators.fast_create_padding_mask is fast_axolotl.create_padding_mask
+assert data.md5("x") == "x" and collators.OWN == "own"
+"""
+    )
+
+
+@both_orders
+def test_virtual_modules_are_attributes_of_their_parents(run: Run, imports: str) -> None:
+    run(
+        imports
+        + """
+import sys
+from axolotl.utils.data import rust_streaming, rust_wrapper
+from axolotl.rust_ext import axolotl_ext
+assert rust_streaming is sys.modules["axolotl.utils.data.rust_streaming"]
+assert rust_wrapper is axolotl.utils.data.rust_wrapper
+assert axolotl_ext is axolotl.rust_ext.axolotl_ext
+assert rust_streaming.RUST_EXTENSION_AVAILABLE is True
+assert rust_streaming.get_rust_extension_status() is True
+assert rust_wrapper.is_rust_streaming_available() is True
+"""
+    )
+
+
+@pytest.mark.parametrize("first", ["", "import axolotl\n", "import axolotl.utils\n"])
+def test_a_dotted_import_of_a_virtual_module_reaches_it(run: Run, first: str) -> None:
+    run(
+        f"""
+import fast_axolotl
+{first}
+import axolotl.utils.data.rust_streaming
+assert axolotl.utils.data.rust_streaming.RUST_EXTENSION_AVAILABLE
+import axolotl.rust_ext.axolotl_ext as extension
+assert extension.__name__ == "axolotl.rust_ext.axolotl_ext"
+assert axolotl.utils.data.md5("x") == "x"
+"""
+    )
+
+
+def test_streaming_names_come_from_this_package(run: Run) -> None:
+    run(
+        """
+import fast_axolotl
+from axolotl.rust_ext.axolotl_ext import streaming_dataset_reader
+from axolotl.utils.data import rust_wrapper
+import axolotl.utils.data.rust_streaming as rust_streaming
+assert streaming_dataset_reader is fast_axolotl.streaming_dataset_reader
+assert rust_streaming.streaming_dataset_reader is streaming_dataset_reader
+assert rust_wrapper.load_dataset_with_rust_streaming is streaming_dataset_reader
+for name in ("RustStreamingDataset", "create_rust_streaming_dataset", "should_use_rust_streaming"):
+    assert getattr(rust_wrapper, name) is getattr(fast_axolotl, name)
+"""
+    )
+
+
+@both_orders
+def test_uninstall_leaves_axolotl_as_it_was(run: Run, imports: str) -> None:
+    run(
+        f"""
+import sys
+{imports}
+NAMES = ("axolotl", "axolotl.utils", "axolotl.utils.data", "axolotl.utils.collators")
+assert fast_axolotl.uninstall() is True
+assert fast_axolotl.uninstall() is False
+for name in NAMES:
+    left = [key for key in vars(sys.modules[name]) if key.startswith(("fast_", "rust_"))]
+    assert left == [] and "__getattr__" not in vars(sys.modules[name]), (name, left)
+assert not [name for name in sys.modules if "rust" in name and name.startswith("axolotl")]
+"""
+    )
+
+
+def test_hooks_are_inert_after_uninstall_and_live_after_reinstall(run: Run) -> None:
+    run(
+        """
+import fast_axolotl, importlib.util
+assert importlib.util.find_spec("axolotl") is not None
+fast_axolotl.uninstall()
+import axolotl.utils.data
+assert not hasattr(axolotl.utils.data, "fast_parallel_hash_rows")
+assert fast_axolotl.install() is True
+assert hasattr(axolotl.utils.data, "fast_parallel_hash_rows")
+import axolotl.utils.collators
+assert hasattr(axolotl.utils.collators, "fast_pad_sequences")
+"""
+    )
+
+
+def test_no_parent_package_is_ever_made_up(run: Run) -> None:
+    run(
+        """
+import sys, fast_axolotl
+from axolotl.utils.data.rust_wrapper import is_rust_streaming_available
+assert is_rust_streaming_available()
+assert not {"axolotl", "axolotl.utils", "axolotl.utils.data"} & set(sys.modules)
+"""
+    )
+
+
+def test_without_axolotl_its_import_still_says_so(run: Run, package: Path) -> None:
+    (package / "axolotl").rename(package / "elsewhere")
+    run(
+        """
+import fast_axolotl, importlib.util
+for attempt in range(2):
+    assert importlib.util.find_spec("axolotl") is None
+    try:
+        import axolotl
+    except ModuleNotFoundError as error:
+        assert str(error) == "No module named 'axolotl'"
+    else:
+        raise AssertionError
+"""
+    )
+
+
+def test_what_axolotl_has_of_its_own_is_not_replaced(run: Run, package: Path) -> None:
+    data = package / "axolotl/utils/data/__init__.py"
+    data.write_text("fast_parallel_hash_rows = 'own'\n")
+    (package / "axolotl/utils/data/rust_wrapper.py").write_text("OWN = True\n")
+    run(
+        """
+import axolotl.utils.data.rust_wrapper
+import fast_axolotl
+wrapper = axolotl.utils.data.rust_wrapper
+assert wrapper.OWN and axolotl.utils.data.fast_parallel_hash_rows == "own"
+assert "axolotl.utils.data.rust_wrapper" not in fast_axolotl.status().virtual_modules
+fast_axolotl.uninstall()
+assert axolotl.utils.data.rust_wrapper is wrapper
+assert axolotl.utils.data.fast_parallel_hash_rows == "own"
+"""
+    )
+
+
+@both_orders
+def test_a_failing_hook_leaves_axolotl_working_and_tells(run: Run, imports: str) -> None:
+    output = run(
+        f"""
+import sys
+sys.modules["fast_axolotl.dedupe"] = None
+{imports}
+assert axolotl.cli.ANSWER == 42
+assert hasattr(axolotl.utils.collators, "fast_pad_sequences")
+[(name, state, reason)] = fast_axolotl.status().patches
+assert (name, state) == ("axolotl.utils.data", "failed") and "fast_axolotl.dedupe" in reason
+assert fast_axolotl.status().installed
+"""
+    )
+    assert output.count("fast_axolotl left axolotl.utils.data as it is") == 1
+
+
+@both_orders
+def test_the_environment_switches_the_install_off(run: Run, imports: str) -> None:
+    run(
+        imports
+        + """
+import sys
+status = fast_axolotl.status()
+assert not status.installed and status.reason == "the environment has FAST_AXOLOTL=0"
+assert status.virtual_modules == () and "axolotl.rust_ext" not in sys.modules
+assert not hasattr(axolotl.utils.data, "fast_parallel_hash_rows")
+assert fast_axolotl.install() is False and fast_axolotl.uninstall() is False
+""",
+        FAST_AXOLOTL="0",
+    )
+
+
+def test_a_package_that_cannot_be_imported_is_a_missing_attribute(run: Run, package: Path) -> None:
+    (package / "axolotl/utils/__init__.py").write_text("import no_such_package\n")
+    run(
+        """
+import fast_axolotl, axolotl
+assert not hasattr(axolotl, "utils") and not hasattr(axolotl, "anything")
+"""
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy(run: Run) -> None:
+    run(
+        """
+import sys, fast_axolotl
+heavy = {"numpy", "numba", "pyarrow", "torch", "wrapt", "axolotl"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    )
+
+
+@pytest.mark.usefixtures("restored")
+def test_install_is_true_once_and_uninstall_too() -> None:
+    fast_axolotl.uninstall()
+    assert not set(VIRTUAL) & set(sys.modules)
+    assert fast_axolotl.status().reason == "uninstall() was called"
+    assert fast_axolotl.install() is True
+    assert fast_axolotl.install() is False
+    assert set(VIRTUAL) <= set(sys.modules)
+    assert fast_axolotl.uninstall() is True
+    assert fast_axolotl.uninstall() is False
+
+
+@pytest.mark.usefixtures("restored")
+def test_status_tells_what_is_installed() -> None:
+    fast_axolotl.install()
+    status = fast_axolotl.status()
+    assert (status.installed, status.reason, status.patches) == (True, "", ())
+    assert status.virtual_modules == VIRTUAL
+
+
+def test_a_virtual_module_looks_like_a_module() -> None:
+    wrapper = sys.modules["axolotl.utils.data.rust_wrapper"]
+    assert "is_rust_streaming_available" in dir(wrapper)
+    assert repr(wrapper) == "<module 'axolotl.utils.data.rust_wrapper' (fast_axolotl)>"
+    assert wrapper.__spec__ is not None
+    assert wrapper.__spec__.parent == "axolotl.utils.data"
+    with pytest.raises(AttributeError, match=r"'axolotl\.utils\.data\.rust_wrapper' has no .*'x'"):
+        _ = wrapper.x
+
+
+def test_the_names_of_the_earlier_package_are_there() -> None:
+    assert fast_axolotl.__version__ in fast_axolotl.get_version()
+    assert fast_axolotl.is_available() is True
+    assert fast_axolotl.RUST_AVAILABLE is True
