@@ -300,7 +300,7 @@ def _size_of(batch: pa.RecordBatch, label: str, index: int) -> int:
         return int(batch.get_total_buffer_size())
 
 
-class _named:  # noqa: N801 - reads as a statement
+class _named:
     """``with _named(path, place):`` gives pyarrow's errors the file and the place."""
 
     def __init__(self, path: str, place: str) -> None:

@@ -66,5 +66,5 @@ def _open_stream(source: Source, compression: str) -> Any:
             path=source.path,
         )
     if compression == "xz":
-        return lzma.LZMAFile(io.BufferedReader(SourceFile(source)))  # type: ignore[arg-type]
+        return lzma.LZMAFile(io.BufferedReader(SourceFile(source)))
     return pa.CompressedInputStream(source.open_arrow(), compression)

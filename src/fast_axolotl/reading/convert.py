@@ -9,6 +9,7 @@ list columns, so no token is ever a Python object; text stays a list of ``str``.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,14 +78,12 @@ def _values(array: pa.Array) -> list[Any]:
         return _lists(array)
     if pa.types.is_struct(kind):
         return _structs(array)
-    if _is_bulk(kind) and array.null_count == 0:
-        bulk: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return bulk
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        texts = array.to_numpy(zero_copy_only=False).tolist()
-        return texts
-    plain: list[Any] = array.to_pylist()
-    return plain
+    bulk: list[Any]
+    if (_is_bulk(kind) and array.null_count == 0) or _is_text(kind):
+        bulk = array.to_numpy(zero_copy_only=False).tolist()
+    else:
+        bulk = array.to_pylist()
+    return bulk
 
 
 def _is_bulk(kind: pa.DataType) -> bool:
@@ -93,12 +92,15 @@ def _is_bulk(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _lists(array: pa.Array) -> list[Any]:
     offsets = array.offsets.to_numpy().tolist()
     first = offsets[0]
     flat = _values(array.values.slice(first, offsets[-1] - first))
-    pairs = zip(offsets, offsets[1:], strict=False)
-    lists = [flat[start - first : stop - first] for start, stop in pairs]
+    lists = [flat[start - first : stop - first] for start, stop in pairwise(offsets)]
     return _with_nulls(lists, array)
 
 

@@ -5,9 +5,7 @@ pyarrow in parallel. That is exact as long as every quote opens or closes a fiel
 that does not, the rest of the file goes through Python's ``csv`` module, which is slower and reads
 such files the way most tools do. The same holds for dialects with an escape character.
 
-A column is a number only if every value is a *plain* one: an integer that prints back as itself, or
-a decimal without a leading zero. "08123" is text, and so is its whole column from there on. Empty
-fields are null in a number column and empty text in a text column.
+What is a number and what stays text is decided in ``csv_types``.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Rejection, Unit
 from fast_axolotl.reading.compression import head_of, open_chunks
-from fast_axolotl.reading.lines import BOM, whole_file
+from fast_axolotl.reading.csv_types import typed
+from fast_axolotl.reading.lines import BOM, line_at, whole_file
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["CsvBlock", "CsvFile"]
@@ -34,8 +32,6 @@ __all__ = ["CsvBlock", "CsvFile"]
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 256 * 1024
 _SNIFF_ROWS = 50
-_DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_LONG_INTEGER = r"^-?[0-9]{16,}$"
 _SLOW_BLOCK_ROWS = 10_000
 
 
@@ -65,10 +61,13 @@ class CsvFile:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         cutter = _Cutter(self)
-        for data, line in cutter.run():
-            yield CsvBlock(file=self, weight=len(data), data=data, first_line=line)
+        for data, offset in cutter.run():
+            yield CsvBlock(file=self, weight=len(data), data=data, offset=offset)
         if cutter.rest is not None:
-            yield from _slow_blocks(self, cutter.rest, cutter.line)
+            yield from _slow_blocks(self, cutter.rest, cutter.offset)
+
+    def line_at(self, offset: int) -> int:
+        return line_at(self.source, self.compression, offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,8 @@ class CsvBlock:
     file: CsvFile
     weight: int
     data: bytes
-    first_line: int
+    offset: int
+    """Where the block begins in the decompressed file."""
     text_wins: bool = True
     num_rows: int | None = None
 
@@ -93,7 +93,7 @@ class CsvBlock:
             table = self._parse(note)
         except (pa.ArrowException, UnicodeDecodeError):
             return self._row_by_row(schema)
-        return self._row_by_row(schema) if unfit else Decoded(_typed(table, schema))
+        return self._row_by_row(schema) if unfit else Decoded(typed(table, schema))
 
     def _parse(self, note: Callable[[pacsv.InvalidRow], str]) -> pa.Table:
         dialect = self.file.dialect
@@ -116,7 +116,7 @@ class CsvBlock:
     def _row_by_row(self, schema: pa.Schema | None) -> Decoded:
         """The same block through Python, which tells the line of whatever is wrong."""
         text = self.data.decode("utf-8", "surrogateescape")
-        rows = _Rows(self.file, self.first_line)
+        rows = _Rows(self.file, self.offset)
         for record, line, _ in _records(io.StringIO(text, newline=""), self.file.dialect):
             rows.add(record, line)
         return rows.decoded(schema)
@@ -127,7 +127,8 @@ class _Rows:
     """Records gathered one by one, the unfit ones refused or rejected with their line."""
 
     file: CsvFile
-    first_line: int
+    offset: int
+    """Where the first record begins in the decompressed file."""
     values: list[list[str]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
 
@@ -138,7 +139,7 @@ class _Rows:
         if cause is None:
             self.values.append(record)
             return
-        place = f"line {self.first_line + line - 1}"
+        place = f"line {self.file.line_at(self.offset) + line - 1}"
         if self.file.options.on_error == "raise":
             cure = 'mend the row, or pass on_error="skip" to leave it out and count it'
             raise DataError(f"{cause}; {cure}", path=self.file.source.path, place=place)
@@ -158,7 +159,7 @@ class _Rows:
         columns = zip(*self.values, strict=True) if self.values else [[] for _ in self.file.names]
         arrays = [pa.array(list(values), type=pa.string()) for values in columns]
         table = pa.Table.from_arrays(arrays, names=list(self.file.names))
-        return Decoded(_typed(table, schema), tuple(self.rejections))
+        return Decoded(typed(table, schema), tuple(self.rejections))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,74 +175,81 @@ class _ParsedBlock:
         return self.rows.decoded(schema)
 
 
-@dataclass(slots=True)
 class _Cutter:
     """Cuts a file at line ends outside quotes, for as long as its quotes are regular."""
 
-    file: CsvFile
-    line: int = 1
-    rest: Iterator[bytes] | None = None
-    """What was left when a quote was found that neither opens nor closes a field."""
+    def __init__(self, file: CsvFile) -> None:
+        self._file = file
+        self._quote = ord(file.dialect.quote)
+        self._may_stand_beside = np.zeros(256, dtype=bool)
+        neighbours = f"{file.dialect.delimiter}\r\n{file.dialect.quote}".encode()
+        self._may_stand_beside[list(neighbours)] = True
+        self.offset = 0
+        """Where the next block begins in the decompressed file."""
+        self.rest: Iterator[bytes] | None = None
+        """What was left when a quote was found that neither opens nor closes a field."""
 
     def run(self) -> Iterator[tuple[bytes, int]]:
-        size = self.file.options.block_bytes
-        chunks = open_chunks(self.file.source, self.file.compression, size)
-        held, skip_header = b"", self.file.dialect.column_names is None
-        if self.file.dialect.escape is not None:
+        file = self._file
+        chunks = open_chunks(file.source, file.compression, file.options.block_bytes)
+        if file.dialect.escape is not None:
             self.rest = chunks
             return
-        for index, chunk in enumerate(chunks):
-            held += chunk.removeprefix(BOM) if index == 0 else chunk
+        held, has_header = b"", file.dialect.column_names is None
+        for chunk in chunks:
+            held += chunk
+            if self.offset == 0:
+                held = self._drop(held, len(BOM) if held.startswith(BOM) else 0)
             end = self._cut(held)
             if end is None:
                 self.rest = chain([held], chunks)
                 return
-            block, held = held[:end], held[end:]
-            if skip_header and block:
-                block, skip_header = self._without_header(block), False
-            yield block, self.line
-            self.line += block.count(b"\n")
-        yield from self._last(held, skip_header)
+            if has_header and end:
+                start = self._header_end(held[:end])
+                held, end, has_header = self._drop(held, start), end - start, False
+            yield held[:end], self.offset
+            held = self._drop(held, end)
+        yield from self._last(held, has_header)
 
-    def _last(self, held: bytes, skip_header: bool) -> Iterator[tuple[bytes, int]]:
+    def _drop(self, held: bytes, length: int) -> bytes:
+        self.offset += length
+        return held[length:]
+
+    def _last(self, held: bytes, has_header: bool) -> Iterator[tuple[bytes, int]]:
         end = self._cut(held + b"\n")
         if end is None:
             self.rest = iter([held])
-            return
-        if held and end <= len(held):
+        elif held and end <= len(held):
             raise DataError(
                 "a quoted field is not closed: the file is cut off, or a quote is missing; fetch "
                 "it again or mend it",
-                path=self.file.source.path,
-                place=f"after line {self.line + held.count(10, 0, end)}",
+                path=self._file.source.path,
+                place=f"line {self._file.line_at(self.offset + end)}",
             )
-        yield (self._without_header(held) if skip_header else held), self.line
+        else:
+            held = self._drop(held, self._header_end(held) if has_header else 0)
+            yield held, self.offset
 
     def _cut(self, text: bytes) -> int | None:
         """The end of the last whole record; ``None`` where a quote is out of place."""
         raw = np.frombuffer(text, dtype=np.uint8)
-        quote = ord(self.file.dialect.quote)
-        quotes = np.flatnonzero(raw == quote)
-        if not len(quotes):
-            return text.rfind(b"\n") + 1
-        beside = np.frombuffer((self.file.dialect.delimiter or ",").encode() + b"\r\n", np.uint8)
-        beside = np.append(beside, quote)
+        quotes = np.flatnonzero(raw == self._quote)
         opening, closing = quotes[0::2], quotes[1::2]
-        before = raw[opening[opening > 0] - 1]
-        after = raw[closing[closing < len(raw) - 1] + 1]
-        if not (np.isin(before, beside).all() and np.isin(after, beside).all()):
+        before = raw[opening[1 if len(opening) and opening[0] == 0 else 0 :] - 1]
+        after = raw[closing[: -1 if len(closing) and closing[-1] == len(raw) - 1 else None] + 1]
+        if not (self._may_stand_beside[before].all() and self._may_stand_beside[after].all()):
             return None
-        ends = np.flatnonzero(raw == ord("\n"))
-        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
-        return int(outside[-1]) + 1 if len(outside) else 0
+        end = text.rfind(b"\n")
+        while end >= 0 and np.searchsorted(quotes, end) % 2:
+            opened = int(quotes[np.searchsorted(quotes, end) - 1])
+            end = text.rfind(b"\n", 0, opened)
+        return end + 1
 
-    def _without_header(self, block: bytes) -> bytes:
-        """The block after its first record that is not empty."""
+    def _header_end(self, block: bytes) -> int:
+        """The offset after the first record that is not empty."""
         text = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
-        records = _records(text, self.file.dialect)
-        consumed = _offset_of_line(block, next((end for record, _, end in records if record), 0))
-        self.line += block.count(b"\n", 0, consumed)
-        return block[consumed:]
+        records = _records(text, self._file.dialect)
+        return _offset_of_line(block, next((end for record, _, end in records if record), 0))
 
 
 def _offset_of_line(block: bytes, line: int) -> int:
@@ -255,21 +263,21 @@ def _offset_of_line(block: bytes, line: int) -> int:
     return offset
 
 
-def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], first_line: int) -> Iterator[Block]:
+def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterator[Block]:
     """The rest of a file through Python's csv module."""
-    encoding = "utf-8-sig" if first_line == 1 else "utf-8"
+    encoding = "utf-8-sig" if offset == 0 else "utf-8"
     raw = io.BufferedReader(_Feed(chunks))
     text = io.TextIOWrapper(raw, encoding=encoding, errors="surrogateescape", newline="")
     records = _records(text, file.dialect)
-    if first_line == 1 and file.dialect.column_names is None:
+    if offset <= len(BOM) and file.dialect.column_names is None:
         next((record for record, _, _ in records if record), None)
-    rows, weight = _Rows(file, first_line), 0
+    rows, weight = _Rows(file, offset), 0
     for record, line, _ in records:
         rows.add(record, line)
         weight += sum(map(len, record)) + len(record)
         if len(rows.values) >= _SLOW_BLOCK_ROWS or weight >= file.options.block_bytes:
             yield _ParsedBlock(rows=rows, weight=weight)
-            rows, weight = _Rows(file, first_line), 0
+            rows, weight = _Rows(file, offset), 0
     yield _ParsedBlock(rows=rows, weight=weight)
 
 
@@ -349,47 +357,3 @@ def _refuse_repeats(names: tuple[str, ...], path: str) -> None:
             path=path,
             place="line 1",
         )
-
-
-def _typed(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
-    """Text columns turned into numbers where the values, and what is known so far, allow it."""
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        known = schema.field(name).type if schema is not None and name in schema.names else None
-        is_text = known is not None and pa.types.is_string(known)
-        columns.append(column if is_text else _as_numbers(column, known))
-    return pa.Table.from_arrays(columns, names=table.column_names)
-
-
-def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.ChunkedArray:
-    if len(column) == 0:
-        return column.cast(known or pa.null())
-    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    if filled.null_count == len(filled):
-        return column if known is None or pa.types.is_null(known) else filled.cast(known)
-    integers = None if known is not None and pa.types.is_floating(known) else _as_integers(filled)
-    if integers is not None:
-        return integers
-    decimals = _as_decimals(filled)
-    return column if decimals is None else decimals
-
-
-def _as_integers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Plain integers: those that print back as they were written."""
-    try:
-        integers = values.cast(pa.int64())
-    except pa.ArrowException:
-        return None
-    return integers if integers.cast(pa.string()).equals(values) else None
-
-
-def _as_decimals(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Plain decimals, unless one is an integer that a float cannot hold."""
-    if not pc.all(pc.match_substring_regex(values, _DECIMAL)).as_py():
-        return None
-    if pc.any(pc.match_substring_regex(values, _LONG_INTEGER)).as_py():
-        return None
-    try:
-        return values.cast(pa.float64())
-    except pa.ArrowException:
-        return None

@@ -20,15 +20,23 @@ from fast_axolotl.reading.blocks import (
     decode_or_reject,
 )
 from fast_axolotl.reading.files import InputFile
-from fast_axolotl.reading.order import Item, Order, Part, Position, apply_steps, fingerprint
-from fast_axolotl.reading.order import make_groups, resumed
+from fast_axolotl.reading.order import (
+    Item,
+    Order,
+    Part,
+    Position,
+    apply_steps,
+    fingerprint,
+    make_groups,
+    resumed,
+)
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import TypeClash, join_schemas
 from fast_axolotl.reading.settle import Window, settle
 
 __all__ = ["Dataset", "Known", "Task", "base_schema", "decode_task", "make_tasks"]
 
-_SAMPLE_BYTES = 64 * 1024 * 1024
+_SAMPLE_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by so much of the files: mostly all."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -133,9 +133,7 @@ def _find(
     return chosen, [source.path for source in sources if source.path not in taken]
 
 
-def _choose_split(
-    data: list[tuple[str, Source]], split: str | None, path: str
-) -> list[Source]:
+def _choose_split(data: list[tuple[str, Source]], split: str | None, path: str) -> list[Source]:
     by_split: dict[str, list[Source]] = {}
     for name, source in data:
         by_split.setdefault(_split_of(name), []).append(source)
@@ -179,8 +177,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     state = folder / "state.json"
     if _read_index(state, "_indices_data_files", optional=True):
         raise DataError(
-            "this dataset was saved with an indices mapping; save it again after "
-            "flatten_indices()",
+            "this dataset was saved with an indices mapping; save it again after flatten_indices()",
             path=str(folder),
         )
     files = _read_index(state, "_data_files")
@@ -199,9 +196,7 @@ def _read_index(path: Path, key: str, *, optional: bool = False) -> Any:
         ) from None
 
 
-def _open(
-    source: Source, told: str | None, options: ReadOptions
-) -> tuple[InputFile, FileFormat]:
+def _open(source: Source, told: str | None, options: ReadOptions) -> tuple[InputFile, FileFormat]:
     named, _ = format_of_name(source.path)
     promised = told or named
     head = source.read_at(0, HEAD_BYTES)
@@ -225,7 +220,11 @@ def _open_as(file: InputFile, options: ReadOptions) -> FileFormat:
         return opener(copy, source.path, options, handle)
     if file.format == "csv":
         return CsvFile.open(source, compression, options)
-    kinds = {"text": TextFile, "jsonl": JsonLinesFile, "json": JsonDocument}
+    kinds: dict[str, Callable[..., FileFormat]] = {
+        "text": TextFile,
+        "jsonl": JsonLinesFile,
+        "json": JsonDocument,
+    }
     return kinds[file.format](source=source, compression=compression, options=options)
 
 

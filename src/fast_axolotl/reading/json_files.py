@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -102,11 +103,13 @@ class Structure:
 
     def separators(self) -> _Ints:
         """Commas at depth 0."""
-        return self.marks[(self.kinds == _COMMA) & (self.depths == 0)]
+        found: _Ints = self.marks[(self.kinds == _COMMA) & (self.depths == 0)]
+        return found
 
     def closings(self) -> _Ints:
         """Brackets that bring the depth back to 0."""
-        return self.marks[(self.steps < 0) & (self.depths == 0)]
+        found: _Ints = self.marks[(self.steps < 0) & (self.depths == 0)]
+        return found
 
     def end(self) -> int | None:
         """The bracket that closes what was open before the text began."""
@@ -136,9 +139,7 @@ def line_rows(
 
 def _range_rows(part: LineRange) -> JsonRows:
     lines = part.load()
-    return line_rows(
-        lines.data, lambda: part.first_line(lines.offset), lines.start, lines.stop
-    )
+    return line_rows(lines.data, lambda: part.first_line(lines.offset), lines.start, lines.stop)
 
 
 def _held(rows: JsonRows) -> Callable[[], JsonRows]:
@@ -303,6 +304,6 @@ class _DocumentCutter:
 
 
 def _segments(data: bytes, edges: list[int]) -> Iterator[tuple[int, int]]:
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         first = stop - len(data[start:stop].lstrip(_WHITE))
         yield first, stop

@@ -185,8 +185,10 @@ def _may_be_deep(rows: JsonRows) -> bool:
         return False
     raw = np.frombuffer(rows.buffer(), dtype=np.uint8)
     edges = np.flatnonzero(raw == ord("\n"))
-    if rows.one_per_line and len(edges) and np.diff(edges, prepend=0, append=len(raw)).max() < (
-        2 * _MAX_NESTING
+    if (
+        rows.one_per_line
+        and len(edges)
+        and np.diff(edges, prepend=0, append=len(raw)).max() < (2 * _MAX_NESTING)
     ):
         return False
     return any(_opened(rows.data[start:stop]) > _MAX_NESTING for start, stop in rows.spans())
@@ -237,7 +239,9 @@ class _SlowParse:
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             cause = f"malformed JSON: {error.msg} at character {error.colno} of line {error.lineno}"
-            raise self._error(cause if error.lineno > 1 else cause[: cause.rindex(" of")], start) from None
+            raise self._error(
+                cause if error.lineno > 1 else cause[: cause.rindex(" of")], start
+            ) from None
         except UnicodeDecodeError as error:
             raise self._error(f"bytes that are not UTF-8 at byte {error.start}", start) from None
         except UnicodeEncodeError:

@@ -10,13 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from fast_axolotl.reading.blocks import Unit
 from fast_axolotl.reading.compression import open_chunks
-from fast_axolotl.reading.storage import Source, read_chunks
+from fast_axolotl.reading.storage import Source
 
-__all__ = ["BOM", "COMPRESSED_EXPANSION", "LineRange", "Lines", "cut_lines", "line_units", "whole_file"]
+__all__ = [
+    "BOM",
+    "COMPRESSED_EXPANSION",
+    "LineRange",
+    "Lines",
+    "cut_lines",
+    "line_at",
+    "line_units",
+    "whole_file",
+]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -60,17 +70,11 @@ class LineRange:
         return Lines(data, first, end, begin + first)
 
     def first_line(self, offset: int) -> int:
-        """The number of the line at ``offset``; reads the file up to there, so only for errors."""
-        count = 1
-        for chunk in read_chunks(self.source, _COUNT_CHUNK_BYTES):
-            count += chunk.count(b"\n", 0, max(0, offset))
-            offset -= len(chunk)
-            if offset <= 0:
-                break
-        return count
+        return line_at(self.source, None, offset)
 
     def _rest_of_line(self, position: int) -> bytes:
-        pieces, size = [], _PROBE_BYTES
+        pieces: list[bytes] = []
+        size = _PROBE_BYTES
         while position < self.source.num_bytes:
             piece = self.source.read_at(position, size)
             end = piece.find(b"\n")
@@ -82,6 +86,20 @@ class LineRange:
         return b"".join(pieces)
 
 
+def line_at(source: Source, compression: str | None, offset: int) -> int:
+    """The number of the line at an offset of the decompressed file, from 1.
+
+    Reads the file up to there, so it is only asked for when there is an error to place.
+    """
+    count = 1
+    for chunk in open_chunks(source, compression, _COUNT_CHUNK_BYTES):
+        count += chunk.count(b"\n", 0, max(0, offset))
+        offset -= len(chunk)
+        if offset <= 0:
+            break
+    return count
+
+
 def line_units(source: Source, compression: str | None, file: int, unit_bytes: int) -> list[Unit]:
     """Byte ranges of a plain file, or the whole of a compressed one."""
     if compression is not None:
@@ -89,7 +107,7 @@ def line_units(source: Source, compression: str | None, file: int, unit_bytes: i
     edges = [*range(0, source.num_bytes, unit_bytes), source.num_bytes]
     return [
         Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
-        for start, stop in zip(edges, edges[1:], strict=False)
+        for start, stop in pairwise(edges)
     ]
 
 

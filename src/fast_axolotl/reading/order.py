@@ -155,9 +155,7 @@ def deal(parts: Sequence[Part], shard: tuple[int, int], item_bytes: int) -> list
     ]
 
 
-def remaining(
-    parts: Sequence[Part], positions: dict[int, Position], item_bytes: int
-) -> list[Part]:
+def remaining(parts: Sequence[Part], positions: dict[int, Position], item_bytes: int) -> list[Part]:
     """What is left after every shard of a generation has come to its position."""
     count = len(positions)
     left: list[Part] = []

@@ -119,9 +119,7 @@ def _join_fields(
     fields = {field.name: field for field in known}
     for field in found:
         before = fields.get(field.name)
-        if before is None:
-            fields[field.name] = field
-        elif is_json_text(field):
+        if before is None or is_json_text(field):
             fields[field.name] = field
         elif not is_json_text(before):
             joined = _join_field(before, field, prefix)
@@ -142,9 +140,8 @@ def is_json_text(field: pa.Field) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(
-        kind
-    )
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

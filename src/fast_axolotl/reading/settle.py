@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, decode_or_reject
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, decode_or_reject
 from fast_axolotl.reading.schema import (
     MIXED,
     TypeClash,
@@ -50,7 +50,8 @@ class Window:
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         known = schema if schema is not None else pa.schema([])
-        tables, rejections = [], []
+        tables: list[pa.Table] = []
+        rejections: list[Rejection] = []
         for block in self.blocks:
             decoded = decode_or_reject(block, known, self.options)
             decoded, known = settle(decoded, block, known, self.options)

@@ -12,6 +12,7 @@ that says how often it was tried.
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import time
@@ -146,7 +147,7 @@ def expand(path: str, storage_options: dict[str, Any] | None) -> tuple[list[Sour
     return _expand_remote(path, storage_options or {})
 
 
-class translate_os_errors:  # noqa: N801 - reads as a statement
+class translate_os_errors:
     """``with translate_os_errors(path):`` turns an OSError into the error that names the file."""
 
     def __init__(self, path: str) -> None:
@@ -198,10 +199,8 @@ def _expand_local(path: str) -> tuple[list[Source], str]:
 
 
 def _glob(pattern: str) -> list[Path]:
-    import glob
-
-    found = glob.glob(os.path.expanduser(pattern), recursive=True)  # noqa: PTH207 - absolute too
-    return sorted(Path(item) for item in found)
+    expanded = str(Path(pattern).expanduser())
+    return sorted(map(Path, glob.glob(expanded, recursive=True)))  # noqa: PTH207 - absolute too
 
 
 def _is_glob(path: str) -> bool:
@@ -283,7 +282,7 @@ def _with_retries(
     for attempt in range(1, RETRIES + 1):
         try:
             return call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see _raise_if_final
             _raise_if_final(error, path, attempt)
         sleep(delay)
         delay *= 2

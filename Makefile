@@ -1,0 +1,53 @@
+# make demo   environment, install, the main job on generated data: about a minute, no torch
+# make test   environment, install with everything the tests use, all tests
+# make check  lint, format, types
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.package
+	$(BIN)/fast-axolotl bench demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.bench
+	$(BIN)/fast-axolotl bench reader
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.package: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.package
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.package
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	$(PIP) '$(TORCH)'
+	$(PIP) --editable '.[dev,test]'
+	touch $@

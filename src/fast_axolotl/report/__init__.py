@@ -1,0 +1,1 @@
+"""How results are shown: tables in the terminal. Makes no measurement of its own."""

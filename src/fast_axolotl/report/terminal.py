@@ -1,0 +1,87 @@
+"""Tables and progress in the terminal, by rich.
+
+Tables go to stdout and progress to stderr, so that a pipe receives results only. Without a terminal
+progress is silent and tables keep their natural width.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+__all__ = ["format_bytes", "format_seconds", "reading_progress", "show_matrix", "show_pairs"]
+
+_PIPE_WIDTH = 160
+
+
+def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Two columns: a name and its value."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in pairs:
+        table.add_row(name, value)
+    _console().print(table)
+
+
+def show_matrix(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> None:
+    """A table with text in the first column and figures in the others, and notes below."""
+    console = _console()
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for note in notes:
+        console.print(note, style="dim", markup=False, highlight=False)
+
+
+@contextmanager
+def reading_progress(total_bytes: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar of encoded bytes with the rows beside it; the callable takes both."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("reading", total=max(1, total_bytes), rows=0)
+        yield lambda num_bytes, rows: bar.update(task, completed=num_bytes, rows=rows)
+
+
+def format_bytes(value: float | None) -> str:
+    """In MB or GB; a dash for what was not measured."""
+    if value is None:
+        return "–"
+    return f"{value / 1e9:,.2f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"
+
+
+def format_seconds(value: float | None) -> str:
+    """In ms or s; a dash for what was not measured."""
+    if value is None:
+        return "–"
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
+
+
+def _console() -> Console:
+    is_terminal = sys.stdout.isatty()
+    return Console(width=None if is_terminal else _PIPE_WIDTH)

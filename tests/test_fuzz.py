@@ -1,0 +1,321 @@
+"""Damaged files of every format: rows or one of our errors, never anything else.
+
+Each case takes a small valid file, flips, deletes, inserts or repeats a few of its bytes, and reads
+the result to the last Python value. Cases run in a child process, several hundred to a child, so
+that a crash inside pyarrow, an allocation without bound or a hang is a failure that names its case
+rather than the end of the test run. Where a format carries checksums, a read that succeeds must
+also give the rows that were written.
+
+``FAST_AXOLOTL_FUZZ_CASES`` sets the number of cases a sample. One case is run again, in the open,
+by ``python tests/test_fuzz.py SAMPLE FIRST STOP``.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl.errors import FastAxolotlError
+from fast_axolotl.reading import FormatWarning, convert, open_dataset
+
+CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "300"))
+"""Cases of each sample."""
+
+SECONDS_TO_START = 60
+SECONDS_PER_CASE = 0.5
+"""A child that takes longer than this in the mean hangs; the usual case takes milliseconds."""
+
+ADDRESS_SPACE_BYTES = 8 * 1024**3
+"""What a damaged length may make a child ask for before it is out of memory."""
+
+MOST_CRASHES = 5
+"""After so many children have died, the rest of the cases is not run."""
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "text": f'row {index} ünïcode \U0001f98e, "quoted"',
+        "label": index,
+        "score": index / 4,
+        "maybe": None if index % 3 else f"kept {index}",
+        "ids": list(range(index % 5)),
+        "messages": [{"role": "user", "content": "hello " * (index % 4)}] * (index % 3),
+        "flag": index % 2 == 0,
+        "kind": ("a", "b", "c")[index % 3],
+    }
+    for index in range(40)
+]
+
+
+def plain_table() -> pa.Table:
+    return pa.Table.from_pylist(ROWS)
+
+
+def typed_table() -> pa.Table:
+    """Types that text formats lack: dates, decimals, dictionaries, binary, maps, fixed sizes."""
+    count = 30
+    return pa.table(
+        {
+            "when": pa.array(range(count), pa.timestamp("us", "UTC")),
+            "day": pa.array(range(count), pa.date32()),
+            "price": pa.array(range(count), pa.decimal128(10, 2)),
+            "word": pa.array(["x", "y", None] * 10).dictionary_encode(),
+            "raw": pa.array([bytes([index]) * index for index in range(count)], pa.binary()),
+            "fixed": pa.array([b"abcd"] * count, pa.binary(4)),
+            "map": pa.array([[("k", n)] for n in range(count)], pa.map_(pa.string(), pa.int64())),
+            "pair": pa.array([[index, 1] for index in range(count)], pa.list_(pa.int32(), 2)),
+            "deep": pa.array([[[index], None, []] for index in range(count)]),
+            "large": pa.array(["text"] * count, pa.large_string()),
+            "half": pa.array(range(count), pa.float32()),
+            "time": pa.array(range(count), pa.time64("us")),
+        }
+    )
+
+
+def view_table() -> pa.Table:
+    """The layouts that only Arrow files have: views, unions, runs."""
+    words = ["short", "a text that is longer than twelve bytes", None] * 8
+    return pa.table(
+        {
+            "view": pa.array(words, pa.string_view()),
+            "raw": pa.array([w and w.encode() for w in words], pa.binary_view()),
+            "runs": pa.RunEndEncodedArray.from_arrays([10, 24], pa.array(["a", "b"])),
+            "union": pa.UnionArray.from_sparse(
+                pa.array([0, 1] * 12, pa.int8()), [pa.array(range(24)), pa.array(["u"] * 24)]
+            ),
+        }
+    )
+
+
+def parquet(make: Callable[[], pa.Table] = plain_table, **settings: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(make(), sink, **{"row_group_size": 15, **settings})
+    return sink.getvalue()
+
+
+def arrow(
+    make: Callable[[], pa.Table] = plain_table, *, stream: bool, compression: str | None = None
+) -> bytes:
+    sink = io.BytesIO()
+    table = make()
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with new(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=15)
+    return sink.getvalue()
+
+
+def feather_file(compression: str) -> bytes:
+    sink = io.BytesIO()
+    feather.write_feather(plain_table(), sink, compression=compression, chunksize=15)
+    return sink.getvalue()
+
+
+def json_lines() -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
+
+
+def json_document() -> bytes:
+    return json.dumps(ROWS, indent=1).encode()
+
+
+def csv() -> bytes:
+    lines = ["text,label,score,kind"]
+    for row in ROWS:
+        quoted = row["text"].replace('"', '""')
+        lines.append(f'"{quoted}",{row["label"]},{row["score"]},{row["kind"]}')
+    return "\n".join([*lines, '"two\nlines",40,1.5,b', ""]).encode()
+
+
+def text() -> bytes:
+    return "".join(f"line {index} ünïcode \U0001f98e\r\n" for index in range(60)).encode()
+
+
+def squeezed(make: Callable[[], bytes], codec: str) -> bytes:
+    return bytes(pa.compress(make(), codec, asbytes=True))
+
+
+class Sample(NamedTuple):
+    """A valid file."""
+
+    ending: str
+    make: Callable[[], bytes]
+    has_checksum: bool = False
+    """Whether damage cannot pass for other rows."""
+
+
+SAMPLES = {
+    "parquet": Sample("parquet", parquet),
+    "parquet-zstd-v2": Sample(
+        "parquet", lambda: parquet(compression="zstd", data_page_version="2.0", data_page_size=200)
+    ),
+    "parquet-plain": Sample("parquet", lambda: parquet(compression="none", use_dictionary=False)),
+    "parquet-gzip-small-pages": Sample(
+        "parquet", lambda: parquet(compression="gzip", data_page_size=64, write_batch_size=4)
+    ),
+    "parquet-lz4": Sample("parquet", lambda: parquet(compression="lz4")),
+    "parquet-delta": Sample(
+        "parquet",
+        lambda: parquet(
+            use_dictionary=False,
+            column_encoding={
+                "text": "DELTA_BYTE_ARRAY",
+                "label": "DELTA_BINARY_PACKED",
+                "score": "BYTE_STREAM_SPLIT",
+                "kind": "DELTA_LENGTH_BYTE_ARRAY",
+            },
+        ),
+    ),
+    "parquet-types": Sample("parquet", lambda: parquet(typed_table)),
+    "parquet-page-checksum": Sample("parquet", lambda: parquet(write_page_checksum=True)),
+    "arrow-file": Sample("arrow", lambda: arrow(stream=False)),
+    "arrow-file-zstd": Sample("arrow", lambda: arrow(stream=False, compression="zstd")),
+    "arrow-file-types": Sample("arrow", lambda: arrow(typed_table, stream=False)),
+    "arrow-file-views": Sample("arrow", lambda: arrow(view_table, stream=False)),
+    "arrow-stream": Sample("arrow", lambda: arrow(stream=True)),
+    "arrow-stream-lz4": Sample("arrow", lambda: arrow(stream=True, compression="lz4")),
+    "arrow-stream-types": Sample("arrow", lambda: arrow(typed_table, stream=True)),
+    "arrow-stream-views": Sample("arrow", lambda: arrow(view_table, stream=True)),
+    "feather-lz4": Sample("feather", lambda: feather_file("lz4")),
+    "json": Sample("json", json_document),
+    "jsonl": Sample("jsonl", json_lines),
+    "csv": Sample("csv", csv),
+    "text": Sample("txt", text),
+    "jsonl-gzip": Sample("jsonl.gz", lambda: gzip.compress(json_lines(), mtime=0), True),
+    "csv-bz2": Sample("csv.bz2", lambda: bz2.compress(csv()), True),
+    "text-xz": Sample("txt.xz", lambda: lzma.compress(text()), True),
+    "json-zstd": Sample("json.zst", lambda: squeezed(json_document, "zstd")),
+    "jsonl-lz4": Sample("jsonl.lz4", lambda: squeezed(json_lines, "lz4")),
+    "parquet-in-gzip": Sample("parquet.gz", lambda: gzip.compress(parquet(), mtime=0), True),
+    "arrow-in-zstd": Sample("arrow.zst", lambda: squeezed(lambda: arrow(stream=True), "zstd")),
+}
+
+
+def damaged(data: bytes, generator: random.Random) -> bytes:
+    """One to four changes: bits flipped, bytes set, removed, added or repeated, the end cut."""
+    result = bytearray(data)
+    for _ in range(generator.choice((1, 1, 1, 2, 4))):
+        place = generator.randrange(len(result) or 1)
+        if generator.random() < 0.3:
+            place = max(0, len(result) - 1 - generator.randrange(min(1200, len(result) or 1)))
+        length = generator.choice((1, 1, 2, 4, 8, 40))
+        kind = generator.randrange(6)
+        if kind == 0 and result:
+            result[place] ^= 1 << generator.randrange(8)
+        elif kind == 1:
+            result[place : place + length] = generator.randbytes(length)
+        elif kind == 2:
+            del result[place : place + length]
+        elif kind == 3:
+            result[place:place] = generator.randbytes(length)
+        elif kind == 4:
+            result[place:place] = result[place : place + length]
+        else:
+            extreme = generator.choice((b"\xff", b"\x00", b"\x7f", b"\x80"))
+            result[place : place + length] = extreme * length
+    return bytes(result)
+
+
+def read_all(path: Path) -> list[dict[str, list[Any]]]:
+    """Every row as Python values, through every step that touches the buffers."""
+    batches = []
+    for batch in open_dataset(path, num_threads=1, batch_size=16):
+        batches.append(convert(batch, "python"))
+        convert(batch, "numpy")
+    return batches
+
+
+def run_case(name: str, case: int, folder: Path) -> str | None:
+    """What went wrong, or ``None``."""
+    sample = SAMPLES[name]
+    data = sample.make()
+    change = damaged(data, random.Random(f"{name} {case}"))
+    path = folder / f"case.{sample.ending}"
+    path.write_bytes(change)
+    try:
+        rows = read_all(path)
+    except FastAxolotlError as error:
+        return None if str(error).strip() else "an error without a message"
+    except Exception:  # noqa: BLE001 - the very thing that is looked for
+        return traceback.format_exc()
+    if sample.has_checksum and change != data:
+        path.write_bytes(data)
+        if rows != read_all(path):
+            return "damaged rows passed a checksum"
+    return None
+
+
+def run_cases(name: str, first: int, stop: int, folder: Path) -> None:
+    """In the child: a line per case begun and per failure found."""
+    warnings.simplefilter("ignore", FormatWarning)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    for case in range(first, stop):
+        print(f"case {case}", flush=True)
+        failure = run_case(name, case, folder)
+        if failure is not None:
+            print(json.dumps({"case": case, "failure": failure}), flush=True)
+
+
+def run_child(name: str, first: int, stop: int) -> tuple[list[str], int]:
+    """Failures found from a case on, and the case to go on with."""
+    command = [sys.executable, __file__, name, str(first), str(stop)]
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    limit = SECONDS_TO_START + SECONDS_PER_CASE * (stop - first)
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        )
+        output, ending = done.stdout, f"exit code {done.returncode}: {done.stderr[-2000:]}"
+        finished = done.returncode == 0
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else ""
+        ending, finished = f"no end within {limit:.0f} s", False
+    lines = output.splitlines()
+    failures = [line for line in lines if line.startswith("{")]
+    if finished:
+        return failures, stop
+    last = max((int(line.split()[1]) for line in lines if line.startswith("case ")), default=first)
+    return [*failures, json.dumps({"case": last, "failure": ending})], last + 1
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_damaged_file_gives_rows_or_one_of_our_errors(name: str) -> None:
+    failures: list[str] = []
+    first = crashes = 0
+    while first < CASES and crashes < MOST_CRASHES:
+        found, first = run_child(name, first, CASES)
+        failures += found
+        crashes += first < CASES
+    told = "\n".join(failures[:10]).replace("\\n", "\n")
+    assert not failures, f"{len(failures)} of {CASES} cases of {name}:\n{told}"
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_undamaged_file_reads(name: str, tmp_path: Path) -> None:
+    sample = SAMPLES[name]
+    path = tmp_path / f"rows.{sample.ending}"
+    path.write_bytes(sample.make())
+    assert sum(len(next(iter(batch.values()))) for batch in read_all(path)) > 20
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        run_cases(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(temporary))
