@@ -71,8 +71,9 @@ class TorchDataset(IterableDataset[Any]):
         self._shard = None if shard is None else check_shard(shard)
         self._num_threads = num_threads
         self._options = options
-        self._shared = torch.tensor([epoch, 0]).share_memory_()
+        self._shared: Any = torch.tensor([epoch, 0])
         """The epoch, and the pass that the loaded state was used in (see ``_take_state``)."""
+        self._shared.share_memory_()
         self._state: Any = None
         self._reader: Reader | None = None
         self._home: tuple[int, tuple[int, int]] | None = None

@@ -12,7 +12,8 @@ from fast_axolotl.reading.blocks import CsvDialect, Rejection
 from fast_axolotl.reading.convert import OUTPUTS, convert
 from fast_axolotl.reading.files import FormatWarning
 from fast_axolotl.reading.formats import detect_format, list_supported_formats
-from fast_axolotl.reading.reader import Reader, ReadStats, find_states, open_dataset
+from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
+from fast_axolotl.reading.state import find_states
 
 __all__ = [
     "OUTPUTS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -22,8 +22,11 @@ __all__ = ["Batcher"]
 @dataclass(slots=True)
 class _Piece:
     rows: pa.RecordBatch
+    start: int
+    left: int
+    """``rows[start : start + left]`` are not yet delivered."""
     position: Position
-    """Where the first of the rows stands."""
+    """Where the first of them stands."""
     row_bytes: float
 
 
@@ -42,8 +45,8 @@ class Batcher:
         """Rows that begin at ``start``; ``after`` is the position behind the last."""
         position = start
         for rows in table.to_batches():
-            self._pieces.append(_Piece(rows, position, row_bytes))
-            position = replace(position, row=position.row + rows.num_rows)
+            self._pieces.append(_Piece(rows, 0, rows.num_rows, position, row_bytes))
+            position = position.forward(rows.num_rows)
         self._rows += table.num_rows
         self._bytes += table.num_rows * row_bytes
         self._after = after
@@ -64,10 +67,10 @@ class Batcher:
         while self._pieces and rows < self._batch_size:
             piece = self._pieces[0]
             fitting = int(room // piece.row_bytes) if piece.row_bytes else self._batch_size
-            count = min(piece.rows.num_rows, self._batch_size - rows, max(fitting, not taken))
-            if count == 0 and piece.rows.num_rows:
+            count = min(piece.left, self._batch_size - rows, max(fitting, not taken))
+            if count == 0 and piece.left:
                 break
-            taken.append(piece.rows.slice(0, count))
+            taken.append(piece.rows.slice(piece.start, count))
             rows += count
             room -= count * piece.row_bytes
             self._drop(piece, count)
@@ -77,11 +80,11 @@ class Batcher:
     def _drop(self, piece: _Piece, count: int) -> None:
         self._rows -= count
         self._bytes -= count * piece.row_bytes
-        if count == piece.rows.num_rows:
+        piece.start += count
+        piece.left -= count
+        piece.position = piece.position.forward(count)
+        if piece.left == 0:
             self._pieces.popleft()
-        else:
-            piece.rows = piece.rows.slice(count)
-            piece.position = replace(piece.position, row=piece.position.row + count)
 
 
 def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ def typed(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
 
 def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.ChunkedArray:
     if len(column) == 0:
-        return column.cast(known or pa.null())
+        return pa.chunked_array([], type=known or pa.null())
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     if filled.null_count == len(filled):
         return column if known is None or pa.types.is_null(known) else filled.cast(known)

@@ -73,6 +73,11 @@ class Dataset:
         formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
         return replace(self, options=options, formats=formats)
 
+    def with_plan(self, *, block_bytes: int, unit_bytes: int, window_bytes: int) -> Dataset:
+        """The same files cut up as they were when a state was taken."""
+        dataset = self.with_options(block_bytes=block_bytes, unit_bytes=unit_bytes)
+        return replace(dataset, window_bytes=window_bytes)
+
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
         try:

@@ -1,7 +1,7 @@
 """JSON objects to Arrow: pyarrow's parser where it is right, Python's where it is not.
 
-pyarrow parses a block some ten times faster than Python, and five things about it must be watched.
-It refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like
+pyarrow parses a block some ten times faster than Python, and six things about it must be watched.
+It lets bytes through that are not UTF-8; it refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like
 a date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too
 short when a list holds nulls; and it recurses on nesting. A block in which one of these is possible
 is parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
@@ -92,7 +92,7 @@ def _parse_fast(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
     """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
     if schema is not None and any(_needs_text(column) for column in schema):
         return None
-    if _may_be_deep(rows):
+    if not _is_utf8(rows.buffer()) or _may_be_deep(rows):
         return None
     try:
         table = _read(rows, _hint(schema))
@@ -115,6 +115,16 @@ def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
             explicit_schema=schema, newlines_in_values=not rows.one_per_line
         ),
     )
+
+
+def _is_utf8(text: pa.Buffer) -> bool:
+    """pyarrow's JSON parser does not look; its string validation does, at some GB/s."""
+    offsets = pa.py_buffer(np.array([0, text.size], dtype=np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, text]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _needs_text(column: pa.Field) -> bool:

@@ -21,12 +21,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.errors import ResumeError, UsageError
+from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.blocks import Unit
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "Position",
     "Step",
     "apply_steps",
-    "check_complete",
     "check_shard",
     "deal",
     "fingerprint",
@@ -49,13 +48,15 @@ _FINENESS = 4
 """Shards should have so many parts or items each before these are fine enough to deal out."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
+class Position(NamedTuple):
     """How far a shard has come."""
 
     part: int = 0
     item: int = 0
     row: int = 0
+
+    def forward(self, rows: int) -> Position:
+        return Position(self.part, self.item, self.row + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,26 +198,6 @@ def fingerprint(files: Sequence[tuple[str, int, str]]) -> str:
     """A short hash of the file list: base name, size and format of each."""
     text = "\n".join(f"{name}\t{size}\t{kind}" for name, size, kind in files)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def check_complete(states: Sequence[dict[str, Any]]) -> dict[int, Position]:
-    """The position of every shard of one generation; all of them must be there, once."""
-    count = int(states[0]["shard"][1])
-    positions: dict[int, Position] = {}
-    for state in states:
-        index, other = state["shard"]
-        if other != count:
-            raise ResumeError(f"the states come from {count} and from {other} shards")
-        if index in positions:
-            raise ResumeError(f"the state of shard {index} of {count} was given twice")
-        positions[index] = Position(*state["position"])
-    missing = sorted(set(range(count)) - set(positions))
-    if missing:
-        raise ResumeError(
-            f"the state of shard {missing[0]} of {count} is missing; to continue on another number "
-            "of ranks or workers, pass the states of all of them"
-        )
-    return positions
 
 
 def _windows(

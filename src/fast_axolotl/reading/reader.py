@@ -7,16 +7,15 @@ A pass over the data is: deal out the parts (``order``), split and decode them a
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from fast_axolotl.errors import ResumeError, UsageError
+from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.batching import Batcher
 from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.dataset import (
@@ -31,14 +30,20 @@ from fast_axolotl.reading.files import InputFile, find_files, open_files
 from fast_axolotl.reading.order import (
     Part,
     Position,
-    check_complete,
     check_shard,
     deal,
     remaining,
 )
 from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.schema import join_schemas
 from fast_axolotl.reading.settle import settle
+from fast_axolotl.reading.state import (
+    STATE_VERSION,
+    check_complete,
+    check_states,
+    find_states,
+    joined_schema,
+    write_schema,
+)
 
 __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
 
@@ -46,7 +51,6 @@ MIB = 1024 * 1024
 
 DEFAULT_MEMORY_BUDGET = 256 * MIB
 _LEAST_MEMORY_BUDGET = 16 * MIB
-_STATE_VERSION = 1
 _MOST_LISTED_REJECTIONS = 1000
 _MOST_THREADS = 8
 """More decode threads than this have not paid for themselves in any measurement."""
@@ -144,7 +148,7 @@ def open_dataset(
         inputs=tuple(file for file, _ in opened),
         formats=tuple(opened_file for _, opened_file in opened),
         options=options,
-        window_bytes=_clamp(total // 64, block_bytes, 4 * block_bytes),
+        window_bytes=4 * block_bytes,
     )
     return Reader(
         dataset,
@@ -188,7 +192,7 @@ class Reader:
         self._epoch = epoch
         self._generations: list[list[list[int]]] = []
         self._position = Position()
-        self._start = Position()
+        self._restored = False
         self._base = base_schema(
             dataset, scan=scan, num_threads=num_threads, budget=memory_budget // 2
         )
@@ -219,12 +223,11 @@ class Reader:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()
-        start, self._start = self._start, Position()
-        if start == Position() and not self._generations:
-            self._known = Known(self._base)
-        self._position = start
+        if not self._restored:
+            self._rewind()
+        self._restored = False
         self._stats = ReadStats(ignored_files=self._stats.ignored_files)
-        return self._run(start)
+        return self._run(self._position)
 
     def __enter__(self) -> Reader:
         return self
@@ -243,28 +246,27 @@ class Reader:
         _check_at_least("epoch", epoch, 0)
         self.close()
         self._epoch = epoch
-        self._generations = []
-        self._start = self._position = Position()
+        self._rewind()
         self._order = self._dataset.order(self._seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, as plain JSON values."""
         options = self._dataset.options
-        position = self._position
         return {
-            "fast_axolotl_reader": _STATE_VERSION,
+            "fast_axolotl_reader": STATE_VERSION,
             "fingerprint": self._dataset.fingerprint,
+            "columns": None if options.columns is None else list(options.columns),
             "seed": self._seed,
             "epoch": self._epoch,
             "shard": list(self._shard),
-            "position": [position.part, position.item, position.row],
+            "position": list(self._position),
             "generations": self._generations,
             "plan": {
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": self._dataset.window_bytes,
             },
-            "schema": base64.b64encode(self._known.schema.serialize().to_pybytes()).decode(),
+            "schema": write_schema(self._known.schema),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -275,45 +277,27 @@ class Reader:
         continues on another number of them, and every row not yet delivered comes exactly once.
         """
         states = find_states(state)
-        self._check_states(states)
+        check_states(states, self._dataset.fingerprint, self._dataset.options.columns)
         self.close()
-        plan = states[0]["plan"]
-        self._dataset = replace(
-            self._dataset.with_options(
-                block_bytes=plan["block_bytes"], unit_bytes=plan["unit_bytes"]
-            ),
-            window_bytes=plan["window_bytes"],
-        )
-        self._seed, self._epoch = states[0]["seed"], states[0]["epoch"]
+        first = states[0]
+        self._dataset = self._dataset.with_plan(**first["plan"])
+        self._seed, self._epoch = first["seed"], first["epoch"]
         self._order = self._dataset.order(self._seed, self._epoch)
-        self._generations = [list(item) for item in states[0]["generations"]]
         own = [item for item in states if tuple(item["shard"]) == self._shard]
         if own:
-            self._start = Position(*own[0]["position"])
-            self._known = Known(_read_schema(own[0]["schema"]))
+            self._generations = first["generations"]
+            self._position = Position(*own[0]["position"])
         else:
-            positions = check_complete(states)
-            self._generations.append(
-                [[at.part, at.item, at.row] for _, at in sorted(positions.items())]
-            )
-            self._start = Position()
-            self._known = Known(_joined_schemas(states))
-        self._position = self._start
+            positions = [list(at) for _, at in sorted(check_complete(states).items())]
+            self._generations = [*first["generations"], positions]
+            self._position = Position()
+        self._known = Known(joined_schema(own or states))
+        self._restored = True
 
-    def _check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        if not states:
-            raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
-        if any(item["fast_axolotl_reader"] != _STATE_VERSION for item in states):
-            raise ResumeError("the state was written by another version of fast-axolotl")
-        if any(item["fingerprint"] != self._dataset.fingerprint for item in states):
-            raise ResumeError(
-                "the state belongs to other files: names, sizes, formats and their order must be "
-                "the same as when it was taken"
-            )
-        first = states[0]
-        for key in ("seed", "epoch", "generations", "plan"):
-            if any(item[key] != first[key] for item in states):
-                raise ResumeError(f"the states do not belong together: their {key} differs")
+    def _rewind(self) -> None:
+        self._generations = []
+        self._position = Position()
+        self._known = Known(self._base)
 
     def _parts(self) -> list[Part]:
         parts: Sequence[Part] = self._order.parts
@@ -357,7 +341,7 @@ class Reader:
         self._stats.num_bytes += task.weight
         table = decoded.table
         begin = Position(task.part, task.index, 0)
-        if begin == replace(start, row=0):
+        if begin == (start.part, start.item, 0):
             begin = start
         row_bytes = table.nbytes / max(1, table.num_rows)
         batcher.add(task.item.cut(table), begin, Position(task.part, task.index + 1), row_bytes)
@@ -367,17 +351,6 @@ class Reader:
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch
-
-
-def find_states(value: Any) -> list[dict[str, Any]]:
-    """Every reader state inside nested dicts, lists and tuples."""
-    if isinstance(value, Mapping):
-        if "fast_axolotl_reader" in value:
-            return [dict(value)]
-        return [state for item in value.values() for state in find_states(item)]
-    if isinstance(value, (list, tuple)):
-        return [state for item in value for state in find_states(item)]
-    return []
 
 
 def usable_threads() -> int:
@@ -396,20 +369,6 @@ def _cgroup_processors(path: Path) -> int | None:
         return None if limit == "max" else max(1, round(int(limit) / int(period)))
     except (OSError, ValueError):
         return None
-
-
-def _read_schema(text: str) -> pa.Schema:
-    try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-    except (pa.ArrowException, ValueError):
-        raise ResumeError("the schema in the state is damaged") from None
-
-
-def _joined_schemas(states: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    schema = pa.schema([])
-    for state in states:
-        schema = join_schemas(schema, _read_schema(state["schema"]), text_wins=True)
-    return schema
 
 
 def _clamp(value: int, least: int, most: int) -> int:

@@ -1,0 +1,427 @@
+"""The reader's six contracts, each over every format that can break it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import (
+    COMPRESSIONS,
+    SMALL_BUDGET,
+    WRITERS,
+    Rows,
+    compress,
+    flat_rows,
+    make_rows,
+    read_rows,
+    write_as,
+    write_jsonl,
+    write_parquet,
+)
+
+from fast_axolotl import Reader, open_dataset
+from fast_axolotl.errors import DataError, ResumeError
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.storage import Source
+
+Open = Callable[..., Reader]
+
+MEDIUM_KINDS = ("jsonl", "parquet groups", "parquet one group", "arrow file", "gzip", "json array", "csv")
+
+
+@pytest.fixture(scope="module")
+def medium(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Open]:
+    """About 2 MB of the same rows in the formats that are cut up differently."""
+    folder = tmp_path_factory.mktemp("medium")
+    rows = make_rows(3000, 600)
+    jsonl = write_as(folder, "jsonl", rows)
+    paths = {
+        "jsonl": jsonl,
+        "parquet groups": write_parquet(folder / "groups.parquet", rows, 200),
+        "parquet one group": write_parquet(folder / "one.parquet", rows),
+        "arrow file": write_as(folder, "arrow file", rows),
+        "gzip": compress(jsonl, "gzip"),
+        "json array": write_as(folder, "json array", rows),
+        "csv": write_as(folder, "csv", flat_rows(3000, 600)),
+    }
+    return {
+        kind: partial(open_dataset, path, memory_budget=SMALL_BUDGET, num_threads=2)
+        for kind, path in paths.items()
+    }
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [value for batch in batches for value in batch.column("id").to_pylist()]
+
+
+# 1. Every format and compression yields the same rows in the same order.
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_and_compression_yields_the_same_rows(
+    tmp_path: Path, kind: str, compression: str
+) -> None:
+    rows = flat_rows(2300) if kind == "csv" else make_rows(2300)
+    path = write_as(tmp_path, kind, rows, compression)
+
+    batches = list(open_dataset(path, batch_size=500, num_threads=2, **WRITERS[kind][2]))
+
+    assert [row for batch in batches for row in batch.to_pylist()] == rows
+    assert [batch.num_rows for batch in batches] == [500, 500, 500, 500, 300]
+
+
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_files_of_many_blocks_yield_the_same_rows(medium: dict[str, Open], kind: str) -> None:
+    rows = flat_rows(3000, 600) if kind == "csv" else make_rows(3000, 600)
+
+    batches = list(medium[kind](batch_size=257))
+
+    assert [row for batch in batches for row in batch.to_pylist()] == rows
+    assert {batch.num_rows for batch in batches[:-1]} == {257}
+
+
+# 2. Shards partition the rows.
+
+
+@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_shards_partition_the_rows(
+    medium: dict[str, Open], kind: str, count: int, shuffle: int | None
+) -> None:
+    shards = range(count) if count < 64 else range(0, 64, 9)
+
+    found = [
+        ids_of(medium[kind](shard=(index, count), shuffle=shuffle, columns=["id"]))
+        for index in shards
+    ]
+
+    ids = [value for shard in found for value in shard]
+    assert len(ids) == len(set(ids))
+    if count < 64:
+        assert sorted(ids) == list(range(3000))
+
+
+@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 200])
+def test_64_shards_partition_a_tiny_file(
+    tmp_path: Path, num_rows: int, compression: str, shuffle: int | None
+) -> None:
+    path = compress(write_jsonl(tmp_path / "tiny.jsonl", make_rows(num_rows)), compression)
+    options = {"shuffle": shuffle, "num_threads": 1, "columns": ["id"] if num_rows else None}
+
+    shards = [
+        ids_of(open_dataset(path, shard=(index, 64), **options)) for index in range(64)
+    ]
+
+    assert sorted(value for shard in shards for value in shard) == list(range(num_rows))
+    assert max(map(len, shards)) <= num_rows // 64 + 1
+
+
+def test_many_small_files_are_dealt_out_whole(tmp_path: Path) -> None:
+    for index in range(40):
+        write_parquet(tmp_path / f"{index:02}.parquet", make_rows(50)[index : index + 10])
+
+    shards = [open_dataset(tmp_path, shard=(index, 5)) for index in range(5)]
+
+    assert [len(ids_of(shard)) for shard in shards] == [80] * 5
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet groups", "arrow file"])
+def test_each_shard_has_about_its_share_of_the_bytes(medium: dict[str, Open], kind: str) -> None:
+    whole = medium[kind]().num_bytes
+
+    shares = [medium[kind](shard=(index, 2)).num_bytes for index in range(2)]
+
+    assert sum(shares) == pytest.approx(whole, rel=0.01)
+    assert max(shares) < 0.65 * whole
+
+
+def test_a_shard_of_a_line_file_reads_about_its_share_of_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", make_rows(9000, 1000))
+    reader = open_dataset(path, memory_budget=SMALL_BUDGET, shard=(1, 3), num_threads=1)
+    read_at, lengths = Source.read_at, list[int]()
+
+    def counted(source: Source, offset: int, length: int) -> bytes:
+        data = read_at(source, offset, length)
+        lengths.append(len(data))
+        return data
+
+    monkeypatch.setattr(Source, "read_at", counted)
+
+    num_rows = len(ids_of(reader))
+
+    assert num_rows == pytest.approx(3000, rel=0.25)
+    assert sum(lengths) < 0.6 * path.stat().st_size
+
+
+# The order is a pure function of files, seed and epoch.
+
+
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_a_shuffle_depends_on_seed_and_epoch_alone(medium: dict[str, Open], kind: str) -> None:
+    def ids(**options: Any) -> list[int]:
+        return ids_of(medium[kind](columns=["id"], **options))
+
+    first = ids(shuffle=1)
+
+    assert sorted(first) == list(range(3000))
+    assert ids(shuffle=1, num_threads=3, batch_size=99) == first
+    assert len({tuple(order) for order in (first, ids(shuffle=2), ids(shuffle=1, epoch=1))}) == 3
+    assert first != list(range(3000))
+
+
+def test_set_epoch_goes_back_to_the_beginning_in_another_order(medium: dict[str, Open]) -> None:
+    reader = medium["jsonl"](shuffle=3)
+    next(iter(reader))
+
+    reader.set_epoch(5)
+
+    assert ids_of(reader) == ids_of(medium["jsonl"](shuffle=3, epoch=5))
+
+
+def test_a_second_iteration_starts_at_the_beginning(medium: dict[str, Open]) -> None:
+    reader = medium["jsonl"](columns=["id"])
+    for _ in islice(reader, 2):
+        pass
+
+    assert ids_of(reader) == list(range(3000))
+    assert ids_of(reader) == list(range(3000))
+
+
+# 3. Stop after any batch, restore, and the tail is identical.
+
+
+def check_resume_after_every_batch(open_reader: Open) -> None:
+    """Takes the state before and after every batch, and demands the identical tail from each."""
+    reader = open_reader()
+    states = [reader.state_dict()]
+    whole: list[pa.RecordBatch] = []
+    for batch in reader:
+        whole.append(batch)
+        states.append(reader.state_dict())
+    assert len(whole) > 2
+    for done, state in enumerate(states):
+        text = json.dumps(state)
+        restored = open_reader()
+        restored.load_state_dict(json.loads(text))
+        assert json.dumps(restored.state_dict()) == text
+        tail = list(restored)
+        assert [batch.schema for batch in tail] == [batch.schema for batch in whole[done:]]
+        assert tail == whole[done:]
+
+
+@pytest.mark.parametrize("shuffle", [None, 11])
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_resume_after_every_batch_gives_the_same_tail(
+    medium: dict[str, Open], kind: str, shuffle: int | None
+) -> None:
+    check_resume_after_every_batch(partial(medium[kind], batch_size=450, shuffle=shuffle))
+
+
+@pytest.mark.parametrize("shuffle", [None, 11])
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_resume_of_a_shard_gives_the_same_tail(
+    medium: dict[str, Open], kind: str, shuffle: int | None
+) -> None:
+    check_resume_after_every_batch(
+        partial(medium[kind], batch_size=170, shuffle=shuffle, shard=(1, 3))
+    )
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_resume_works_in_every_format(tmp_path: Path, kind: str) -> None:
+    path = write_as(tmp_path, kind, flat_rows(500) if kind == "csv" else make_rows(500))
+    options = {"batch_size": 90, "num_threads": 1, **WRITERS[kind][2]}
+    check_resume_after_every_batch(partial(open_dataset, path, **options))
+
+
+def drifting_rows() -> Rows:
+    """Over 1 MB in which a key comes late, an integer becomes a float, a null a struct."""
+    filler = "x" * 500
+    rows: Rows = [{"id": i, "n": i, "s": None, "t": filler} for i in range(1000)]
+    rows += [{"id": i, "n": i + 0.5, "s": {"a": i}, "t": filler} for i in range(1000, 2000)]
+    return rows + [{"id": i, "n": i, "s": {"b": "late"}, "t": filler, "k": [i]} for i in range(2000, 3000)]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("shuffle", [None, 11])
+def test_resume_after_the_schema_widened_gives_the_same_tail(
+    tmp_path: Path, shuffle: int | None, compression: str
+) -> None:
+    path = compress(write_jsonl(tmp_path / "drift.jsonl", drifting_rows()), compression)
+    open_reader = partial(open_dataset, path, memory_budget=SMALL_BUDGET, batch_size=400)
+    schemas = {batch.schema.to_string() for batch in open_reader(shuffle=shuffle)}
+    assert shuffle is not None or len(schemas) > 1
+    check_resume_after_every_batch(partial(open_reader, shuffle=shuffle, num_threads=2))
+
+
+def test_a_state_keeps_the_plan_of_the_reader_it_came_from(medium: dict[str, Open]) -> None:
+    reader = medium["jsonl"](shuffle=5, batch_size=300)
+    batches = iter(reader)
+    first = [next(batches), next(batches)]
+    other = medium["jsonl"](batch_size=300, memory_budget=512 * 1024 * 1024)
+
+    other.load_state_dict(reader.state_dict())
+
+    assert ids_of(other) == ids_of(batches)
+    assert len(first) == 2
+
+
+# 4. Restore on another number of shards.
+
+
+def run_shards(
+    open_reader: Open, count: int, state: Any, stops: Iterator[int]
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Every shard continues and stops after so many batches: the ids delivered, and the states."""
+    delivered: list[int] = []
+    states = []
+    for index in range(count):
+        reader = open_reader(shard=(index, count))
+        if state is not None:
+            reader.load_state_dict(json.loads(json.dumps(state)))
+        batches = iter(reader)
+        delivered += ids_of(islice(batches, next(stops)))
+        states.append(reader.state_dict())
+        reader.close()
+    return delivered, states
+
+
+@pytest.mark.parametrize("shuffle", [None, 13])
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+def test_elastic_restore_delivers_every_row_exactly_once(
+    medium: dict[str, Open], kind: str, shuffle: int | None
+) -> None:
+    open_reader = partial(medium[kind], batch_size=70, shuffle=shuffle, columns=["id"], num_threads=1)
+    for counts in [(1, 2, 4), (2, 4, 1), (3, 1, 2), (5, 2, 1), (1, 4, 3)]:
+        stops = iter([3, 0, 5, 1, 2] + [1, 4, 0, 2])
+        first, states = run_shards(open_reader, counts[0], None, stops)
+        second, states = run_shards(open_reader, counts[1], {"ranks": states}, stops)
+        rest, _ = run_shards(open_reader, counts[2], states, iter([10**6] * 4))
+        assert sorted(first + second + rest) == list(range(3000)), counts
+
+
+def test_elastic_restore_can_be_resumed_again_on_the_same_shards(medium: dict[str, Open]) -> None:
+    open_reader = partial(medium["jsonl"], batch_size=100, shuffle=2)
+    _, states = run_shards(open_reader, 3, None, iter([2, 5, 1]))
+
+    def open_elastic() -> Reader:
+        reader = open_reader(shard=(1, 2))
+        if not reader.stats.rows:
+            reader.load_state_dict(states)
+        return reader
+
+    check_resume_after_every_batch(open_elastic)
+
+
+def test_iterating_again_after_an_elastic_restore_reads_everything(
+    medium: dict[str, Open],
+) -> None:
+    open_reader = partial(medium["jsonl"], batch_size=100, columns=["id"])
+    first, states = run_shards(open_reader, 2, None, iter([5, 7]))
+    reader = open_reader()
+    reader.load_state_dict(states)
+
+    assert sorted(first + ids_of(reader)) == list(range(3000))
+    assert ids_of(reader) == list(range(3000))
+
+
+def test_a_missing_shard_is_an_error(medium: dict[str, Open]) -> None:
+    _, states = run_shards(medium["jsonl"], 3, None, iter([1, 1, 1]))
+
+    with pytest.raises(ResumeError, match="shard 1 of 3 is missing"):
+        medium["jsonl"]().load_state_dict([states[0], states[2]])
+    with pytest.raises(ResumeError, match="given twice"):
+        medium["jsonl"]().load_state_dict([states[0], states[0], states[2]])
+
+
+def test_the_state_of_other_files_is_an_error(medium: dict[str, Open]) -> None:
+    state = medium["jsonl"]().state_dict()
+
+    with pytest.raises(ResumeError, match="other files"):
+        medium["csv"]().load_state_dict(state)
+
+
+@pytest.mark.parametrize("nothing", [{}, [], {"a": [1, {"b": None}]}])
+def test_no_state_at_all_is_an_error(medium: dict[str, Open], nothing: Any) -> None:
+    with pytest.raises(ResumeError, match="no state"):
+        medium["jsonl"]().load_state_dict(nothing)
+
+
+def test_states_of_different_epochs_do_not_mix(medium: dict[str, Open]) -> None:
+    states = [medium["jsonl"](shard=(i, 2), shuffle=1, epoch=i).state_dict() for i in range(2)]
+
+    with pytest.raises(ResumeError, match="epoch differs"):
+        medium["jsonl"](shuffle=1).load_state_dict(states)
+
+
+# 5. Memory is bounded by the budget: what reading ahead may hold.
+
+
+class _Piece:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+
+
+def test_reading_ahead_holds_at_most_the_budget_and_one_item() -> None:
+    import threading
+
+    lock, sizes = threading.Lock(), Counter[str]()
+
+    def decode(piece: _Piece) -> tuple[int, int]:
+        with lock:
+            sizes["held"] += 3 * piece.weight
+            sizes["most"] = max(sizes["most"], sizes["held"])
+        return piece.weight, 3 * piece.weight
+
+    pieces = (_Piece(10 + index % 7) for index in range(2000))
+    ahead: Prefetcher[_Piece, int] = Prefetcher(pieces, decode, num_threads=3, budget=300)
+    for _, weight in ahead:
+        with lock:
+            sizes["held"] -= 3 * weight
+
+    assert sizes["held"] == 0
+    assert sizes["most"] <= 300 + 2 * 3 * 16
+
+
+def test_batches_of_huge_rows_are_smaller_than_asked(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "huge.jsonl", [{"id": i, "t": "x" * 600_000} for i in range(20)])
+
+    batches = list(open_dataset(path, memory_budget=SMALL_BUDGET))
+
+    assert ids_of(batches) == list(range(20))
+    assert max(batch.nbytes for batch in batches) <= SMALL_BUDGET // 8
+
+
+# 6. Nothing is lost in silence.
+
+
+def test_a_bad_row_is_an_error_that_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"id": 0}\n{"id": 1}\n{"id": \n{"id": 3}\n')
+
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 3: malformed JSON"):
+        read_rows(path)
+
+
+def test_a_skipped_row_is_counted_and_listed(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"id": 0}\n{"id": 1}\n{"id": \n{"id": 3}\n')
+    reader = open_dataset(path, on_error="skip")
+
+    assert ids_of(reader) == [0, 1, 3]
+    assert reader.stats.rejected_rows == 1
+    assert [(item.path, item.place) for item in reader.stats.rejections] == [(str(path), "line 3")]
+    assert reader.stats.rows == 3
