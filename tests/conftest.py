@@ -22,12 +22,19 @@ Rows = list[dict[str, Any]]
 SMALL_BUDGET = 16 * 1024 * 1024
 """The least memory budget: blocks of 512 KiB, so that files of a few MB have several."""
 
-COMPRESSIONS = {"none": "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2", "xz": ".xz", "lz4": ".lz4"}
+COMPRESSIONS = {
+    "none": "",
+    "gzip": ".gz",
+    "zstd": ".zst",
+    "bz2": ".bz2",
+    "xz": ".xz",
+    "lz4": ".lz4",
+}
 
 
 def make_rows(count: int, text_bytes: int = 40) -> Rows:
     """Rows with text, numbers and nested values, all different."""
-    filler = "wörd, \"quoted\" and\nnew line; " * (text_bytes // 28 + 1)
+    filler = 'wörd, "quoted" and\nnew line; ' * (text_bytes // 28 + 1)
     return [
         {
             "id": index,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from conftest import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -25,7 +26,6 @@ from conftest import (
     write_jsonl,
     write_parquet,
 )
-
 from fast_axolotl import Reader, open_dataset
 from fast_axolotl.errors import DataError, ResumeError
 from fast_axolotl.reading.prefetch import Prefetcher
@@ -33,7 +33,15 @@ from fast_axolotl.reading.storage import Source
 
 Open = Callable[..., Reader]
 
-MEDIUM_KINDS = ("jsonl", "parquet groups", "parquet one group", "arrow file", "gzip", "json array", "csv")
+MEDIUM_KINDS = (
+    "jsonl",
+    "parquet groups",
+    "parquet one group",
+    "arrow file",
+    "gzip",
+    "json array",
+    "csv",
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +127,7 @@ def test_64_shards_partition_a_tiny_file(
     path = compress(write_jsonl(tmp_path / "tiny.jsonl", make_rows(num_rows)), compression)
     options = {"shuffle": shuffle, "num_threads": 1, "columns": ["id"] if num_rows else None}
 
-    shards = [
-        ids_of(open_dataset(path, shard=(index, 64), **options)) for index in range(64)
-    ]
+    shards = [ids_of(open_dataset(path, shard=(index, 64), **options)) for index in range(64)]
 
     assert sorted(value for shard in shards for value in shard) == list(range(num_rows))
     assert max(map(len, shards)) <= num_rows // 64 + 1
@@ -252,7 +258,9 @@ def drifting_rows() -> Rows:
     filler = "x" * 500
     rows: Rows = [{"id": i, "n": i, "s": None, "t": filler} for i in range(1000)]
     rows += [{"id": i, "n": i + 0.5, "s": {"a": i}, "t": filler} for i in range(1000, 2000)]
-    return rows + [{"id": i, "n": i, "s": {"b": "late"}, "t": filler, "k": [i]} for i in range(2000, 3000)]
+    return rows + [
+        {"id": i, "n": i, "s": {"b": "late"}, "t": filler, "k": [i]} for i in range(2000, 3000)
+    ]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -265,6 +273,36 @@ def test_resume_after_the_schema_widened_gives_the_same_tail(
     schemas = {batch.schema.to_string() for batch in open_reader(shuffle=shuffle)}
     assert shuffle is not None or len(schemas) > 1
     check_resume_after_every_batch(partial(open_reader, shuffle=shuffle, num_threads=2))
+
+
+@pytest.mark.parametrize("shuffle", [None, 11])
+@pytest.mark.parametrize(
+    ("first", "then", "on_conflict"),
+    [
+        ([1], [1, "x"], "raise"),
+        ("text", [1, "x"], "json"),
+        (2**53 + 1, 0.5, "raise"),
+        (1, {"a": 1}, "json"),
+        ("x", 1, "json"),
+    ],
+)
+def test_resume_around_types_that_no_cast_joins_gives_the_same_tail(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Any,
+    then: Any,
+    on_conflict: str,
+    shuffle: int | None,
+) -> None:
+    monkeypatch.setattr("fast_axolotl.reading.reader.MIB", 1024)
+    monkeypatch.setattr("fast_axolotl.reading.dataset._SAMPLE_BYTES", 1)
+    rows = [{"id": index, "v": first if index < 60 else then} for index in range(120)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    open_reader = partial(open_dataset, path, on_conflict=on_conflict, batch_size=7)
+
+    check_resume_after_every_batch(partial(open_reader, shuffle=shuffle, num_threads=2))
+
+    assert sorted(ids_of(open_reader(shuffle=shuffle))) == list(range(120))
 
 
 def test_a_state_keeps_the_plan_of_the_reader_it_came_from(medium: dict[str, Open]) -> None:
@@ -304,9 +342,11 @@ def run_shards(
 def test_elastic_restore_delivers_every_row_exactly_once(
     medium: dict[str, Open], kind: str, shuffle: int | None
 ) -> None:
-    open_reader = partial(medium[kind], batch_size=70, shuffle=shuffle, columns=["id"], num_threads=1)
+    open_reader = partial(
+        medium[kind], batch_size=70, shuffle=shuffle, columns=["id"], num_threads=1
+    )
     for counts in [(1, 2, 4), (2, 4, 1), (3, 1, 2), (5, 2, 1), (1, 4, 3)]:
-        stops = iter([3, 0, 5, 1, 2] + [1, 4, 0, 2])
+        stops = iter([3, 0, 5, 1, 2, 1, 4, 0, 2])
         first, states = run_shards(open_reader, counts[0], None, stops)
         second, states = run_shards(open_reader, counts[1], {"ranks": states}, stops)
         rest, _ = run_shards(open_reader, counts[2], states, iter([10**6] * 4))

@@ -11,16 +11,25 @@ import gzip
 import json
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-__all__ = ["Corpus", "write_large_jsonl", "write_large_parquet"]
+from fast_axolotl.errors import UsageError
+
+__all__ = [
+    "WRITERS",
+    "conversations",
+    "write_inputs",
+    "write_large_jsonl",
+    "write_large_parquet",
+    "write_sample",
+]
 
 MESSAGE_ROWS = 200_000
 """Rows of the conversation cases at scale 1, as the issue asks; about 240 MB as JSON lines."""
@@ -33,97 +42,37 @@ RECORD_BATCH_ROWS = 1000
 _TEXT_WORDS = 3_000_000
 _LARGE_BLOCK_ROWS = 20_000
 _GZIP_LEVEL = 1
-"""Level 6 would take longer to write than everything else; it reads at the same speed."""
+"""Higher levels take longer to write than all the other files together."""
 
 
-class Corpus:
-    """Writes the file of a case when it is asked for; keeps only the rows in memory."""
+def write_inputs(folder: Path, names: Collection[str], rows: int) -> dict[str, Path]:
+    """The conversations as files of these names, keys of ``WRITERS``.
 
-    def __init__(self, folder: Path, scale: float) -> None:
-        self._folder = folder
-        self.rows = max(100, round(MESSAGE_ROWS * scale))
-        self.sample_rows = max(100, round(SAMPLE_ROWS * scale))
-
-    def sample(self) -> Path:
-        """The rows of the earlier package's benchmark."""
-        path = self._folder / "sample.parquet"
-        numbers = range(self.sample_rows)
-        texts = [f"This is sample text number {i} with some content." for i in numbers]
-        pq.write_table(pa.table({"text": texts, "label": list(numbers)}), path)
-        return path
-
-    def messages(self, name: str) -> Path:
-        """The conversations as a file of this name, one of ``messages_files()``."""
-        path = self._folder / name
-        _WRITERS[name](self, path)
-        return path
-
-    @cached_property
-    def conversations(self) -> list[dict[str, Any]]:
-        return _conversations(self.rows)
-
-    @cached_property
-    def table(self) -> pa.Table:
-        return pa.Table.from_pylist(self.conversations)
-
-    def _write_parquet(self, path: Path) -> None:
-        pq.write_table(self.table, path, row_group_size=ROW_GROUP_ROWS)
-
-    def _write_one_group(self, path: Path) -> None:
-        pq.write_table(self.table, path, row_group_size=self.rows)
-
-    def _write_arrow(self, path: Path) -> None:
-        with pa.ipc.new_file(path, self.table.schema) as writer:
-            writer.write_table(self.table, max_chunksize=RECORD_BATCH_ROWS)
-
-    def _write_arrow_stream(self, path: Path) -> None:
-        with pa.ipc.new_stream(path, self.table.schema) as writer:
-            writer.write_table(self.table, max_chunksize=RECORD_BATCH_ROWS)
-
-    def _write_jsonl(self, path: Path) -> None:
-        with path.open("wb") as file:
-            self._put_lines(file)
-
-    def _write_jsonl_gz(self, path: Path) -> None:
-        with gzip.open(path, "wb", compresslevel=_GZIP_LEVEL) as file:
-            self._put_lines(file)
-
-    def _write_jsonl_zst(self, path: Path) -> None:
-        with pa.CompressedOutputStream(str(path), "zstd") as file:
-            self._put_lines(file)
-
-    def _put_lines(self, file: IO[bytes]) -> None:
-        lines = [_to_json(row) for row in self.conversations]
-        file.write(("\n".join(lines) + "\n").encode())
-
-    def _write_csv(self, path: Path) -> None:
-        texts = [_to_json(row["messages"]) for row in self.conversations]
-        table = self.table.drop(["messages"]).append_column("messages", pa.array(texts))
-        pa.csv.write_csv(table, path)
-
-    def _write_text(self, path: Path) -> None:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            for row in self.conversations:
-                text = " ".join(message["content"] for message in row["messages"])
-                file.write(text.replace("\n", " ") + "\n")
+    All are written before anything is timed, so that the Python objects behind them are gone by
+    then: a million of them would slow down every pass of the garbage collector.
+    """
+    unknown = sorted(set(names) - set(WRITERS))
+    if unknown:
+        raise UsageError(f"no input is called {unknown[0]!r}; choose from {', '.join(WRITERS)}")
+    if not names:
+        return {}
+    corpus = _Corpus(conversations(rows))
+    paths = {name: folder / name for name in names}
+    for name, path in paths.items():
+        WRITERS[name](corpus, path)
+    return paths
 
 
-_WRITERS: dict[str, Callable[[Corpus, Path], None]] = {
-    "messages.parquet": Corpus._write_parquet,
-    "messages-one-group.parquet": Corpus._write_one_group,
-    "messages.jsonl": Corpus._write_jsonl,
-    "messages.jsonl.gz": Corpus._write_jsonl_gz,
-    "messages.jsonl.zst": Corpus._write_jsonl_zst,
-    "messages.csv": Corpus._write_csv,
-    "messages.arrow": Corpus._write_arrow,
-    "messages-stream.arrows": Corpus._write_arrow_stream,
-    "messages.txt": Corpus._write_text,
-}
+def write_sample(path: Path, rows: int) -> Path:
+    """The rows of the earlier package's benchmark as Parquet."""
+    texts = [f"This is sample text number {i} with some content." for i in range(rows)]
+    pq.write_table(pa.table({"text": texts, "label": list(range(rows))}), path)
+    return path
 
 
 def write_large_jsonl(path: Path, num_bytes: int) -> int:
-    """Conversations of at least so many bytes as JSON lines, with rising ids; gives their number."""
-    rows = _conversations(_LARGE_BLOCK_ROWS)
+    """At least so many bytes of conversations as JSON lines; gives the number of rows."""
+    rows = conversations(_LARGE_BLOCK_ROWS)
     tails = [_to_json(row).partition(", ")[2] for row in rows]
     count, written = 0, 0
     with path.open("wb") as file:
@@ -136,8 +85,8 @@ def write_large_jsonl(path: Path, num_bytes: int) -> int:
 
 
 def write_large_parquet(path: Path, num_bytes: int, *, one_group: bool) -> int:
-    """Conversations of about so many bytes as Parquet, with rising ids; gives their number."""
-    block = pa.Table.from_pylist(_conversations(_LARGE_BLOCK_ROWS))
+    """About so many bytes of conversations as Parquet; gives the number of rows."""
+    block = pa.Table.from_pylist(conversations(_LARGE_BLOCK_ROWS))
     pq.write_table(block, path, row_group_size=ROW_GROUP_ROWS)
     blocks = max(1, round(num_bytes / path.stat().st_size))
     numbered = (_renumbered(block, index * block.num_rows) for index in range(blocks))
@@ -148,18 +97,90 @@ def write_large_parquet(path: Path, num_bytes: int, *, one_group: bool) -> int:
         with pq.ParquetWriter(path, block.schema) as writer:
             for table in numbered:
                 writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-    return blocks * block.num_rows
+    return blocks * _LARGE_BLOCK_ROWS
+
+
+class _Corpus:
+    """The conversations in the forms that the writers share."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.table = pa.Table.from_pylist(rows)
+
+    @cached_property
+    def lines(self) -> bytes:
+        return ("\n".join(_to_json(row) for row in self.rows) + "\n").encode()
+
+
+def _write_parquet(corpus: _Corpus, path: Path) -> None:
+    pq.write_table(corpus.table, path, row_group_size=ROW_GROUP_ROWS)
+
+
+def _write_one_group(corpus: _Corpus, path: Path) -> None:
+    pq.write_table(corpus.table, path, row_group_size=len(corpus.rows))
+
+
+def _write_arrow(corpus: _Corpus, path: Path) -> None:
+    with pa.ipc.new_file(path, corpus.table.schema) as writer:
+        writer.write_table(corpus.table, max_chunksize=RECORD_BATCH_ROWS)
+
+
+def _write_arrow_stream(corpus: _Corpus, path: Path) -> None:
+    with pa.ipc.new_stream(path, corpus.table.schema) as writer:
+        writer.write_table(corpus.table, max_chunksize=RECORD_BATCH_ROWS)
+
+
+def _write_jsonl(corpus: _Corpus, path: Path) -> None:
+    path.write_bytes(corpus.lines)
+
+
+def _write_jsonl_gz(corpus: _Corpus, path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=_GZIP_LEVEL) as file:
+        file.write(corpus.lines)
+
+
+def _write_jsonl_zst(corpus: _Corpus, path: Path) -> None:
+    with pa.CompressedOutputStream(str(path), "zstd") as file:
+        file.write(corpus.lines)
+
+
+def _write_csv(corpus: _Corpus, path: Path) -> None:
+    texts = [_to_json(row["messages"]) for row in corpus.rows]
+    table = corpus.table.drop(["messages"]).append_column("messages", pa.array(texts))
+    pa.csv.write_csv(table, path)
+
+
+def _write_text(corpus: _Corpus, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in corpus.rows:
+            text = " ".join(message["content"] for message in row["messages"])
+            file.write(text.replace("\n", " ") + "\n")
+
+
+WRITERS: dict[str, Callable[[_Corpus, Path], None]] = {
+    "messages.parquet": _write_parquet,
+    "messages-one-group.parquet": _write_one_group,
+    "messages.jsonl": _write_jsonl,
+    "messages.jsonl.gz": _write_jsonl_gz,
+    "messages.jsonl.zst": _write_jsonl_zst,
+    "messages.csv": _write_csv,
+    "messages.arrow": _write_arrow,
+    "messages-stream.arrows": _write_arrow_stream,
+    "messages.txt": _write_text,
+}
+"""File name to what writes it."""
 
 
 def _renumbered(block: pa.Table, start: int) -> pa.Table:
     return block.set_column(0, "id", pa.array(range(start, start + block.num_rows), pa.int64()))
 
 
-def _conversations(count: int) -> list[dict[str, Any]]:
+def conversations(count: int) -> list[dict[str, Any]]:
+    """Rows of id, source, score and messages; a smaller count gives other texts."""
     rng = random.Random(0)
     letters = string.ascii_lowercase
     words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(5000)]
-    text = " ".join(rng.choices(words, k=min(_TEXT_WORDS, 200 * count)))
+    text = " ".join(rng.choices(words, k=min(_TEXT_WORDS, 50 * count)))
     last = len(text) - 500
     rows = []
     for index in range(count):

@@ -71,9 +71,8 @@ class TorchDataset(IterableDataset[Any]):
         self._shard = None if shard is None else check_shard(shard)
         self._num_threads = num_threads
         self._options = options
-        self._shared: Any = torch.tensor([epoch, 0])
+        self._shared = _in_shared_memory(torch.tensor([epoch, 0]))
         """The epoch, and the pass that the loaded state was used in (see ``_take_state``)."""
-        self._shared.share_memory_()
         self._state: Any = None
         self._reader: Reader | None = None
         self._home: tuple[int, tuple[int, int]] | None = None
@@ -160,6 +159,11 @@ class TorchDataset(IterableDataset[Any]):
         if get_worker_info() and self._home and parent and self._home[0] == parent.pid:
             return self._home[1]
         return self._shard or _rank_from_environment()
+
+
+def _in_shared_memory(tensor: Any) -> Any:
+    """The same for every process that is forked or spawned from here."""
+    return tensor.share_memory_()
 
 
 def _rank_from_environment() -> tuple[int, int]:

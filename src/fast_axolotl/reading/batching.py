@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import conform
+from fast_axolotl.reading.settle import is_joinable
 
 __all__ = ["Batcher"]
 
@@ -68,7 +69,7 @@ class Batcher:
             piece = self._pieces[0]
             fitting = int(room // piece.row_bytes) if piece.row_bytes else self._batch_size
             count = min(piece.left, self._batch_size - rows, max(fitting, not taken))
-            if count == 0 and piece.left:
+            if (count == 0 and piece.left) or not _go_together(taken, piece.rows):
                 break
             taken.append(piece.rows.slice(piece.start, count))
             rows += count
@@ -85,6 +86,13 @@ class Batcher:
         piece.position = piece.position.forward(count)
         if piece.left == 0:
             self._pieces.popleft()
+
+
+def _go_together(pieces: list[pa.RecordBatch], following: pa.RecordBatch) -> bool:
+    """Whether the values read so far fit the types that came to be known after them."""
+    if not pieces or pieces[-1].schema.equals(following.schema, check_metadata=True):
+        return True
+    return all(is_joinable(pa.Table.from_batches([piece]), following.schema) for piece in pieces)
 
 
 def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:

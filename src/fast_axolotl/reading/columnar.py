@@ -28,6 +28,9 @@ _WHOLE_GROUP_BLOCKS = 4
 _PAGE_BUFFER_BYTES = 1024 * 1024
 """Read-ahead per column while a large row group is streamed."""
 
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""What a writer of the Arrow stream form puts last; before 2019 without the first half."""
+
 _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 """What pyarrow raises on damaged files. Its index and key errors are ArrowExceptions too."""
 
@@ -42,6 +45,9 @@ class ParquetFile:
     metadata: pq.FileMetaData
     schema: pa.Schema
     columns: list[str]
+    """The ones that are read."""
+    names: list[str]
+    """All columns of the file."""
     options: ReadOptions
     keep_alive: Any = None
 
@@ -133,6 +139,9 @@ class ArrowFile:
     label: str
     schema: pa.Schema
     columns: list[str]
+    """The ones that are read."""
+    names: list[str]
+    """All columns of the file."""
     options: ReadOptions
     num_batches: int | None
     """``None`` for the stream form, which has no index."""
@@ -158,7 +167,8 @@ class ArrowFile:
 
     def _streamed(self) -> Iterator[Block]:
         with _named(self.label, "stream"):
-            reader = pa.ipc.open_stream(self.source.open_arrow())
+            file = self.source.open_arrow()
+            reader = pa.ipc.open_stream(file)
         index, held, size = 0, list[pa.RecordBatch](), 0
         while True:
             with _named(self.label, f"record batch {index}"):
@@ -172,8 +182,20 @@ class ArrowFile:
                 yield _Ready(self.label, place, table, size)
                 held, size = [], 0
             if batch is None:
+                self._check_end(file.tell(), index)
                 return
             index += 1
+
+
+    def _check_end(self, position: int, count: int) -> None:
+        """pyarrow takes a stream that is cut between two batches for a whole one."""
+        mark = self.source.read_at(position - len(_END_OF_STREAM), len(_END_OF_STREAM))
+        if mark != _END_OF_STREAM and self.source.read_at(0, 4) == _END_OF_STREAM[:4]:
+            raise DataError(
+                "the stream has no end mark: it is cut off or still being written; fetch it again",
+                path=self.label,
+                place=f"after record batch {count - 1}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +254,7 @@ def open_parquet(
         metadata=metadata,
         schema=_subset(schema, columns),
         columns=columns,
+        names=schema.names,
         options=options,
         keep_alive=keep_alive,
     )
@@ -260,6 +283,7 @@ def open_arrow(
         label=label,
         schema=_subset(schema, columns),
         columns=columns,
+        names=schema.names,
         options=options,
         num_batches=count,
         keep_alive=keep_alive,

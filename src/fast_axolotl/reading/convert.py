@@ -9,18 +9,22 @@ list columns, so no token is ever a Python object; text stays a list of ``str``.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.schema import MIXED
 
 __all__ = ["OUTPUTS", "convert", "to_numpy", "to_python", "to_torch"]
 
 OUTPUTS = ("python", "arrow", "numpy", "torch")
+
+_NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
+"""Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
 
 
 def convert(batch: pa.RecordBatch, output: str) -> Any:
@@ -38,14 +42,12 @@ def convert(batch: pa.RecordBatch, output: str) -> Any:
 
 def to_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     """Column name to list of values."""
-    names = batch.schema.names
-    return {name: _values(column) for name, column in zip(names, batch.columns, strict=True)}
+    return _each_column(batch, _values)
 
 
 def to_numpy(batch: pa.RecordBatch) -> dict[str, Any]:
     """Numbers as arrays, lists as ``{"values", "offsets"}``, everything else as lists."""
-    names = batch.schema.names
-    return {name: _arrays(column) for name, column in zip(names, batch.columns, strict=True)}
+    return _each_column(batch, _arrays)
 
 
 def to_torch(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -65,6 +67,19 @@ def to_torch(batch: pa.RecordBatch) -> dict[str, Any]:
         return value
 
     return {name: tensors(value) for name, value in to_numpy(batch).items()}
+
+
+def _each_column(batch: pa.RecordBatch, change: Callable[[pa.Array], Any]) -> dict[str, Any]:
+    result = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            result[name] = change(column)
+        except _NO_PYTHON_VALUE as error:
+            raise DataError(
+                f"column {name!r} of type {column.type} holds a value that Python cannot express "
+                f'({error}); read it with output="arrow", or leave the column out'
+            ) from error
+    return result
 
 
 def _values(array: pa.Array) -> list[Any]:
@@ -127,7 +142,7 @@ def _arrays(array: pa.Array) -> Any:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _arrays(array.dictionary_decode())
-    if _is_bulk(kind):
+    if pa.types.is_floating(kind) or (_is_bulk(kind) and array.null_count == 0):
         return array.to_numpy(zero_copy_only=False)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if is_list and array.null_count == 0 and _is_number_list(kind):

@@ -32,6 +32,8 @@ __all__ = ["CsvBlock", "CsvFile"]
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 256 * 1024
 _SNIFF_ROWS = 50
+_BACKWARD_STEPS = 64
+"""Line ends inside quotes that are looked at one by one, from the last, before all are at once."""
 _SLOW_BLOCK_ROWS = 10_000
 
 
@@ -240,10 +242,14 @@ class _Cutter:
         if not (self._may_stand_beside[before].all() and self._may_stand_beside[after].all()):
             return None
         end = text.rfind(b"\n")
-        while end >= 0 and np.searchsorted(quotes, end) % 2:
-            opened = int(quotes[np.searchsorted(quotes, end) - 1])
-            end = text.rfind(b"\n", 0, opened)
-        return end + 1
+        for _ in range(_BACKWARD_STEPS):
+            before_end = int(np.searchsorted(quotes, end))
+            if end < 0 or before_end % 2 == 0:
+                return end + 1
+            end = text.rfind(b"\n", 0, int(quotes[before_end - 1]))
+        ends = np.flatnonzero(raw[: end + 1] == ord("\n"))
+        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        return int(outside[-1]) + 1 if len(outside) else 0
 
     def _header_end(self, block: bytes) -> int:
         """The offset after the first record that is not empty."""

@@ -32,7 +32,7 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
         return pa.chunked_array([], type=known or pa.null())
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     if filled.null_count == len(filled):
-        return column if known is None or pa.types.is_null(known) else filled.cast(known)
+        return pa.chunked_array([pa.nulls(len(column), known or pa.null())])
     integers = None if known is not None and pa.types.is_floating(known) else _as_integers(filled)
     if integers is not None:
         return integers
@@ -56,6 +56,7 @@ def _as_decimals(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if pc.any(pc.match_substring_regex(values, _LONG_INTEGER)).as_py():
         return None
     try:
-        return values.cast(pa.float64())
+        decimals = values.cast(pa.float64())
     except pa.ArrowException:
         return None
+    return decimals if pc.all(pc.is_finite(decimals)).as_py() else None

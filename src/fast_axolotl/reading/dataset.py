@@ -130,16 +130,32 @@ def base_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) 
     units = [unit for unit in dataset.units() if unit.file in wanted]
     limit = None if scan else _sample_bytes(dataset)
     schema = _inferred(dataset, units, schema, limit, num_threads, budget)
+    if all(item.format == "csv" for item in dataset.inputs):
+        schema = _empty_as_text(schema)
     columns = dataset.options.columns
     if columns is None:
         return schema
     missing = [name for name in columns if name not in schema.names]
     if missing:
         raise UsageError(
-            f"no column {missing[0]!r}; there are: {', '.join(schema.names)}"
+            f"no column {missing[0]!r}; there are: {', '.join(_all_names(dataset, units))}"
             + (' (infer="scan" also finds columns that appear late)' if wanted else "")
         )
     return pa.schema([schema.field(name) for name in columns])
+
+
+def _all_names(dataset: Dataset, units: Sequence[Unit]) -> list[str]:
+    """Every column, also those that were not asked for."""
+    declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
+    whole = dataset.with_options(columns=None)
+    inferred = _inferred(whole, units, pa.schema([]), limit=1, num_threads=1, budget=1)
+    return list(dict.fromkeys([*declared, *inferred.names]))
+
+
+def _empty_as_text(schema: pa.Schema) -> pa.Schema:
+    """CSV columns without any value: empty text, not null."""
+    kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
+    return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
 def _declared(dataset: Dataset) -> pa.Schema:

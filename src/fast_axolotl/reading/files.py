@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import FileFormat, ReadOptions
@@ -26,15 +26,18 @@ from fast_axolotl.reading.formats import (
     FORMATS,
     HEAD_BYTES,
     format_of_name,
+    is_cut_magic,
     is_saved_dataset,
     sniff_compression,
     sniff_format,
 )
 from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
-from fast_axolotl.reading.storage import Source, expand
+from fast_axolotl.reading.storage import Source, expand, translate_os_errors
 from fast_axolotl.reading.text_lines import TextFile
 
 __all__ = ["FormatWarning", "InputFile", "find_files", "open_files"]
+
+_Picked = TypeVar("_Picked")
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
@@ -117,15 +120,18 @@ def _find(
     if len(sources) == 1 and sources[0].path.rstrip("/").endswith(PurePosixPath(path).name):
         return sources, []
     names = [source.path.removeprefix(root).lstrip("/") for source in sources]
-    data = [
+    eligible = [
         (name, source)
         for name, source in zip(names, sources, strict=True)
-        if not _NOT_DATA.search(name) and format_of_name(name)[0]
+        if not _NOT_DATA.search(name)
     ]
+    data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
+    if not data and "*" in path and not Path(path).is_dir():
+        data = eligible  # the pattern says which files are meant, whatever they are called
     if not data:
         raise MissingFileError(
-            "no data file in this folder; expected names that end in .parquet, .arrow, .jsonl, "
-            ".json, .csv, .txt or their compressed forms",
+            "no data file in this folder; pass another, or use names that end in .parquet, .arrow, "
+            ".jsonl, .json, .csv, .txt or their compressed forms",
             path=path,
         )
     chosen = _choose_split(data, split, path)
@@ -162,7 +168,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     """The files of a ``save_to_disk`` folder in the order that its own index gives."""
     index = folder / "dataset_dict.json"
     if index.is_file():
-        splits: list[str] = _read_index(index, "splits")
+        splits = _read_index(index, lambda content: _texts(content["splits"]))
         if split == "all":
             return [source for name in splits for source in _saved_files(folder / name, None)]
         if split is None and len(splits) > 1:
@@ -175,20 +181,22 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
             raise UsageError(f"{folder}: no split {chosen!r}; there are: {', '.join(splits)}")
         return _saved_files(folder / chosen, None)
     state = folder / "state.json"
-    if _read_index(state, "_indices_data_files", optional=True):
+    if _read_index(state, lambda content: content.get("_indices_data_files")):
         raise DataError(
             "this dataset was saved with an indices mapping; save it again after flatten_indices()",
             path=str(folder),
         )
-    files = _read_index(state, "_data_files")
-    return [expand(str(folder / item["filename"]), None)[0][0] for item in files]
+    names = _read_index(
+        state, lambda content: _texts([item["filename"] for item in content["_data_files"]])
+    )
+    return [expand(str(folder / name), None)[0][0] for name in names]
 
 
-def _read_index(path: Path, key: str, *, optional: bool = False) -> Any:
+def _read_index(path: Path, pick: Callable[[Any], _Picked]) -> _Picked:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content.get(key) if optional else content[key]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        with translate_os_errors(str(path)):
+            return pick(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise DataError(
             f"the index of this saved dataset is damaged ({type(error).__name__}: {error}); save "
             "it again",
@@ -196,16 +204,26 @@ def _read_index(path: Path, key: str, *, optional: bool = False) -> Any:
         ) from None
 
 
+def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
+        raise ValueError(f"expected names, found {values!r}")
+    return values
+
+
 def _open(source: Source, told: str | None, options: ReadOptions) -> tuple[InputFile, FileFormat]:
-    named, _ = format_of_name(source.path)
+    named, packed = format_of_name(source.path)
     promised = told or named
     head = source.read_at(0, HEAD_BYTES)
     compression = sniff_compression(head)
     if compression is not None:
         head = head_of(source, compression, HEAD_BYTES)
+    elif packed is not None:
+        _refuse_cut_magic(source, head, packed)
     _refuse_empty(source, head, promised)
     found = sniff_format(head, promised)
     _warn_if_misnamed(source, named, found, told)
+    if packed is not None and packed != compression:
+        _warn(source, packed, compression or "not compressed")
     file = InputFile(source=source, format=found, compression=compression)
     return file, _open_as(file, options)
 
@@ -237,10 +255,23 @@ def _refuse_empty(source: Source, head: bytes, promised: str | None) -> None:
     )
 
 
+def _refuse_cut_magic(source: Source, head: bytes, packed: str) -> None:
+    if is_cut_magic(head, packed):
+        raise DataError(
+            f"the {packed} file is cut off after {len(head)} bytes; fetch it again",
+            path=source.path,
+            place=f"byte {len(head)}",
+        )
+
+
 def _warn_if_misnamed(source: Source, named: str | None, found: str, told: str | None) -> None:
     same = {frozenset(("arrow", "feather"))}
     if named is None or named == found or frozenset((named, found)) in same or told == found:
         return
+    _warn(source, named, found)
+
+
+def _warn(source: Source, named: str, found: str) -> None:
     warnings.warn(
         f"{source.path}: the name says {named} but the content is {found}; it is read as {found}",
         FormatWarning,

@@ -19,6 +19,9 @@ __all__ = [
     "HEAD_BYTES",
     "SUFFIXES",
     "detect_format",
+    "format_of_name",
+    "is_cut_magic",
+    "is_saved_dataset",
     "list_supported_formats",
     "sniff_compression",
     "sniff_format",
@@ -110,13 +113,22 @@ def is_saved_dataset(path: str) -> bool:
     """Whether a local folder was written by Hugging Face ``save_to_disk``."""
     from pathlib import Path
 
-    folder = Path(path)
-    return any((folder / mark).is_file() for mark in ("state.json", "dataset_dict.json"))
+    try:
+        return any((Path(path) / mark).is_file() for mark in ("state.json", "dataset_dict.json"))
+    except OSError:
+        return False
 
 
 def sniff_compression(head: bytes) -> str | None:
     """The compression that the first bytes prove."""
     return next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
+
+
+def is_cut_magic(head: bytes, compression: str) -> bool:
+    """Whether these bytes are all that is left of a compressed file: less than its magic."""
+    return any(
+        magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == compression
+    )
 
 
 def sniff_format(head: bytes, promised: str | None) -> str:
@@ -129,6 +141,8 @@ def sniff_format(head: bytes, promised: str | None) -> str:
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary
     if promised in ("parquet", "arrow", "feather"):
+        if any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC):
+            return promised
         return _sniff_text(head) if _looks_like_text(head) else promised
     if promised in ("json", "jsonl", None):
         return _sniff_text(head, fallback=promised)

@@ -24,7 +24,7 @@ from fast_axolotl.reading.json_rows import JsonBlock, JsonRows
 from fast_axolotl.reading.lines import BOM, LineRange, cut_lines, line_units, whole_file
 from fast_axolotl.reading.storage import Source
 
-__all__ = ["JsonDocument", "JsonLinesFile", "Structure"]
+__all__ = ["JsonDocument", "JsonLinesFile", "Structure", "line_rows"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -230,6 +230,7 @@ class _DocumentCutter:
                 spans=lambda: _segments(data, edges),
                 first_line=lambda: line,
                 one_per_line=False,
+                count=len(edges) - 1,
             )
         elif not last or len(cuts):
             raise self._error("an element is missing between two commas")

@@ -1,10 +1,11 @@
 """JSON objects to Arrow: pyarrow's parser where it is right, Python's where it is not.
 
-pyarrow parses a block some ten times faster than Python, and six things about it must be watched.
-It lets bytes through that are not UTF-8; it refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like
-a date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too
-short when a list holds nulls; and it recurses on nesting. A block in which one of these is possible
-is parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
+pyarrow parses a block some ten times faster than Python, and seven things about it must be watched.
+It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null``, for rows; it
+refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like a
+date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too short
+when a list holds nulls; and it recurses on nesting. A block in which one of these is possible is
+parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
 keys keep the last value.
 
 Types are joined over rows (see ``schema``): a true conflict names line, column and both types.
@@ -16,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,9 +40,16 @@ __all__ = ["JsonBlock", "JsonRows"]
 _EXACT_INTEGER_LIMIT = 2.0**53
 """From here on a float may stand for an integer that it does not hold."""
 
-_MAX_NESTING = 2_000
+_MAX_NESTING = 4_000
 """Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
 
+_MAX_TYPE_NESTING = 64
+"""Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
+
+_MAX_VALUE_NESTING = 500
+"""Values nested deeper are an error: Python's own recursion ends not far above."""
+
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -59,6 +68,8 @@ class JsonRows:
     """The line in the file of ``start``, from 1; counted only when it is asked for."""
     one_per_line: bool
     """Whether every row ends with its line."""
+    count: int | None = None
+    """The number of rows, where it is known."""
 
     def place(self, offset: int) -> str:
         return f"line {self.first_line() + self.data.count(10, self.start, offset)}"
@@ -92,6 +103,8 @@ def _parse_fast(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
     """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
     if schema is not None and any(_needs_text(column) for column in schema):
         return None
+    if not _OBJECT.match(rows.data, rows.start, rows.stop):
+        return None  # pyarrow crashes where the first row is null
     if not _is_utf8(rows.buffer()) or _may_be_deep(rows):
         return None
     try:
@@ -102,9 +115,10 @@ def _parse_fast(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
                 break
             table = _read(rows, plain)
         table.validate()
-    except (pa.ArrowException, UnicodeDecodeError):
+        join_schemas(schema or pa.schema([]), table.schema)
+    except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    return None if _may_be_rounded(table) else table
+    return None if _may_be_rounded(table) or _may_be_miscounted(rows, table) else table
 
 
 def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
@@ -154,13 +168,15 @@ def _without_timestamps(schema: pa.Schema) -> pa.Schema:
     return pa.schema([column.with_type(_as_text(column.type)) for column in schema])
 
 
-def _as_text(kind: pa.DataType) -> pa.DataType:
+def _as_text(kind: pa.DataType, room: int = _MAX_TYPE_NESTING) -> pa.DataType:
+    if room == 0:
+        raise RecursionError
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_list(kind):
-        return pa.list_(_as_text(kind.value_type))
+        return pa.list_(_as_text(kind.value_type, room - 1))
     if pa.types.is_struct(kind):
-        return pa.struct([inner.with_type(_as_text(inner.type)) for inner in kind])
+        return pa.struct([inner.with_type(_as_text(inner.type, room - 1)) for inner in kind])
     return kind
 
 
@@ -183,6 +199,25 @@ def _may_be_rounded(table: pa.Table) -> bool:
     return False
 
 
+def _may_be_miscounted(rows: JsonRows, table: pa.Table) -> bool:
+    """Whether two rows may stand where one should, or a null where an object should."""
+    if table.num_rows != _expected_count(rows, table.num_rows):
+        return True
+    if any(column.null_count == 0 for column in table.columns):
+        return False
+    empty = [column.is_null() for column in table.columns]
+    return not empty or bool(pc.any(reduce(pc.and_, empty)).as_py())
+
+
+def _expected_count(rows: JsonRows, found: int) -> int:
+    """Elements, or lines that are not blank, which are looked at only where numbers differ."""
+    if rows.count is not None:
+        return rows.count
+    last = rows.data[rows.stop - 1 : rows.stop]
+    lines = rows.data.count(b"\n", rows.start, rows.stop) + (last != b"\n")
+    return lines if lines == found else sum(1 for _ in rows.spans())
+
+
 def _holds_large(leaf: pa.Array) -> bool:
     bounds = pc.min_max(leaf)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
@@ -190,18 +225,23 @@ def _holds_large(leaf: pa.Array) -> bool:
 
 
 def _may_be_deep(rows: JsonRows) -> bool:
-    """An upper bound on the nesting: the opening brackets of rows long enough to hold so many."""
-    if rows.stop - rows.start < 2 * _MAX_NESTING:
-        return False
-    raw = np.frombuffer(rows.buffer(), dtype=np.uint8)
-    edges = np.flatnonzero(raw == ord("\n"))
-    if (
-        rows.one_per_line
-        and len(edges)
-        and np.diff(edges, prepend=0, append=len(raw)).max() < (2 * _MAX_NESTING)
-    ):
-        return False
-    return any(_opened(rows.data[start:stop]) > _MAX_NESTING for start, stop in rows.spans())
+    """Whether a row is nested so deep that pyarrow should not see it.
+
+    A row that deep is long, so lines are only looked at where a stretch has no line end.
+    """
+    spans = _long_lines(rows) if rows.one_per_line else rows.spans()
+    return any(_opened(rows.data[start:stop]) > _MAX_NESTING for start, stop in spans)
+
+
+def _long_lines(rows: JsonRows) -> Iterator[tuple[int, int]]:
+    """Lines of at least two bytes a level, found by probing: cheap where lines are short."""
+    data, end = rows.data, rows.start
+    for probe in range(rows.start, rows.stop - _MAX_NESTING, _MAX_NESTING):
+        if probe < end or data.find(b"\n", probe, probe + _MAX_NESTING) >= 0:
+            continue
+        end = data.find(b"\n", probe, rows.stop)
+        end = rows.stop if end < 0 else end
+        yield data.rfind(b"\n", rows.start, probe) + 1, end
 
 
 def _opened(text: bytes) -> int:
@@ -245,6 +285,8 @@ class _SlowParse:
         text = self.rows.data[start:stop]
         try:
             row = json.loads(text, parse_float=_finite_float, strict=True)
+            if len(text) > _MAX_VALUE_NESTING and _depth(row) > _MAX_VALUE_NESTING:
+                raise RecursionError
             if _SURROGATE.search(text):
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
@@ -321,7 +363,9 @@ def _column_type(value: Any) -> pa.DataType:
         return MIXED
 
 
-def _type_of(value: Any) -> pa.DataType:
+def _type_of(value: Any, room: int = _MAX_TYPE_NESTING) -> pa.DataType:
+    if room == 0:
+        raise OverflowError("nested too deep")
     if value is None:
         return pa.null()
     if isinstance(value, bool):
@@ -337,9 +381,20 @@ def _type_of(value: Any) -> pa.DataType:
     if isinstance(value, list):
         kind = pa.null()
         for item in value:
-            kind = join(kind, _type_of(item), "[]")
+            kind = join(kind, _type_of(item, room - 1), "[]")
         return pa.list_(kind)
-    return pa.struct([pa.field(name, _type_of(item)) for name, item in value.items()])
+    return pa.struct([pa.field(name, _type_of(item, room - 1)) for name, item in value.items()])
+
+
+def _depth(value: Any) -> int:
+    """How many levels of lists and objects a value has."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, (dict, list)) and item]:
+        depth += 1
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth
 
 
 def _finite_float(text: str) -> float:

@@ -6,18 +6,21 @@ Workers pause while what is decoded or being decoded, and not yet consumed, is o
 item is always allowed, so a row larger than the budget still passes.
 
 The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
-garbage, they stop after the item in hand. They are daemons, so an interpreter that exits does not
-wait for them.
+garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
+the items in hand only: a thread that came back from pyarrow later would abort the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["Prefetcher", "Sized"]
 
@@ -34,6 +37,13 @@ class Sized(Protocol):
 
 _Task = TypeVar("_Task", bound=Sized)
 _Result = TypeVar("_Result")
+
+_EXIT_SECONDS = 10.0
+"""How long an exit waits for the items in hand at most; a remote read can hang that long."""
+
+_running: weakref.WeakKeyDictionary[threading.Thread, _Shared[Any, Any]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(slots=True)
@@ -57,6 +67,7 @@ class _Shared(Generic[_Task, _Result]):
     stopped: bool = False
     exhausted: bool = False
     failure: BaseException | None = None
+    process: int = field(default_factory=os.getpid)
 
 
 class Prefetcher(Generic[_Task, _Result]):
@@ -74,12 +85,16 @@ class Prefetcher(Generic[_Task, _Result]):
         self._held = 0
         self._finalizer = weakref.finalize(self, _stop, self._shared)
         for number in range(num_threads):
-            threading.Thread(
+            thread = threading.Thread(
                 target=_work,
                 args=(self._shared,),
                 name=f"fast-axolotl-reader-{number}",
                 daemon=True,
-            ).start()
+            )
+            _running[thread] = self._shared
+            thread.start()
+        atexit.unregister(_finish)
+        atexit.register(_finish)
 
     def __iter__(self) -> Iterator[tuple[_Task, _Result]]:
         return self
@@ -114,10 +129,22 @@ class Prefetcher(Generic[_Task, _Result]):
 
 
 def _stop(shared: _Shared[_Task, _Result]) -> None:
+    if os.getpid() != shared.process:
+        return  # a forked child has none of the threads, and one may have held the lock
     with shared.changed:
         shared.stopped = True
         shared.slots.clear()
         shared.changed.notify_all()
+
+
+def _finish() -> None:
+    """At exit: stops every thread and waits for it."""
+    threads = list(_running.items())
+    for _, shared in threads:
+        _stop(shared)
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _work(shared: _Shared[_Task, _Result]) -> None:

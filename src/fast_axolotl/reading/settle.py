@@ -25,7 +25,7 @@ from fast_axolotl.reading.schema import (
     join_schemas,
 )
 
-__all__ = ["Window", "settle"]
+__all__ = ["Window", "is_joinable", "settle"]
 
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
@@ -57,6 +57,8 @@ class Window:
             decoded, known = settle(decoded, block, known, self.options)
             tables.append(decoded.table)
             rejections += decoded.rejections
+        if any(not is_joinable(table, known) for table in tables):
+            return self.decode(known)
         table = pa.concat_tables([conform(table, known) for table in tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
         return Decoded(table.combine_chunks().take(pa.array(order)), tuple(rejections))
@@ -72,6 +74,8 @@ def settle(
             return Decoded(known.empty_table(), decoded.rejections), known
         try:
             joined = join_schemas(known, table.schema, text_wins=block.text_wins)
+            if attempt:
+                table = _by_value(table, joined)
             if not _needs_source(table.schema, joined):
                 return Decoded(conform(table, joined), decoded.rejections), joined
             known = joined
@@ -83,7 +87,19 @@ def settle(
     raise DataError("the types of this block keep changing; please report this file")
 
 
+def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
+    """Whether rows that were settled before ``schema`` was known can be brought to it by casts."""
+    if _needs_source(table.schema, schema):
+        return False
+    try:
+        conform(table, schema)
+    except TypeClash:
+        return False
+    return True
+
+
 def _needs_source(found: pa.Schema, joined: pa.Schema) -> bool:
+    """Whether a cast would not do: the joined type holds the text of the values."""
     return any(_is_text_of_source(joined.field(column.name), column) for column in found)
 
 
@@ -93,6 +109,18 @@ def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
     if is_json_text(joined):
         return not is_json_text(found)
     return bool(pa.types.is_string(joined.type) and _is_number(found.type))
+
+
+def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
+    """JSON text of the values, where a block has no text of its own: Parquet and Arrow."""
+    for index, column in enumerate(table.schema):
+        target = joined.field(column.name)
+        if _is_text_of_source(target, column) and (target.type == MIXED or is_json_text(target)):
+            text = _as_json_text(table.column(index))
+            if target.type == MIXED:
+                text = pa.ExtensionArray.from_storage(MIXED, text)
+            table = table.set_column(index, target, text)
+    return table
 
 
 def _is_number(kind: pa.DataType) -> bool:

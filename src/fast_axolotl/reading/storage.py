@@ -37,6 +37,10 @@ FIRST_DELAY_SECONDS = 0.2
 """Doubles after each attempt: 0.2, 0.4, 0.8, 1.6, 3.2."""
 
 
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One file, local or remote, of a known size."""
@@ -49,7 +53,7 @@ class Source:
     """An fsspec file system, ``None`` for local files."""
     inner_path: str = ""
     """The path inside ``filesystem``."""
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = _pause
     """The seam through which tests skip the back-off."""
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -70,15 +74,26 @@ class Source:
         if self.filesystem is not None:
             return pa.PythonFile(SourceFile(self), mode="r")
         with translate_os_errors(self.path):
-            return pa.OSFile(self.path)
+            file = pa.OSFile(self.path)
+            self._check_size(file.size())
+            return file
 
     def _read_local(self, offset: int, length: int) -> bytes:
         with translate_os_errors(self.path):
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
+                self._check_size(os.fstat(descriptor).st_size)
                 return _read_fully(descriptor, offset, length)
             finally:
                 os.close(descriptor)
+
+    def _check_size(self, size: int) -> None:
+        if size != self.num_bytes:
+            raise DataError(
+                f"the file has {size:,} bytes though it had {self.num_bytes:,} when reading began; "
+                "it is being written or was replaced: read a finished copy",
+                path=self.path,
+            )
 
     def _fetch(self, offset: int, length: int) -> bytes:
         def attempt() -> bytes:
@@ -168,7 +183,9 @@ class translate_os_errors:
                 "permission denied; make it readable for this user", path=self._path
             ) from None
         reason = error.strerror or str(error)
-        raise DataError(f"reading failed: {reason}", path=self._path) from error
+        raise DataError(
+            f"reading failed: {reason}; check the disk, then read it again", path=self._path
+        ) from error
 
 
 def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
@@ -186,8 +203,7 @@ def _expand_local(path: str) -> tuple[list[Source], str]:
     target = Path(path).expanduser()
     with translate_os_errors(path):
         if target.is_dir():
-            files = [item for item in sorted(target.rglob("*")) if item.is_file()]
-            return [_local_source(item) for item in files], str(target)
+            return [_local_source(item) for item in _walk(target)], str(target)
         if not target.exists() and _is_glob(path):
             files = [item for item in _glob(path) if item.is_file()]
             if not files:
@@ -196,6 +212,21 @@ def _expand_local(path: str) -> tuple[list[Source], str]:
                 [item.parent for item in files]
             )
         return [_local_source(target)], str(target.parent)
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files below a folder; what cannot be listed is an error, and so is a dangling link."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    listed = os.walk(folder, onerror=refuse)
+    files = [Path(root, name) for root, _, names in listed for name in names]
+    return sorted(
+        item
+        for item in files
+        if item.is_file() or (item.is_symlink() and not item.name.startswith("."))
+    )
 
 
 def _glob(pattern: str) -> list[Path]:
@@ -276,7 +307,7 @@ def _open_with_pyarrow(
 
 
 def _with_retries(
-    call: Callable[[], _Result], path: str, sleep: Callable[[float], None] = time.sleep
+    call: Callable[[], _Result], path: str, sleep: Callable[[float], None] = _pause
 ) -> _Result:
     delay = FIRST_DELAY_SECONDS
     for attempt in range(1, RETRIES + 1):

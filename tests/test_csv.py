@@ -1,0 +1,369 @@
+"""CSV: dialects, quotes, and numbers only where every value of a column is a plain one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from conftest import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
+from fast_axolotl import CsvDialect, open_dataset
+from fast_axolotl.errors import DataError
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def values_of(path: Path, column: str = "a", **options: Any) -> list[Any]:
+    return [row[column] for row in read_rows(path, **options)]
+
+
+# Shapes.
+
+
+def test_quoted_newlines_delimiters_and_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,b\n"x\ny, ""z""",1\n"",2\n"\r\n",3\n')
+
+    assert read_rows(path) == [{"a": 'x\ny, "z"', "b": 1}, {"a": "", "b": 2}, {"a": "\r\n", "b": 3}]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
+def test_crlf_bom_and_a_missing_last_newline(tmp_path: Path, compression: str) -> None:
+    path = compress(write(tmp_path / "a.csv", b"\xef\xbb\xbfa,b\r\n1,x\r\n2,y"), compression)
+
+    assert read_rows(path) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("a.tsv", "\t"), ("a.csv", "\t"), ("a.csv", ";"), ("a.csv", "|")]
+)
+def test_delimiters_are_detected(tmp_path: Path, name: str, delimiter: str) -> None:
+    rows = [{"a": index, "b": f"x, {index}\ny", "c": "1,5"} for index in range(30)]
+    path = write_csv(tmp_path / name, rows, delimiter=delimiter)
+
+    assert read_rows(path) == rows
+
+
+def test_a_tsv_may_be_full_of_commas(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "a\n1,2,3\n4,5,6\n")
+
+    assert values_of(path) == ["1,2,3", "4,5,6"]
+
+
+def test_a_told_dialect_wins(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,b:c,d\n'1:2',x:3,4\n")
+
+    assert read_rows(path, csv=CsvDialect(delimiter=":", quote="'")) == [
+        {"a,b": "1:2,x", "c,d": "3,4"}
+    ]
+
+
+def test_an_escape_character(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,b\n"x \\"y\\" z",1\nu\\,v,2\n')
+
+    assert read_rows(path, csv=CsvDialect(escape="\\")) == [
+        {"a": 'x "y" z', "b": 1},
+        {"a": "u,v", "b": 2},
+    ]
+
+
+def test_a_file_without_a_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "1,x\n2,y\n")
+
+    assert read_rows(path, csv=CsvDialect(column_names=("n", "t"))) == [
+        {"n": 1, "t": "x"},
+        {"n": 2, "t": "y"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["a,b\n", "a,b", "a,b\r\n", "\n\na,b\n\n"])
+def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "a.csv", text)
+
+    assert read_rows(path) == []
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "\na,b\n\n1,2\n\n\n3,4\n\n")
+
+    assert read_rows(path) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", flat_rows(10))
+
+    assert read_rows(path, columns=["score", "id"]) == [
+        {"score": row["score"], "id": row["id"]} for row in flat_rows(10)
+    ]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,b,a\n1,2,3\n")
+
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        open_dataset(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused(tmp_path: Path, encoding: str) -> None:
+    mark = {"utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}.get(encoding, b"")
+    path = write(tmp_path / "a.csv", mark + "a,b\n1,2\n".encode(encoding))
+
+    with pytest.raises(DataError, match="UTF-16"):
+        read_rows(path)
+
+
+def test_quoted_newlines_across_many_blocks(tmp_path: Path) -> None:
+    rows: Rows = [
+        {"id": index, "text": f'line\n"{index}"\r\n' + "x\n," * 150, "n": index / 4}
+        for index in range(4000)
+    ]
+    path = write_csv(tmp_path / "a.csv", rows)
+
+    assert read_rows(path, memory_budget=SMALL_BUDGET) == rows
+    assert read_rows(compress(path, "zstd"), memory_budget=SMALL_BUDGET) == rows
+
+
+def test_one_field_larger_than_a_block(tmp_path: Path) -> None:
+    rows: Rows = [{"a": 1, "b": "x"}, {"a": 2, "b": 'y\n"' * 700_000}, {"a": 3, "b": "z"}]
+    path = write_csv(tmp_path / "a.csv", rows)
+
+    assert read_rows(path, memory_budget=SMALL_BUDGET) == rows
+
+
+# Stray quotes.
+
+
+def test_stray_quotes_are_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,b\n5" pipe,1\nsay "hi",2\n"x, y",3\n')
+
+    assert read_rows(path) == [
+        {"a": '5" pipe', "b": 1},
+        {"a": 'say "hi"', "b": 2},
+        {"a": "x, y", "b": 3},
+    ]
+
+
+def test_a_stray_quote_after_many_blocks_loses_nothing(tmp_path: Path) -> None:
+    rows = flat_rows(4000, 500)
+    path = write_csv(tmp_path / "a.csv", rows)
+    with path.open("a", newline="") as file:
+        file.write('4000,5" pipe,1.5\r\n4001,"x\r\ny",2.5\r\n')
+
+    found = read_rows(path, memory_budget=SMALL_BUDGET)
+
+    assert found[:4000] == rows
+    assert found[4000:] == [
+        {"id": 4000, "text": '5" pipe', "score": 1.5},
+        {"id": 4001, "text": "x\r\ny", "score": 2.5},
+    ]
+
+
+@pytest.mark.parametrize("size", [3, 4000])
+def test_an_unclosed_quote_is_an_error(tmp_path: Path, size: int) -> None:
+    path = write_csv(tmp_path / "a.csv", flat_rows(size, 500))
+    with path.open("a") as file:
+        file.write('9,"never closed,1\n10,x,2\n')
+
+    with pytest.raises(DataError, match=r"a\.csv.*not closed"):
+        read_rows(path, memory_budget=SMALL_BUDGET)
+
+
+# Types.
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        pytest.param(["1", "-2", "0"], [1, -2, 0], id="plain integers"),
+        pytest.param(["1", "", "3"], [1, None, 3], id="an empty field is null among integers"),
+        pytest.param(["1.5", "2", "-0.25"], [1.5, 2.0, -0.25], id="decimals"),
+        pytest.param(["1.50", "2"], [1.5, 2.0], id="a trailing zero is still a number"),
+        pytest.param(["1e5", "-2.5E-3"], [1e5, -2.5e-3], id="exponents"),
+        pytest.param(["08123", "1"], ["08123", "1"], id="a leading zero"),
+        pytest.param(["00.5", "1"], ["00.5", "1"], id="a leading zero before a point"),
+        pytest.param(["+1", "2"], ["+1", "2"], id="a plus sign"),
+        pytest.param(["-0", "1"], [-0.0, 1.0], id="minus zero"),
+        pytest.param([" 1", "2"], [" 1", "2"], id="a space"),
+        pytest.param(["1,000", "2"], ["1,000", "2"], id="a thousands separator"),
+        pytest.param([str(2**63), "1"], [str(2**63), "1"], id="past 64 bits"),
+        pytest.param([str(2**63 - 1)], [2**63 - 1], id="the largest integer"),
+        pytest.param(
+            ["12345678901234567", "0.5"], ["12345678901234567", "0.5"], id="no float holds both"
+        ),
+        pytest.param(["", ""], ["", ""], id="all empty"),
+        pytest.param(["x", "", "1"], ["x", "", "1"], id="an empty field is empty text among text"),
+        pytest.param(["NA", "1"], ["NA", "1"], id="NA"),
+        pytest.param(["null", "1"], ["null", "1"], id="null"),
+        pytest.param(["nan", "1"], ["nan", "1"], id="nan"),
+        pytest.param(["inf", "1"], ["inf", "1"], id="inf"),
+        pytest.param(["true", "false"], ["true", "false"], id="booleans"),
+        pytest.param(["2024-01-31"], ["2024-01-31"], id="dates"),
+        pytest.param(["0x1F", "1"], ["0x1F", "1"], id="hexadecimal"),
+        pytest.param(["1e999", "1"], ["1e999", "1"], id="past the largest float"),
+    ],
+)
+def test_a_column_is_a_number_only_if_every_value_is_a_plain_one(
+    tmp_path: Path, texts: list[str], values: list[Any]
+) -> None:
+    path = write_csv(tmp_path / "a.csv", [{"a": text, "b": "x"} for text in texts])
+
+    found = values_of(path)
+
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("common", "late", "value"),
+    [
+        ("1", "08123", "1"),
+        ("1.50", "x", "1.50"),
+        ("1", "1.50", 1.0),
+        ("", "7", None),
+        ("", "x", ""),
+    ],
+)
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_a_value_in_a_later_block_decides_for_the_whole_column(
+    tmp_path: Path, common: str, late: str, value: Any, shuffle: int | None
+) -> None:
+    rows = [{"a": common, "t": "x" * 500}] * 3000 + [{"a": late, "t": "y"}]
+    path = write_csv(tmp_path / "a.csv", rows)
+
+    found = values_of(path, memory_budget=SMALL_BUDGET, shuffle=shuffle)
+
+    assert found.count(value) == 3000
+    assert len({type(item) for item in found if item is not None}) == 1
+
+
+def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.reading.dataset._SAMPLE_BYTES", 1)
+    rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
+    path = write_csv(tmp_path / "a.csv", rows)
+
+    batches = list(open_dataset(path, memory_budget=SMALL_BUDGET))
+
+    kinds = [batch.schema.field("a").type for batch in batches]
+    values = [value for batch in batches for value in batch.column("a").to_pylist()]
+    assert kinds[0] == pa.float64()
+    assert kinds[-1] == pa.string()
+    assert values[-2:] == ["1.50", "x"]
+    assert [str(value) for value in values].count("1.5") + values.count("1.50") == 3000
+    assert {value for value in values if isinstance(value, str)} == {"1.50", "x"}
+
+
+def test_a_scan_settles_the_types_before_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.reading.dataset._SAMPLE_BYTES", 1)
+    rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
+    path = write_csv(tmp_path / "a.csv", rows)
+
+    assert values_of(path, memory_budget=SMALL_BUDGET, infer="scan") == ["1.50"] * 3000 + ["x"]
+
+
+def test_types_are_joined_over_files(tmp_path: Path) -> None:
+    write(tmp_path / "1.csv", "a,b\n1,1\n")
+    write(tmp_path / "2.csv", "a,b,c\n007,2.5,x\n")
+
+    assert read_rows(tmp_path) == [
+        {"a": "1", "b": 1.0, "c": None},
+        {"a": "007", "b": 2.5, "c": "x"},
+    ]
+
+
+# Bad rows.
+
+
+def test_a_ragged_row_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,b\n1,"x\ny\nz"\n2\n3,w\n')
+
+    with pytest.raises(DataError, match=r"a\.csv, line 5: expected 2 fields, found 1"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("stray", ["", 'stray,5" pipe,0\r\n'])
+def test_a_ragged_row_after_many_blocks_is_an_error_with_its_line(
+    tmp_path: Path, stray: str
+) -> None:
+    path = write_csv(tmp_path / "a.csv", [{"a": 1, "b": "x\ny" * 100, "c": 2}] * 4000)
+    lines = path.read_bytes().count(b"\n")
+    with path.open("a", newline="") as file:
+        file.write(f"{stray}1,x,2\r\n1,x,2,3\r\n")
+
+    with pytest.raises(
+        DataError, match=f"line {lines + 2 + bool(stray)}: expected 3 fields, found 4"
+    ):
+        read_rows(path, memory_budget=SMALL_BUDGET)
+
+
+def test_skipped_rows_are_counted_and_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"a,b\n1,x\n2\n3,y,z\n4,\xff\n5,w\n")
+    reader = open_dataset(path, on_error="skip")
+
+    assert [row["a"] for batch in reader for row in batch.to_pylist()] == [1, 5]
+    assert reader.stats.rejected_rows == 3
+    assert [item.place for item in reader.stats.rejections] == ["line 3", "line 4", "line 5"]
+
+
+def test_bytes_that_are_not_utf_8_are_an_error_with_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"a,b\n1,x\n2,\xff\n")
+
+    with pytest.raises(DataError, match="line 3: bytes that are not UTF-8"):
+        read_rows(path)
+
+
+# Any text: what csv.writer wrote comes back.
+
+FIELDS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=6),
+    st.sampled_from(
+        ['"', '""', ",", "\n", "\r\n", "\r", "a\rb", ";", "\t", " ", "'", "#", "\\", "\ufeff"]
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.integers(1, 3).flatmap(
+        lambda width: st.lists(
+            st.lists(FIELDS, min_size=width, max_size=width), min_size=1, max_size=8
+        )
+    ),
+    delimiter=st.sampled_from(",;\t|"),
+    lineterminator=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    tiny_blocks=st.booleans(),
+)
+@example([["\r"]], ",", "\n", csv.QUOTE_MINIMAL, False)
+@example([["a\rb", "x"]], ",", "\r\n", csv.QUOTE_MINIMAL, True)
+def test_any_text_comes_back(
+    rows: list[list[str]], delimiter: str, lineterminator: str, quoting: Any, tiny_blocks: bool
+) -> None:
+    if any("\r" in field for row in rows for field in row):
+        quoting = csv.QUOTE_ALL  # Python before 3.13 leaves a lone \\r bare
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=lineterminator, quoting=quoting)
+    names = [f"c{index}" for index in range(len(rows[0]))]
+    writer.writerow(names)
+    writer.writerow(["text"] * len(names))
+    writer.writerows(rows)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if tiny_blocks:
+            patch.setattr("fast_axolotl.reading.reader.MIB", 8)
+        path = write(Path(folder) / "rows.csv", text.getvalue())
+        found = read_rows(path, csv=CsvDialect(delimiter=delimiter), num_threads=1)
+
+    assert [list(row.values()) for row in found] == [["text"] * len(names), *rows]

@@ -1,0 +1,103 @@
+"""The tree of exceptions: one root, the builtin bases that were promised, messages of one form."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from fast_axolotl import errors
+from fast_axolotl.errors import (
+    AccessError,
+    ConflictError,
+    DataError,
+    FastAxolotlError,
+    MissingExtraError,
+    MissingFileError,
+    ResumeError,
+    UsageError,
+)
+
+ALL = [getattr(errors, name) for name in errors.__all__]
+OF_DATA = [kind for kind in ALL if issubclass(kind, DataError)]
+
+
+def test_every_exception_of_the_module_is_listed_and_has_one_root() -> None:
+    defined = [
+        item
+        for _, item in inspect.getmembers(errors, inspect.isclass)
+        if item.__module__ == errors.__name__
+    ]
+    assert set(defined) == set(ALL)
+    assert all(issubclass(kind, FastAxolotlError) for kind in ALL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bases"),
+    [
+        (FastAxolotlError, {Exception}),
+        (UsageError, {ValueError}),
+        (MissingExtraError, {ImportError}),
+        (DataError, {RuntimeError}),
+        (MissingFileError, {DataError, RuntimeError, FileNotFoundError, OSError}),
+        (AccessError, {DataError, RuntimeError, PermissionError, OSError}),
+        (ConflictError, {DataError, RuntimeError}),
+        (ResumeError, {DataError, RuntimeError, ValueError}),
+    ],
+)
+def test_the_promised_bases(kind: type[Exception], bases: set[type]) -> None:
+    assert bases <= set(kind.__mro__)
+
+
+def test_the_docstring_draws_every_exception_under_its_parent() -> None:
+    drawing = errors.__doc__ or ""
+    assert [name for name in errors.__all__ if name not in drawing] == []
+    for kind in set(OF_DATA) - {DataError}:
+        assert drawing.index("DataError") < drawing.index(kind.__name__)
+
+
+@pytest.mark.parametrize("kind", OF_DATA)
+@pytest.mark.parametrize(
+    ("path", "place", "text"),
+    [
+        ("rows.jsonl", "line 7", "rows.jsonl, line 7: broken; mend it"),
+        ("rows.jsonl", "", "rows.jsonl: broken; mend it"),
+        ("", "line 7", "line 7: broken; mend it"),
+        ("", "", "broken; mend it"),
+    ],
+)
+def test_a_data_error_prints_the_file_and_the_place_first(
+    kind: type[DataError], path: str, place: str, text: str
+) -> None:
+    error = kind("broken; mend it", path=path, place=place)
+    assert str(error) == text
+    assert (error.message, error.path, error.place) == ("broken; mend it", path, place)
+
+
+@pytest.mark.parametrize("kind", OF_DATA)
+def test_a_data_error_survives_pickling_and_copying(kind: type[DataError]) -> None:
+    error = kind("broken; mend it", path="ünï.jsonl", place="line 7")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("kind", [FastAxolotlError, UsageError, MissingExtraError])
+def test_the_other_errors_survive_pickling(kind: type[Exception]) -> None:
+    again = pickle.loads(pickle.dumps(kind("pass another")))
+    assert (type(again), str(again)) == (kind, "pass another")
+
+
+@pytest.mark.parametrize("kind", OF_DATA)
+def test_a_place_is_given_by_name_only(kind: type[DataError]) -> None:
+    with pytest.raises(TypeError):
+        kind("broken", "rows.jsonl", "line 7")  # type: ignore[misc]
+
+
+def test_a_data_error_is_caught_as_what_the_earlier_package_raised() -> None:
+    for builtin in (RuntimeError, FileNotFoundError):
+        with pytest.raises(builtin):
+            raise MissingFileError("no such file; check the path", path="absent.parquet")

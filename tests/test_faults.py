@@ -1,0 +1,1147 @@
+"""What happens when the data is not what it should be: one clear error, or the right rows.
+
+Every error in this file goes through ``assert_tells``, which wants the file, the place, and what to
+do about it, on one line, and an exception that survives pickling.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl import open_dataset, streaming_dataset_reader
+from fast_axolotl.errors import (
+    AccessError,
+    DataError,
+    FastAxolotlError,
+    MissingFileError,
+    UsageError,
+)
+from fast_axolotl.reading import FormatWarning
+
+Rows = list[dict[str, Any]]
+
+CURES = (
+    "again|check|convert|download|leave|make|mend|must be|pass|read a|read it|recompress|rename|use"
+)
+"""One of these is in every message: the reader of it is told what to do."""
+
+MIB = 1024 * 1024
+
+
+def assert_tells(error: BaseException, path: object = "", place: str = "") -> None:
+    """The message names the file, the place and a cure; nothing else is printed last."""
+    message = str(error)
+    assert isinstance(error, FastAxolotlError)
+    assert str(path) in message
+    assert re.search(rf"\b({CURES})\b", message), f"no cure: {message}"
+    assert "\n" not in message
+    if place:
+        assert place in message
+        assert isinstance(error, DataError)
+        assert place in error.place
+    printed = "".join(traceback.format_exception(error)).rstrip().splitlines()[-1]
+    assert printed == f"{type(error).__module__}.{type(error).__qualname__}: {message}"
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), message)
+    assert vars(again) == {name: value for name, value in vars(error).items() if name[0] != "_"}
+
+
+def read(path: object, **options: Any) -> Rows:
+    reader = open_dataset(path, num_threads=1, **options)  # type: ignore[arg-type]
+    return [row for batch in reader for row in batch.to_pylist()]
+
+
+def read_until_error(path: object, **options: Any) -> tuple[Rows, DataError | None]:
+    """The rows that came, in batches of one row, and the error that ended them."""
+    rows: Rows = []
+    try:
+        for batch in open_dataset(path, num_threads=1, batch_size=1, **options):  # type: ignore[arg-type]
+            rows += batch.to_pylist()
+    except DataError as error:
+        assert_tells(error, path)
+        return rows, error
+    return rows, None
+
+
+def rows_of(count: int) -> Rows:
+    return [{"id": index, "text": f"rów {index}"} for index in range(count)]
+
+
+def as_parquet(rows: Rows, **settings: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, **{"row_group_size": 5, **settings})
+    return sink.getvalue()
+
+
+def as_arrow(rows: Rows, new: Callable[..., Any] = pa.ipc.new_file, chunk: int = 5) -> bytes:
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist(rows)
+    with new(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=chunk)
+    return sink.getvalue()
+
+
+def as_stream(rows: Rows) -> bytes:
+    return as_arrow(rows, pa.ipc.new_stream)
+
+
+def as_feather(rows: Rows) -> bytes:
+    sink = io.BytesIO()
+    feather.write_feather(pa.Table.from_pylist(rows), sink, compression="lz4", chunksize=5)
+    return sink.getvalue()
+
+
+def as_jsonl(rows: Rows) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def as_json(rows: Rows) -> bytes:
+    return json.dumps(rows, indent=1, ensure_ascii=False).encode()
+
+
+def as_csv(rows: Rows) -> bytes:
+    lines = ["id,text", *(f'{row["id"]},"{row["text"]}"' for row in rows), ""]
+    return "\n".join(lines).encode()
+
+
+def as_text(rows: Rows) -> bytes:
+    return "".join(f"{row['text']}\n" for row in rows).encode()
+
+
+FORMATS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
+    "parquet": ("parquet", as_parquet),
+    "arrow-file": ("arrow", as_arrow),
+    "arrow-stream": ("arrow", as_stream),
+    "feather": ("feather", as_feather),
+    "json": ("json", as_json),
+    "jsonl": ("jsonl", as_jsonl),
+    "csv": ("csv", as_csv),
+    "text": ("txt", as_text),
+}
+
+COMPRESSIONS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "none": ("", bytes),
+    "gzip": (".gz", gzip.compress),
+    "zstd": (".zst", lambda data: bytes(pa.compress(data, "zstd", asbytes=True))),
+    "bz2": (".bz2", bz2.compress),
+    "xz": (".xz", lzma.compress),
+    "lz4": (".lz4", lambda data: bytes(pa.compress(data, "lz4", asbytes=True))),
+}
+
+
+def write(folder: Path, name: str, rows: Rows, compression: str = "none") -> Path:
+    ending, make = FORMATS[name]
+    suffix, squeeze = COMPRESSIONS[compression]
+    path = folder / f"rows.{ending}{suffix}"
+    path.write_bytes(squeeze(make(rows)))
+    return path
+
+
+def expected(name: str, rows: Rows) -> Rows:
+    return [{"text": row["text"]} for row in rows] if name == "text" else rows
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that other users can reach: those of pytest are closed to them."""
+    folder = Path(tempfile.mkdtemp(prefix="fast-axolotl-test-"))
+    folder.chmod(0o755)
+    yield folder
+    for item in [folder, *folder.rglob("*")]:
+        item.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[None]:
+    """Not the superuser, for whom nothing is denied."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+# Arguments
+
+
+def test_an_empty_path_is_a_value_error() -> None:
+    for path in ("", [], [""]):
+        with pytest.raises(ValueError, match="empty") as caught:
+            open_dataset(path)
+        assert_tells(caught.value)
+    with pytest.raises(ValueError, match="empty") as caught:
+        streaming_dataset_reader("", "parquet")
+    assert_tells(caught.value)
+
+
+def test_a_batch_size_of_zero_is_a_value_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl", rows_of(2))
+    with pytest.raises(ValueError, match=r"batch_size .* not 0") as caught:
+        open_dataset(path, batch_size=0)
+    assert_tells(caught.value)
+    with pytest.raises(ValueError, match="batch_size"):
+        streaming_dataset_reader(str(path), "jsonl", 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "xlsx"},
+        {"batch_size": True},
+        {"batch_size": 1.5},
+        {"num_threads": -1},
+        {"memory_budget": 10},
+        {"epoch": -1},
+        {"shuffle": -1},
+        {"shard": (2, 2)},
+        {"shard": (0, 0)},
+        {"shard": 1},
+        {"on_error": "ignore"},
+        {"on_conflict": "text"},
+        {"infer": "guess"},
+        {"columns": []},
+        {"columns": "text"},
+        {"columns": ["id", "id"]},
+        {"columns": ["absent"]},
+    ],
+    ids=str,
+)
+def test_an_argument_that_cannot_be_meant_is_a_usage_error(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path, "jsonl", rows_of(2))
+    with pytest.raises(UsageError) as caught:
+        open_dataset(path, **options)
+    message = str(caught.value)
+    assert next(iter(options)) in message or repr(next(iter(options.values()))[0]) in message
+    assert "\n" not in message
+
+
+def test_the_earlier_name_refuses_an_unknown_format_and_output(tmp_path: Path) -> None:
+    path = str(write(tmp_path, "jsonl", rows_of(2)))
+    with pytest.raises(UsageError, match="xlsx") as caught:
+        streaming_dataset_reader(path, "xlsx")
+    assert_tells(caught.value)
+    with pytest.raises(UsageError, match="pandas"):
+        streaming_dataset_reader(path, "jsonl", output="pandas")
+
+
+# Files that are not there, or may not be read
+
+
+def test_a_missing_file_is_file_not_found_and_runtime_error(tmp_path: Path) -> None:
+    path = tmp_path / "absent.parquet"
+    for kind in (MissingFileError, FileNotFoundError, RuntimeError):
+        with pytest.raises(kind) as caught:
+            open_dataset(path)
+        assert_tells(caught.value, path)
+    with pytest.raises(RuntimeError) as caught:
+        streaming_dataset_reader(str(path), "")
+    assert_tells(caught.value, path)
+
+
+def test_one_missing_file_of_several_is_named(tmp_path: Path) -> None:
+    there = write(tmp_path, "jsonl", rows_of(2))
+    with pytest.raises(MissingFileError) as caught:
+        open_dataset([there, tmp_path / "absent.jsonl"])
+    assert_tells(caught.value, tmp_path / "absent.jsonl")
+
+
+def test_a_glob_without_a_match_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="pattern") as caught:
+        open_dataset(tmp_path / "*.jsonl")
+    assert_tells(caught.value, tmp_path / "*.jsonl")
+
+
+def test_a_broken_link_is_a_missing_file(tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "absent.jsonl")
+    with pytest.raises(MissingFileError) as caught:
+        open_dataset(link)
+    assert_tells(caught.value, link)
+
+
+def test_a_broken_link_among_the_files_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", rows_of(2))
+    link = tmp_path / "second.jsonl"
+    link.symlink_to(tmp_path / "absent.jsonl")
+    with pytest.raises(MissingFileError) as caught:
+        open_dataset(tmp_path)
+    assert_tells(caught.value, link)
+
+
+def test_a_folder_with_nothing_in_it_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no data file") as caught:
+        open_dataset(tmp_path)
+    assert_tells(caught.value, tmp_path)
+
+
+def test_a_folder_without_data_files_says_which_names_it_expects(tmp_path: Path) -> None:
+    for name in (
+        "README.md",
+        "weights.safetensors",
+        "state",
+        ".hidden.jsonl",
+        "dataset_infos.json",
+    ):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(MissingFileError, match=r"\.parquet") as caught:
+        open_dataset(tmp_path)
+    assert_tells(caught.value, tmp_path)
+
+
+def test_a_folder_lists_what_it_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", rows_of(2))
+    (tmp_path / "README.md").write_text("hello")
+    reader = open_dataset(tmp_path)
+    assert reader.stats.ignored_files == (str(tmp_path / "README.md"),)
+
+
+def test_a_file_without_permission_is_an_access_error(
+    public_folder: Path, unprivileged: None
+) -> None:
+    path = public_folder / "rows.jsonl"
+    if os.geteuid() == 65534:
+        os.seteuid(0)
+        path.write_bytes(as_jsonl(rows_of(2)))
+        path.chmod(0)
+        os.seteuid(65534)
+    else:
+        path.write_bytes(as_jsonl(rows_of(2)))
+        path.chmod(0)
+    with pytest.raises(AccessError) as caught:
+        open_dataset(path)
+    assert isinstance(caught.value, PermissionError)
+    assert_tells(caught.value, path)
+
+
+@pytest.mark.parametrize("inside", ["", "inner"])
+def test_a_folder_without_permission_is_not_passed_over(
+    public_folder: Path, inside: str, request: pytest.FixtureRequest
+) -> None:
+    closed = public_folder / "data" / inside
+    closed.mkdir(parents=True)
+    write(public_folder / "data", "jsonl", rows_of(2))
+    write(closed, "jsonl", rows_of(3))
+    closed.chmod(0)
+    request.getfixturevalue("unprivileged")
+    with pytest.raises(AccessError) as caught:
+        open_dataset(public_folder / "data")
+    assert_tells(caught.value, public_folder / "data")
+
+
+def test_a_file_that_loses_its_permission_while_it_is_read_is_an_access_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "jsonl", rows_of(2))
+    reader = open_dataset(path)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fast_axolotl.reading.storage.os.open", refuse)
+    with pytest.raises(AccessError) as caught:
+        list(reader)
+    assert_tells(caught.value, path)
+
+
+def test_a_disk_that_fails_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "jsonl", rows_of(2))
+    reader = open_dataset(path)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("fast_axolotl.reading.storage.os.pread", fail)
+    with pytest.raises(DataError, match="Input/output error") as caught:
+        list(reader)
+    assert_tells(caught.value, path)
+
+
+# Files that are empty, cut off or misnamed
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_empty_file(tmp_path: Path, name: str, compression: str) -> None:
+    path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
+    path.write_bytes(b"")
+    if name in ("jsonl", "text") and compression == "none":
+        assert read(path) == []
+        return
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert_tells(caught.value, path, "byte 0")
+
+
+@pytest.mark.parametrize("compression", set(COMPRESSIONS) - {"none"})
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_compressed_file_of_nothing(tmp_path: Path, name: str, compression: str) -> None:
+    path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
+    path.write_bytes(COMPRESSIONS[compression][1](b""))
+    if name in ("jsonl", "text"):
+        assert read(path) == []
+        return
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert_tells(caught.value, path, "byte 0")
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream", "feather", "json"])
+def test_a_file_of_no_rows_is_no_fault(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, rows_of(1))
+    table = pa.Table.from_pylist(rows_of(1)).slice(0, 0)
+    if name == "json":
+        path.write_text("[]")
+    elif name == "parquet":
+        pq.write_table(table, path)
+    elif name == "feather":
+        feather.write_feather(table, path)
+    else:
+        new = pa.ipc.new_file if name == "arrow-file" else pa.ipc.new_stream
+        with new(path, table.schema):
+            pass
+    reader = open_dataset(path)
+    assert list(reader) == []
+    assert reader.schema.names == ([] if name == "json" else ["id", "text"])
+
+
+def cuts(size: int) -> list[int]:
+    """Every byte of the magic, then every tenth."""
+    return sorted({*range(min(size, 12)), *range(0, size, 10), size - 1})
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("ignore::fast_axolotl.reading.FormatWarning")
+def test_a_file_cut_anywhere_gives_an_error_and_no_wrong_row(
+    tmp_path: Path, name: str, compression: str
+) -> None:
+    rows = rows_of(9)
+    path = write(tmp_path, name, rows, compression)
+    data, whole = path.read_bytes(), expected(name, rows)
+    for cut in cuts(len(data)):
+        path.write_bytes(data[:cut])
+        found, error = read_until_error(path)
+        may_be_whole = compression == "none" and name in ("jsonl", "csv", "text")
+        if error is None:
+            assert may_be_whole, f"cut at byte {cut} of {len(data)}: no error, {len(found)} rows"
+        if name in ("csv", "text") and may_be_whole and found and found[-1] not in whole:
+            last = found.pop()
+            assert_is_cut(last, whole[len(found)])
+        assert found == whole[: len(found)], f"cut at byte {cut} of {len(data)}"
+
+
+def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
+    """A last line that is cut off inside its last value cannot be told from a whole one."""
+    for key, value in found.items():
+        assert str(whole[key]).startswith(str(value or "")), (found, whole)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("other", ["parquet", "jsonl", "csv"])
+def test_a_wrong_extension_is_read_as_what_it_is_with_a_warning(
+    tmp_path: Path, name: str, other: str
+) -> None:
+    ending, make = FORMATS[name]
+    if name in ("csv", "text") or other in (name, ending):
+        return
+    path = tmp_path / f"rows.{FORMATS[other][0]}"
+    path.write_bytes(make(rows_of(9)))
+    if other == "csv" and name in ("json", "jsonl"):
+        return
+    with pytest.warns(FormatWarning, match=re.escape(str(path))):
+        rows = read(path)
+    assert rows == rows_of(9)
+
+
+@pytest.mark.parametrize("name", ["csv", "text"])
+def test_text_that_is_called_parquet_is_read_as_text_with_a_warning(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(FORMATS[name][1](rows_of(3)))
+    with pytest.warns(FormatWarning, match="the content is text"):
+        rows = read(path)
+    assert [row["text"] for row in rows] == path.read_text().splitlines()
+
+
+def test_a_name_that_promises_gzip_over_a_plain_file_gets_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(as_jsonl(rows_of(9)))
+    with pytest.warns(FormatWarning, match="the name says gzip"):
+        rows = read(path)
+    assert rows == rows_of(9)
+
+
+def test_a_name_that_promises_gzip_over_zstd_gets_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(COMPRESSIONS["zstd"][1](as_jsonl(rows_of(9))))
+    with pytest.warns(FormatWarning, match="the content is zstd"):
+        rows = read(path)
+    assert rows == rows_of(9)
+
+
+def test_compression_that_the_name_does_not_tell_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(as_jsonl(rows_of(9))))
+    assert read(path) == rows_of(9)
+
+
+@pytest.mark.parametrize("told", ["parquet", "arrow", "feather"])
+def test_an_explicit_binary_format_that_is_wrong(tmp_path: Path, told: str) -> None:
+    path = tmp_path / "rows.bin"
+    path.write_bytes(b"\x00\x01\x02\x03" * 50)
+    with pytest.raises(DataError) as caught:
+        read(path, format=told)
+    assert_tells(caught.value, path)
+
+
+@pytest.mark.parametrize(("name", "told"), [("csv", "jsonl"), ("text", "json"), ("csv", "json")])
+def test_an_explicit_text_format_that_is_wrong_names_the_line(
+    tmp_path: Path, name: str, told: str
+) -> None:
+    path = write(tmp_path, name, rows_of(9))
+    with pytest.raises(DataError) as caught:
+        read(path, format=told)
+    assert_tells(caught.value, path, "line 1")
+
+
+def test_snappy_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.sz"
+    path.write_bytes(b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20)
+    with pytest.raises(DataError, match="recompress") as caught:
+        read(path)
+    assert_tells(caught.value, path)
+
+
+def test_feather_version_one_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "rows.feather"
+    path.write_bytes(b"FEA1" + b"\x00" * 40 + b"FEA1")
+    with pytest.raises(DataError, match="version 1") as caught:
+        read(path)
+    assert_tells(caught.value, path)
+
+
+# Damage inside binary files
+
+
+def damage_page(path: Path, marker: bytes) -> None:
+    """Overwrites bytes in the middle of a page: the length of one value and part of its text."""
+    data = bytearray(path.read_bytes())
+    at = data.index(marker)
+    data[at - 4 : at + 2] = b"\xff\xff\xff\x7f\xff\xff"
+    path.write_bytes(bytes(data))
+
+
+PLAIN_PAGES = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+
+
+def test_a_corrupt_parquet_page_names_the_row_group(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
+    damage_page(path, "rów 12".encode())
+    rows, error = read_until_error(path)
+    assert rows == rows_of(10)
+    assert error is not None
+    assert_tells(error, path, "row group 2")
+
+
+def test_a_corrupt_row_group_is_skipped_with_its_row_count(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
+    damage_page(path, "rów 12".encode())
+    reader = open_dataset(path, on_error="skip")
+    rows = [row for batch in reader for row in batch.to_pylist()]
+    assert rows == rows_of(10) + rows_of(20)[15:]
+    (rejection,) = reader.stats.rejections
+    assert (rejection.path, rejection.place) == (str(path), "row group 2")
+    assert rejection.num_rows == reader.stats.rejected_rows == 5
+    assert "decoded" in rejection.reason
+
+
+def test_a_flipped_bit_under_a_page_checksum_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(as_parquet(rows_of(20), write_page_checksum=True, **PLAIN_PAGES))
+    data = bytearray(path.read_bytes())
+    data[data.index("rów 12".encode())] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"(?i)crc") as caught:
+        read(path)
+    assert_tells(caught.value, path, "row group 2")
+
+
+def test_a_large_row_group_that_is_streamed_names_itself_too(tmp_path: Path) -> None:
+    rows = [{"text": f"{index:07}" + "x" * 1000} for index in range(4000)]
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(as_parquet(rows, row_group_size=4000, data_page_size=4096, **PLAIN_PAGES))
+    damage_page(path, b"0003000")
+    found, error = read_until_error(path, memory_budget=16 * MIB)
+    assert error is not None
+    assert_tells(error, path, "row group 0")
+    assert found == rows[: len(found)]
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
+def test_text_that_is_not_utf8_in_a_binary_file_is_an_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, rows_of(20))
+    if name == "parquet":
+        path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
+    data = path.read_bytes()
+    path.write_bytes(data.replace("rów 12".encode(), b"r\xff\xffw 12"[:7]))
+    with pytest.raises(DataError, match="UTF") as caught:
+        read(path)
+    assert_tells(caught.value, path, "row group 2" if name == "parquet" else "record batch")
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
+def test_a_column_name_that_is_not_utf8_is_an_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"rows.{FORMATS[name][0]}"
+    data = FORMATS[name][1]([{"outer": {"inner": 1}}])
+    path.write_bytes(data.replace(b"inner", b"\xff\xffner"))
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert_tells(caught.value, path, "schema" if name != "parquet" else "")
+
+
+def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
+    """Where levels and histograms disagree, an accessor of pyarrow lets a C++ exception pass."""
+    path = tmp_path / "rows.parquet"
+    data = as_parquet([{"ids": [1]}, {"ids": [2, 3]}])
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    outcomes = set()
+    for place in range(footer, len(data) - 8):
+        path.write_bytes(data[:place] + b"\x16" + data[place + 1 :])
+        rows, error = read_until_error(path)
+        outcomes.add(len(rows) if error is None else "error")
+    assert outcomes >= {2, "error"}
+
+
+@pytest.mark.parametrize("place", ["whole", "batch"])
+def test_an_arrow_stream_without_its_end_is_an_error_after_its_rows(
+    tmp_path: Path, place: str
+) -> None:
+    path = write(tmp_path, "arrow-stream", rows_of(20))
+    data = path.read_bytes()
+    if place == "whole":
+        path.write_bytes(data[:-8])
+        rest = rows_of(20)
+    else:
+        shorter = as_stream(rows_of(10))
+        path.write_bytes(shorter[:-8])
+        rest = rows_of(10)
+    rows, error = read_until_error(path)
+    assert rows == rest
+    assert error is not None
+    assert_tells(error, path, "after record batch")
+    reader = open_dataset(path, on_error="skip")
+    assert [row for batch in reader for row in batch.to_pylist()] == rest
+    assert len(reader.stats.rejections) == 1
+
+
+def test_an_arrow_file_with_one_damaged_batch_names_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "arrow-file", rows_of(20))
+    data = path.read_bytes()
+    path.write_bytes(data.replace("rów 10".encode(), b"r\xff\xffw 10"[:7]))
+    rows, error = read_until_error(path)
+    assert error is not None
+    assert_tells(error, path, "record batch 2")
+    assert rows == rows_of(20)[: len(rows)]
+
+
+# Damage inside text files
+
+
+def with_bad_line(name: str, rows: Rows, index: int, line: bytes) -> tuple[bytes, int]:
+    """The file with one line put before a row, and the number of that line."""
+    lines = FORMATS[name][1](rows).splitlines(keepends=True)
+    header = 1 if name == "csv" else 0
+    lines.insert(index + header, line)
+    return b"".join(lines), index + header + 1
+
+
+BAD_UTF8 = {"jsonl": b'{"id": 1, "text": "\xff"}\n', "csv": b'1,"a\xff"\n', "text": b"a\xffb\n"}
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("name", BAD_UTF8)
+def test_bad_utf8_names_the_line(tmp_path: Path, name: str, compression: str) -> None:
+    rows = rows_of(30)
+    path = write(tmp_path, name, rows, compression)
+    data, line = with_bad_line(name, rows, 17, BAD_UTF8[name])
+    path.write_bytes(COMPRESSIONS[compression][1](data))
+    with pytest.raises(DataError, match="UTF-8") as caught:
+        read(path)
+    assert_tells(caught.value, path, f"line {line}")
+    assert caught.value.place == f"line {line}"
+    reader = open_dataset(path, on_error="skip")
+    assert [row for batch in reader for row in batch.to_pylist()] == expected(name, rows)
+    (rejection,) = reader.stats.rejections
+    assert (rejection.path, rejection.place) == (str(path), f"line {line}")
+    assert "UTF-8" in rejection.reason
+
+
+def test_bad_utf8_in_a_json_document_names_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "json", rows_of(9))
+    path.write_bytes(path.read_bytes().replace("rów 5".encode(), b"r\xffw 5"))
+    with pytest.raises(DataError, match="UTF-8") as caught:
+        read(path)
+    assert_tells(caught.value, path, f"line {1 + 4 * 5 + 1}")
+
+
+def test_bad_utf8_in_a_key_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(as_jsonl(rows_of(3)) + b'{"id": 1, "t\xffxt": "a"}\n')
+    with pytest.raises(DataError, match="UTF-8") as caught:
+        read(path)
+    assert_tells(caught.value, path, "line 4")
+
+
+def test_utf16_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("id,text\n1,a\n".encode("utf-16"))
+    with pytest.raises(DataError, match="UTF-16") as caught:
+        read(path)
+    assert_tells(caught.value, path, "line 1")
+
+
+def test_nul_bytes_in_text_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"a\x00b\nc\x00\n\x00\n")
+    assert read(path) == [{"text": "a\x00b"}, {"text": "c\x00"}, {"text": "\x00"}]
+
+
+def test_nul_bytes_in_csv_fields_are_text_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'id,text\n1,a\x00b\n2,"c\x00,d"\n')
+    rows, error = read_until_error(path)
+    if error is None:
+        assert rows == [{"id": 1, "text": "a\x00b"}, {"id": 2, "text": "c\x00,d"}]
+    else:
+        assert_tells(error, path, "line 2")
+
+
+def test_nul_bytes_on_the_slow_path_of_csv(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'id,text\n1,a "quoted" word\n2,c\x00d\n')
+    rows, error = read_until_error(path)
+    if error is None:
+        assert rows == [{"id": 1, "text": 'a "quoted" word'}, {"id": 2, "text": "c\x00d"}]
+
+
+@pytest.mark.parametrize("text", [b'{"id": 1, "text": "a\x00b"}\n', b'{"id": 1}\x00\n', b"\x00\n"])
+def test_nul_bytes_in_json_are_malformed(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(as_jsonl(rows_of(3)) + text + as_jsonl(rows_of(2)))
+    with pytest.raises(DataError, match="malformed") as caught:
+        read(path)
+    assert_tells(caught.value, path, "line 4")
+
+
+def test_an_escaped_nul_in_json_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "a\\u0000b"}\n')
+    assert read(path) == [{"text": "a\x00b"}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"id": 1, "text": }\n',
+        b'{"id": 1, "text": "a"\n',
+        b'{"id": 1} {"id": 2}\n',
+        b"[1, 2]\n",
+        b"7\n",
+        b"null\n",
+        b"{'id': 1}\n",
+        b"plain words\n",
+        b'{"text": "\\ud800"}\n',
+        b'{"id": 1e999}\n',
+    ],
+    ids=repr,
+)
+def test_a_malformed_json_line_in_the_middle_is_named_and_can_be_skipped(
+    tmp_path: Path, line: bytes
+) -> None:
+    rows = rows_of(30)
+    path = tmp_path / "rows.jsonl"
+    data, number = with_bad_line("jsonl", rows, 17, line)
+    path.write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert_tells(caught.value, path)
+    assert caught.value.place == f"line {number}"
+    reader = open_dataset(path, on_error="skip")
+    assert [row for batch in reader for row in batch.to_pylist()] == rows
+    (rejection,) = reader.stats.rejections
+    assert (rejection.path, rejection.place) == (str(path), f"line {number}")
+    assert rejection.reason
+    assert rejection.num_rows == reader.stats.rejected_rows == 1
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
+def test_a_bad_line_far_into_a_file_is_named_by_its_number(
+    tmp_path: Path, name: str, compression: str
+) -> None:
+    """Past the first block and past the first byte range, in the order of the file."""
+    rows = [{"id": index, "text": f"{index:08}" + "x" * 2000} for index in range(1200)]
+    path = write(tmp_path, name, rows, compression)
+    data, line = with_bad_line(name, rows, 1000, BAD_UTF8[name])
+    squeeze = COMPRESSIONS[compression][1] if compression == "none" else _quick_gzip
+    path.write_bytes(squeeze(data))
+    found, error = read_until_error(path, memory_budget=16 * MIB)
+    assert error is not None
+    assert error.place == f"line {line}"
+    assert found == expected(name, rows)[: len(found)]
+    reader = open_dataset(path, on_error="skip", memory_budget=16 * MIB)
+    assert [row for batch in reader for row in batch.to_pylist()] == expected(name, rows)
+    assert [item.place for item in reader.stats.rejections] == [f"line {line}"]
+
+
+def _quick_gzip(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+def test_every_skipped_row_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = as_jsonl(rows_of(20)).splitlines(keepends=True)
+    bad = (3, 7, 19)
+    for index in bad:
+        lines[index] = b"broken\n"
+    path.write_bytes(b"".join(lines))
+    reader = open_dataset(path, on_error="skip")
+    rows = [row for batch in reader for row in batch.to_pylist()]
+    assert rows == [row for row in rows_of(20) if row["id"] not in bad]
+    assert [item.place for item in reader.stats.rejections] == [f"line {n + 1}" for n in bad]
+    assert reader.stats.rejected_rows == 3
+
+
+@pytest.mark.parametrize("line", [b"1\n", b"1,a,b\n", b'1,"a","b",c\n'])
+def test_a_csv_row_of_another_width_is_named_and_can_be_skipped(
+    tmp_path: Path, line: bytes
+) -> None:
+    rows = rows_of(30)
+    path = tmp_path / "rows.csv"
+    data, number = with_bad_line("csv", rows, 17, line)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="expected 2 fields") as caught:
+        read(path)
+    assert_tells(caught.value, path)
+    assert caught.value.place == f"line {number}"
+    reader = open_dataset(path, on_error="skip")
+    assert [row for batch in reader for row in batch.to_pylist()] == rows
+    assert [item.place for item in reader.stats.rejections] == [f"line {number}"]
+
+
+def test_a_csv_quote_that_never_closes_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(as_csv(rows_of(5)) + b'6,"open\n7,more\n')
+    with pytest.raises(DataError, match="not closed") as caught:
+        read(path)
+    assert_tells(caught.value, path, "line")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('[{"id": 1},\n {"id": 2}', "line 1"),
+        ('[{"id": 1},\n {"id": }]', "line 2"),
+        ('[{"id": 1}]\n[{"id": 2}]', "line 2"),
+        ('[{"id": 1},, {"id": 2}]', "line 1"),
+        ('[{"id": 1}, 7]', "line 1"),
+        ('{"id": 1', "line 1"),
+        ("words", "line 1"),
+        ("]", "line 1"),
+        ("[}]", "line 1"),
+        ("{]}", "line 1"),
+        ('[{"id": 1}},{"id": 2}]', "line 1"),
+    ],
+)
+def test_a_malformed_json_document_names_the_line(tmp_path: Path, text: str, place: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    rows, error = read_until_error(path, format="json")
+    assert error is not None, rows
+    assert_tells(error, path, place)
+
+
+def test_a_json_field_that_is_absent_or_holds_no_array_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"data": {"id": 1}, "rows": [{"id": 2}]}')
+    for name in ("data", "absent"):
+        with pytest.raises(DataError, match=name) as caught:
+            read(path, json_field=name)
+        assert_tells(caught.value, path)
+    assert read(path, json_field="rows") == [{"id": 2}]
+
+
+# Damage to compressed streams
+
+
+@pytest.mark.parametrize("compression", set(COMPRESSIONS) - {"none"})
+@pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
+def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
+    tmp_path: Path, name: str, compression: str
+) -> None:
+    """Several blocks, so that some of them come before the damage."""
+    rows = [{"id": index, "text": f"{index * 7919 % 65536:x} " * 40} for index in range(8000)]
+    path = write(tmp_path, name, rows, compression)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 9 // 10])
+    found, error = read_until_error_in_batches(path)
+    assert error is not None
+    assert_tells(error, path)
+    assert "cut off" in str(error)
+    reader = open_dataset(path, on_error="skip", memory_budget=16 * MIB)
+    kept = [row for batch in reader for row in batch.to_pylist()]
+    assert kept == expected(name, rows)[: len(kept)]
+    assert len(kept) >= len(found)
+    assert len(kept) > 1000
+    assert [item.num_rows for item in reader.stats.rejections] == [None]
+    assert reader.stats.rejections[0].path == str(path)
+
+
+def read_until_error_in_batches(path: Path) -> tuple[Rows, DataError | None]:
+    rows: Rows = []
+    try:
+        for batch in open_dataset(path, num_threads=1, memory_budget=16 * MIB):
+            rows += batch.to_pylist()
+    except DataError as error:
+        return rows, error
+    return rows, None
+
+
+def test_bytes_after_a_gzip_stream_are_an_error_or_ignored_but_never_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl", rows_of(9), "gzip")
+    path.write_bytes(path.read_bytes() + b"trailing words")
+    rows, error = read_until_error(path)
+    assert rows == rows_of(9)[: len(rows)]
+    assert error is not None or rows == rows_of(9)
+
+
+def test_gzip_members_after_each_other_are_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(
+        gzip.compress(as_jsonl(rows_of(9)[:4])) + gzip.compress(as_jsonl(rows_of(9)[4:]))
+    )
+    assert read(path) == rows_of(9)
+
+
+# Files that change while they are read
+
+CHANGING = ["jsonl", "parquet", "arrow-file", "arrow-stream", "csv", "text"]
+
+
+def large_file(folder: Path, name: str) -> tuple[Path, Rows]:
+    """More than is read ahead under the least budget, so that the change meets unread bytes."""
+    rows = [{"id": index, "text": f"{index:08}" + "x" * 40_000} for index in range(800)]
+    ending = FORMATS[name][0]
+    path = folder / f"rows.{ending}"
+    if name == "parquet":
+        path.write_bytes(as_parquet(rows, row_group_size=20, **PLAIN_PAGES))
+    elif name.startswith("arrow"):
+        new = pa.ipc.new_file if name == "arrow-file" else pa.ipc.new_stream
+        path.write_bytes(as_arrow(rows, new, chunk=20))
+    else:
+        path.write_bytes(FORMATS[name][1](rows))
+    return path, rows
+
+
+def read_with_change(path: Path, change: Callable[[], None]) -> tuple[Rows, DataError | None]:
+    """Rows, with the file changed after the first batch."""
+    rows: Rows = []
+    reader = open_dataset(path, batch_size=10, num_threads=1, memory_budget=16 * MIB)
+    try:
+        for index, batch in enumerate(reader):
+            rows += batch.to_pylist()
+            if index == 0:
+                change()
+    except DataError as error:
+        return rows, error
+    return rows, None
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
+    path, rows = large_file(tmp_path, name)
+    found, error = read_with_change(path, lambda: os.truncate(path, path.stat().st_size // 2))
+    assert error is not None
+    assert_tells(error, path)
+    assert found == expected(name, rows)[: len(found)]
+    assert len(found) >= 10
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_file_replaced_by_a_shorter_one_is_an_error(tmp_path: Path, name: str) -> None:
+    path, rows = large_file(tmp_path, name)
+    other = tmp_path / "other"
+    other.write_bytes(path.read_bytes()[: 1000 * 1000])
+    found, error = read_with_change(path, lambda: _replace(other, path))
+    if name in ("arrow-stream", "csv") and error is None:
+        assert found == expected(name, rows), "the old file stays open, and is read to its end"
+        return
+    assert error is not None
+    assert_tells(error, path)
+    assert found == expected(name, rows)[: len(found)]
+
+
+def _replace(other: Path, path: Path) -> None:
+    other.replace(path)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_file_that_grows_while_it_is_read_gives_no_wrong_row(tmp_path: Path, name: str) -> None:
+    path, rows = large_file(tmp_path, name)
+
+    def grow() -> None:
+        with path.open("ab") as file:
+            file.write(b"more" * 1000)
+
+    found, error = read_with_change(path, grow)
+    assert found == expected(name, rows)[: len(found)]
+    if error is None:
+        assert len(found) == len(rows)
+    else:
+        assert_tells(error, path)
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_a_missing_file(tmp_path: Path) -> None:
+    path, _ = large_file(tmp_path, "jsonl")
+    _, error = read_with_change(path, path.unlink)
+    assert isinstance(error, MissingFileError)
+    assert_tells(error, path)
+
+
+# Folders written by save_to_disk
+
+
+def saved_dataset(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "data-00000-of-00001.arrow").write_bytes(as_stream(rows_of(9)))
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_a_saved_dataset_reads(tmp_path: Path) -> None:
+    assert read(saved_dataset(tmp_path / "saved")) == rows_of(9)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"_data_files": null}',
+        '{"_data_files": 7}',
+        '{"_data_files": [{}]}',
+        '{"_data_files": ["data.arrow"]}',
+        '{"_data_files": [{"filename": 7}]}',
+        "\udcff",
+    ],
+)
+def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path, state: str) -> None:
+    folder = saved_dataset(tmp_path / "saved")
+    (folder / "state.json").write_bytes(state.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match="damaged") as caught:
+        read(folder)
+    assert_tells(caught.value, folder / "state.json")
+
+
+def test_a_damaged_index_of_splits_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": {}')
+    with pytest.raises(DataError, match="damaged") as caught:
+        read(tmp_path)
+    assert_tells(caught.value, tmp_path / "dataset_dict.json")
+
+
+@pytest.mark.parametrize("splits", ["[]", "null", "7", "[1]"])
+def test_an_index_of_no_splits_is_an_error(tmp_path: Path, splits: str) -> None:
+    (tmp_path / "dataset_dict.json").write_text(f'{{"splits": {splits}}}')
+    with pytest.raises(DataError) as caught:
+        read(tmp_path)
+    assert_tells(caught.value, tmp_path)
+
+
+def test_a_saved_dataset_that_misses_a_file_names_it(tmp_path: Path) -> None:
+    folder = saved_dataset(tmp_path / "saved")
+    (folder / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(MissingFileError) as caught:
+        read(folder)
+    assert_tells(caught.value, folder / "data-00000-of-00001.arrow")
+
+
+def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path: Path) -> None:
+    folder = saved_dataset(tmp_path / "saved")
+    state = json.loads((folder / "state.json").read_text())
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match="flatten_indices") as caught:
+        read(folder)
+    assert_tells(caught.value, folder)
+
+
+# Values
+
+
+def test_a_date_that_python_cannot_express_is_an_error_of_the_python_output(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"when": pa.array([2**30], pa.date32())}), path)
+    with pytest.raises(DataError, match=r"'when'.*output=.arrow") as caught:
+        list(streaming_dataset_reader(str(path), "parquet"))
+    assert_tells(caught.value)
+    (batch,) = streaming_dataset_reader(str(path), "parquet", output="arrow")
+    assert batch.num_rows == 1
+
+
+def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(DataError, match="'a'") as caught:
+        read(path)
+    assert_tells(caught.value, path)
+    path = tmp_path / "rows.csv"
+    path.write_text("a,a\n1,2\n")
+    with pytest.raises(DataError, match="'a'") as caught:
+        read(path)
+    assert_tells(caught.value, path, "line 1")
+
+
+def test_an_error_in_the_sample_of_the_schema_is_told_when_opening(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"broken\n")
+    with pytest.raises(DataError) as caught:
+        open_dataset(path)
+    assert_tells(caught.value, path, "line 1")
+    reader = open_dataset(path, on_error="skip")
+    assert list(reader) == []
+    assert reader.stats.rejected_rows == 1

@@ -1,0 +1,301 @@
+"""What a file is: by name, by content, and what is said when the two disagree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from conftest import (
+    COMPRESSIONS,
+    WRITERS,
+    compress,
+    flat_rows,
+    make_rows,
+    read_rows,
+    write_arrow,
+    write_as,
+    write_jsonl,
+    write_parquet,
+)
+from fast_axolotl import detect_format, list_supported_formats, open_dataset
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading import FormatWarning
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("x.parquet", ("parquet", None)),
+        ("x.pq", ("parquet", None)),
+        ("x.arrow", ("arrow", None)),
+        ("x.feather", ("feather", None)),
+        ("x.csv", ("csv", None)),
+        ("x.tsv.gz", ("csv", "gzip")),
+        ("x.json", ("json", None)),
+        ("x.json.gz", ("json", "gzip")),
+        ("x.jsonl.zst", ("jsonl", "zstd")),
+        ("x.ndjson.bz2", ("jsonl", "bz2")),
+        ("x.txt.gz", ("text", "gzip")),
+        ("x.text.xz", ("text", "xz")),
+        ("x.parquet.lz4", ("parquet", "lz4")),
+        ("X.JSONL.GZ", ("jsonl", "gzip")),
+        ("a.b.c/x.v2.jsonl", ("jsonl", None)),
+        ("s3://bucket/a.csv/x.parquet", ("parquet", None)),
+        ("x.unknown", ("json", None)),
+        ("x", ("json", None)),
+        ("x.gz", ("json", "gzip")),
+        ("", ("json", None)),
+    ],
+)
+def test_names_tell_format_and_compression(name: str, expected: tuple[str, str | None]) -> None:
+    assert detect_format(name) == expected
+
+
+def test_every_format_is_listed_in_every_form() -> None:
+    listed = list_supported_formats()
+
+    for name in ("parquet", "arrow", "feather", "csv", "json", "jsonl", "text"):
+        assert {name, f"{name}.zst", f"{name}.gz"} <= set(listed)
+    assert "hf_dataset" in listed
+    assert len(listed) == len(set(listed))
+
+
+# Content decides.
+
+
+@pytest.mark.parametrize(
+    "kind", ["parquet, one row group", "arrow file", "arrow stream", "jsonl", "json array"]
+)
+@pytest.mark.parametrize(
+    "named", ["rows.csv", "rows.parquet", "rows.jsonl", "rows.feather", "rows.json"]
+)
+def test_a_file_is_read_as_what_it_is(tmp_path: Path, kind: str, named: str) -> None:
+    rows = make_rows(30)
+    path = write_as(tmp_path, kind, rows).rename(tmp_path / named)
+    real = {"parquet": "parquet", "arrow": "arrow", "jsonl": "jsonl", "json": "json"}[
+        kind.split()[0].rstrip(",")
+    ]
+    says = named.split(".")[1]
+    if says == "csv" and real in ("jsonl", "json"):
+        return  # JSON is also valid CSV of one column: what the name says holds
+    if says == real or {says, real} == {"arrow", "feather"}:
+        assert read_rows(path) == rows
+        return
+
+    with pytest.warns(FormatWarning, match=f"the name says {says} but the content is {real}"):
+        assert read_rows(path) == rows
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind not in ("csv", "json field")])
+@pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
+def test_a_file_without_an_ending_is_recognised(
+    tmp_path: Path, kind: str, compression: str
+) -> None:
+    rows = make_rows(30)
+    path = write_as(tmp_path, kind, rows, compression).rename(tmp_path / "data")
+
+    assert read_rows(path) == rows
+
+
+@pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "none"])
+def test_a_compression_that_the_name_hides_is_found(tmp_path: Path, compression: str) -> None:
+    rows = make_rows(30)
+    path = write_as(tmp_path, "jsonl", rows, compression).rename(tmp_path / "rows.jsonl")
+
+    assert read_rows(path) == rows
+
+
+def test_a_compression_that_only_the_name_has_is_said(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl.gz", make_rows(3))
+
+    with pytest.warns(FormatWarning, match="gzip"):
+        assert read_rows(path) == make_rows(3)
+
+
+def test_concatenated_gzip_members_are_one_file(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    parts = [
+        compress(write_jsonl(tmp_path / f"{i}.jsonl", rows[i * 20 : i * 20 + 20]), "gzip")
+        for i in range(3)
+    ]
+    whole = tmp_path / "whole.jsonl.gz"
+    whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+
+    assert read_rows(whole) == rows
+
+
+def test_a_told_format_needs_no_ending(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("a,b\n1,x\n")
+
+    assert read_rows(path, format="csv") == [{"a": 1, "b": "x"}]
+    assert read_rows(path) == [{"text": "a,b"}, {"text": "1,x"}]
+
+
+@pytest.mark.parametrize("told", ["jsonl", "jsonl.gz", "ndjson", "JSONL", "auto", ""])
+def test_formats_are_told_by_any_of_their_names(tmp_path: Path, told: str) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", make_rows(3))
+
+    assert read_rows(path, format=told) == make_rows(3)
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", make_rows(3))
+
+    with pytest.raises(UsageError, match="unknown format 'xlsx'"):
+        open_dataset(path, format="xlsx")
+
+
+# Text.
+
+
+def test_text_is_a_row_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes('one\r\n\ntwo \n["no", json]\nlast ü'.encode())
+
+    assert [row["text"] for row in read_rows(path)] == ["one", "", "two ", '["no", json]', "last ü"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n\r\n", b"a", b"a\n", b"\r", b"a\rb\n"])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_lines_end_where_they_should(tmp_path: Path, content: bytes, compression: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    text = content.decode()
+    lines = text.split("\n")[: -1 if text.endswith("\n") or not text else None]
+
+    found = [row["text"] for row in read_rows(compress(path, compression))]
+
+    assert found == [line.removesuffix("\r") for line in lines]
+
+
+def test_text_blocks_join_without_a_seam(tmp_path: Path) -> None:
+    lines = [f"{index} " + "x" * (index * 37 % 900) for index in range(6000)]
+    path = tmp_path / "a.txt"
+    path.write_text("\r\n".join(lines))
+
+    found = read_rows(path, memory_budget=16 * 2**20)
+
+    assert [row["text"] for row in found] == lines
+
+
+# Arrow's corners.
+
+
+def test_feather_of_version_1_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "a.feather"
+    path.write_bytes(b"FEA1" + b"\x00" * 64)
+
+    with pytest.raises(DataError, match="Feather version 1"):
+        open_dataset(path)
+
+
+def test_dictionary_columns_read_as_their_values(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array(["x", "y", None, "x"]).dictionary_encode()})
+    for form in (pa.ipc.new_file, pa.ipc.new_stream):
+        path = tmp_path / "a.arrow"
+        with form(str(path), table.schema) as writer:
+            writer.write_table(table)
+        assert [row["a"] for row in read_rows(path)] == ["x", "y", None, "x"]
+
+
+def test_an_arrow_file_of_many_small_batches(tmp_path: Path) -> None:
+    rows = make_rows(500)
+    for form in (pa.ipc.new_file, pa.ipc.new_stream):
+        path = write_arrow(tmp_path / "a.arrow", rows, form, batch_rows=1)
+        assert read_rows(path) == rows
+
+
+def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:
+    for kind, (_, _, options) in WRITERS.items():
+        rows = flat_rows(20) if kind == "csv" else make_rows(20)
+        path = write_as(tmp_path, kind, rows)
+        found = read_rows(path, columns=["score", "id"], **options)
+        assert [list(row.items()) for row in found] == [
+            [("score", row["score"]), ("id", row["id"])] for row in rows
+        ], kind
+
+
+def test_an_unknown_column_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
+
+    with pytest.raises(UsageError, match="no column 'nope'; there are: id, text, score"):
+        open_dataset(path, columns=["nope"])
+
+
+@pytest.mark.parametrize("columns", [[], "text", ["id", "id"]])
+def test_columns_must_be_a_list_of_different_names(tmp_path: Path, columns: object) -> None:
+    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
+
+    with pytest.raises(UsageError, match="columns must be"):
+        open_dataset(path, columns=columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", 1.5),
+        ("batch_size", True),
+        ("num_threads", -1),
+        ("memory_budget", 1),
+        ("epoch", -1),
+        ("shuffle", -1),
+        ("on_error", "ignore"),
+        ("on_conflict", "text"),
+        ("infer", "never"),
+        ("shard", (2, 2)),
+        ("shard", (-1, 2)),
+        ("shard", 3),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
+
+    with pytest.raises(UsageError, match=option):
+        open_dataset(path, **{option: value})  # type: ignore[arg-type]
+
+
+def test_a_parquet_file_without_rows_still_has_its_schema(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
+    empty = tmp_path / "b.parquet"
+    pa.parquet.write_table(pa.parquet.read_table(path).slice(0, 0), empty)
+
+    reader = open_dataset(empty)
+
+    assert reader.schema.names == ["id", "text", "score"]
+    assert list(reader) == []
+
+
+def test_a_wide_string_column_keeps_its_type(tmp_path: Path) -> None:
+    table = pa.table(
+        {"a": pa.array(["x"], pa.large_string()), "b": pa.array([[1]], pa.large_list(pa.int8()))}
+    )
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(table, path)
+
+    (batch,) = open_dataset(path)
+
+    assert batch.schema == table.schema
+
+
+def test_rows_of_files_with_different_columns_are_joined(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "1.parquet", [{"a": 1, "b": "x"}])
+    write_parquet(tmp_path / "2.parquet", [{"b": "y", "c": [1.5]}])
+
+    assert read_rows(tmp_path) == [{"a": 1, "b": "x", "c": None}, {"a": None, "b": "y", "c": [1.5]}]
+
+
+def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "1.parquet", [{"a": 1}])
+    write_parquet(tmp_path / "2.parquet", [{"a": {"b": "x"}}])
+
+    with pytest.raises(DataError, match=r"2\.parquet: column 'a' was int64 before"):
+        open_dataset(tmp_path)
+    found = read_rows(tmp_path, on_conflict="json")
+    assert [json.loads(row["a"]) for row in found] == [1, {"b": "x"}]

@@ -1,0 +1,234 @@
+"""Folders: Hugging Face's two kinds, globs, lists, and what is left aside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Rows, compress, make_rows, read_rows, write_csv, write_jsonl, write_parquet
+from fast_axolotl import detect_format, open_dataset
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
+
+
+def ids_of(path: Any, **options: Any) -> list[int]:
+    return [row["id"] for row in read_rows(path, **options)]
+
+
+# save_to_disk
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    return pytest.importorskip("datasets")
+
+
+def hf_dataset(hf: Any, rows: Rows) -> Any:
+    return hf.Dataset.from_list(rows)
+
+
+def test_a_saved_dataset_reads_in_the_order_of_its_index(hf: Any, tmp_path: Path) -> None:
+    rows = make_rows(1200)
+    folder = tmp_path / "saved"
+    hf_dataset(hf, rows).save_to_disk(folder, num_shards=12)
+
+    assert detect_format(str(folder)) == ("hf_dataset", None)
+    assert read_rows(folder) == rows
+    assert read_rows(folder, format="hf_dataset") == rows
+    assert read_rows(str(folder), columns=["id"]) == [{"id": index} for index in range(1200)]
+
+
+def test_a_saved_dict_wants_its_split_named(hf: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    rows = make_rows(30)
+    parts = {"train": rows[:20], "test": rows[20:]}
+    hf.DatasetDict({name: hf_dataset(hf, part) for name, part in parts.items()}).save_to_disk(
+        folder
+    )
+
+    assert detect_format(str(folder)) == ("hf_dataset", None)
+    with pytest.raises(UsageError, match='train, test; pass split="train"'):
+        open_dataset(folder)
+    assert read_rows(folder, split="train") == rows[:20]
+    assert read_rows(folder, split="test") == rows[20:]
+    assert read_rows(folder, split="all") == rows
+    assert read_rows(folder / "test") == rows[20:]
+    with pytest.raises(UsageError, match="no split 'validation'; there are: train, test"):
+        open_dataset(folder, split="validation")
+
+
+def test_a_saved_dict_of_one_split_needs_no_name(hf: Any, tmp_path: Path) -> None:
+    rows = make_rows(10)
+    hf.DatasetDict({"anything": hf_dataset(hf, rows)}).save_to_disk(tmp_path / "saved")
+
+    assert read_rows(tmp_path / "saved") == rows
+
+
+def test_a_saved_view_is_refused_rather_than_read_in_the_wrong_order(
+    hf: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    hf_dataset(hf, make_rows(10)).save_to_disk(folder)
+    state = json.loads((folder / "state.json").read_text())
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (folder / "state.json").write_text(json.dumps(state))
+
+    with pytest.raises(DataError, match="flatten_indices"):
+        open_dataset(folder)
+
+
+def test_a_shuffled_dataset_is_saved_in_its_new_order(hf: Any, tmp_path: Path) -> None:
+    shuffled = hf_dataset(hf, make_rows(50)).shuffle(seed=1)
+    shuffled.save_to_disk(tmp_path / "saved")
+
+    assert ids_of(tmp_path / "saved") == shuffled["id"][:]
+
+
+def test_a_saved_dataset_that_lost_a_file_is_an_error(hf: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    hf_dataset(hf, make_rows(20)).save_to_disk(folder, num_shards=2)
+    next(folder.glob("*.arrow")).unlink()
+
+    with pytest.raises(MissingFileError):
+        open_dataset(folder)
+
+
+def test_the_cache_of_a_dataset_builder_reads(hf: Any, tmp_path: Path) -> None:
+    """Its files are Arrow streams, called .arrow."""
+    source = write_jsonl(tmp_path / "rows.jsonl", make_rows(20))
+    built = hf.load_dataset(
+        "json", data_files=str(source), split="train", cache_dir=str(tmp_path / "cache")
+    )
+
+    assert ids_of(built.cache_files[0]["filename"]) == list(range(20))
+
+
+# Folders as on the Hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    folder = tmp_path / "hub"
+    (folder / "data").mkdir(parents=True)
+    rows = make_rows(40)
+    write_parquet(folder / "data" / "train-00000-of-00002.parquet", rows[:10])
+    write_parquet(folder / "data" / "train-00001-of-00002.parquet", rows[10:30])
+    (folder / "README.md").write_text("# A dataset\n")
+    (folder / "LICENSE").write_text("MIT\n")
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    (folder / "dataset_infos.json").write_text("{}")
+    (folder / ".cache").mkdir()
+    write_jsonl(folder / ".cache" / "left.jsonl", rows[:1])
+    return folder
+
+
+def test_a_hub_folder_of_one_split_reads_in_order(hub: Path) -> None:
+    reader = open_dataset(hub)
+
+    assert [row["id"] for batch in reader for row in batch.to_pylist()] == list(range(30))
+    ignored = {Path(name).name for name in reader.stats.ignored_files}
+    assert {"README.md", "LICENSE", ".gitattributes", "dataset_infos.json"} <= ignored
+
+
+def test_a_hub_folder_of_several_splits_wants_one_named(hub: Path) -> None:
+    write_parquet(hub / "data" / "test-00000-of-00001.parquet", make_rows(40)[30:])
+
+    with pytest.raises(UsageError, match=r"several splits apart \(test, train\)"):
+        open_dataset(hub)
+    assert ids_of(hub, split="train") == list(range(30))
+    assert ids_of(hub, split="test") == list(range(30, 40))
+    assert sorted(ids_of(hub, split="all")) == list(range(40))
+    with pytest.raises(UsageError, match="no files of split 'validation'"):
+        open_dataset(hub, split="validation")
+
+
+def test_a_split_goes_by_any_of_its_names(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", make_rows(3))
+    write_jsonl(tmp_path / "dev.jsonl", make_rows(5)[3:])
+
+    assert ids_of(tmp_path, split="validation") == [3, 4]
+    assert ids_of(tmp_path, split="val") == [3, 4]
+
+
+def test_a_folder_above_that_is_called_like_a_split_says_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "test" / "train"
+    folder.mkdir(parents=True)
+    write_jsonl(folder / "a.jsonl", make_rows(2))
+    write_jsonl(folder / "b.jsonl", make_rows(4)[2:])
+
+    assert ids_of(folder) == [0, 1, 2, 3]
+
+
+# Folders, globs, lists
+
+
+def test_a_folder_may_mix_formats(tmp_path: Path) -> None:
+    rows: Rows = [{"id": index, "text": str(index) + "x"} for index in range(9)]
+    write_parquet(tmp_path / "1.parquet", rows[:2])
+    compress(write_jsonl(tmp_path / "2.jsonl", rows[2:4]), "gzip")
+    (tmp_path / "2.jsonl").unlink()
+    write_csv(tmp_path / "3.csv", rows[4:6])
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "4.json").write_text(json.dumps(rows[6:]))
+
+    assert read_rows(tmp_path) == rows
+
+
+@pytest.mark.parametrize(
+    "pattern", ["part-*.jsonl", "part-?.jsonl", "part-[0-9].jsonl", "**/part-*"]
+)
+def test_globs_are_sorted(tmp_path: Path, pattern: str) -> None:
+    for index in (2, 0, 1):
+        write_jsonl(tmp_path / f"part-{index}.jsonl", [make_rows(3)[index]])
+    write_jsonl(tmp_path / "other.jsonl", make_rows(5)[4:])
+
+    assert ids_of(str(tmp_path / pattern)) == [0, 1, 2]
+
+
+def test_a_glob_reads_files_of_any_name(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.data", make_rows(2))
+    write_jsonl(tmp_path / "b.data", make_rows(4)[2:])
+
+    assert ids_of(str(tmp_path / "*.data")) == [0, 1, 2, 3]
+
+
+def test_a_file_name_may_look_like_a_glob(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a[1]*.jsonl", make_rows(2))
+
+    assert ids_of(path) == [0, 1]
+
+
+def test_a_list_is_read_in_its_own_order(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", make_rows(2))
+    second = write_parquet(tmp_path / "b.parquet", make_rows(4)[2:])
+
+    assert ids_of([second, first]) == [2, 3, 0, 1]
+    assert ids_of([str(first), second]) == [0, 1, 2, 3]
+    assert ids_of([first, first]) == [0, 1, 0, 1]
+
+
+def test_a_file_uri_is_a_path(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a b.jsonl", make_rows(2))
+
+    assert ids_of(f"file://{path}") == [0, 1]
+
+
+@pytest.mark.parametrize("nothing", ["", [], [""]])
+def test_no_path_is_refused(nothing: Any) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        open_dataset(nothing)
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing else")
+    for path in (
+        tmp_path / "missing.jsonl",
+        tmp_path / "no" / "folder",
+        tmp_path,
+        tmp_path / "*.jsonl",
+    ):
+        with pytest.raises(MissingFileError) as caught:
+            open_dataset(str(path))
+        assert str(path) in str(caught.value)

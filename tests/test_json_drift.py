@@ -1,0 +1,531 @@
+"""JSON whose types drift, clash or surprise: the rows are always those of ``json.loads``."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import SMALL_BUDGET, compress, read_rows, write_jsonl
+from fast_axolotl import open_dataset, streaming_dataset_reader
+from fast_axolotl.errors import ConflictError, DataError
+from fast_axolotl.reading import convert
+from fast_axolotl.reading.schema import MIXED
+
+FILLER = "x" * 400
+
+
+def write_lines(path: Path, *lines: str | bytes) -> Path:
+    texts = [line.encode() if isinstance(line, str) else line for line in lines]
+    path.write_bytes(b"\n".join(texts) + b"\n")
+    return path
+
+
+def python_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
+    """The rows as the ``python`` output gives them."""
+    rows: list[dict[str, Any]] = []
+    for batch in open_dataset(path, **options):
+        columns = convert(batch, "python")
+        rows += [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+    return rows
+
+
+def without_nulls(value: Any) -> Any:
+    """Missing keys and nulls are the same in Arrow."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+# Promotions.
+
+
+def test_a_key_that_appears_late_is_null_before(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}, {"a": 2, "late": "x"}, {"late": "y"}])
+
+    assert read_rows(path) == [
+        {"a": 1, "late": None},
+        {"a": 2, "late": "x"},
+        {"a": None, "late": "y"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(None, {"a": 1}, id="null to struct"),
+        pytest.param(1, 1.5, id="integer to float"),
+        pytest.param(1.5, 1, id="float to integer"),
+        pytest.param(None, [1], id="null to list"),
+        pytest.param([None], [{"a": 1}], id="null list to list of struct"),
+        pytest.param([], [{"a": 1}], id="empty list to list of struct"),
+        pytest.param([], ["x"], id="empty list to list of text"),
+        pytest.param([1], [2.5], id="list of integers to list of floats"),
+        pytest.param({"a": 1}, {"a": 1, "b": "x"}, id="nested late key"),
+        pytest.param({"a": {"b": None}}, {"a": {"b": {"c": 1}}}, id="nested null to struct"),
+        pytest.param([{"a": None}], [{"a": [1]}, {"b": "x"}], id="late keys in a list of structs"),
+        pytest.param({}, {"a": 1}, id="empty object to struct"),
+        pytest.param(None, True, id="null to boolean"),
+        pytest.param(None, "x", id="null to text"),
+    ],
+)
+@pytest.mark.parametrize("far", [False, True], ids=["same block", "later block"])
+def test_types_are_promoted(tmp_path: Path, first: Any, then: Any, far: bool) -> None:
+    between = 2500 if far else 1
+    values = [first] * between + [then] + [first] * between
+    rows = [{"v": value, "t": FILLER} for value in values]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    found = read_rows(path, memory_budget=SMALL_BUDGET, num_threads=2)
+
+    assert without_nulls(found) == without_nulls(rows)
+
+
+def test_a_scan_gives_the_final_schema_from_the_start(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"n": 1, "t": FILLER}] * 3000 + [{"n": 1.5, "late": "x"}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    reader = open_dataset(path, infer="scan", memory_budget=SMALL_BUDGET)
+
+    assert reader.schema == pa.schema(
+        [("n", pa.float64()), ("t", pa.string()), ("late", pa.string())]
+    )
+    assert {batch.schema for batch in reader} == {reader.schema}
+
+
+def test_types_drift_from_file_to_file(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "1.jsonl", [{"a": 1}])
+    write_jsonl(tmp_path / "2.jsonl", [{"a": 1.5, "b": [{"c": None}]}])
+    write_jsonl(tmp_path / "3.jsonl", [{"b": [{"c": "x", "d": 1}]}])
+
+    assert without_nulls(read_rows(tmp_path)) == without_nulls(
+        [{"a": 1}, {"a": 1.5, "b": [{"c": None}]}, {"b": [{"c": "x", "d": 1}]}]
+    )
+
+
+# Conflicts.
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "column", "types"),
+    [
+        (1, "x", "v", ("int64", "string")),
+        ("x", 1, "v", ("string", "int64")),
+        ({"a": 1}, "x", "v", ("struct<a: int64>", "string")),
+        ([1], {"a": 1}, "v", ("list<item: int64>", "struct<a: int64>")),
+        ({"a": {"b": 1}}, {"a": {"b": "x"}}, "v.a.b", ("int64", "string")),
+        ([{"b": 1}], [{"b": [1]}], "v[].b", ("int64", "list<item: int64>")),
+        (True, 1, "v", ("bool", "int64")),
+    ],
+)
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("far", [False, True], ids=["same block", "later block"])
+def test_a_conflict_names_file_line_column_and_both_types(
+    tmp_path: Path,
+    first: Any,
+    then: Any,
+    column: str,
+    types: tuple[str, str],
+    far: bool,
+    compression: str,
+) -> None:
+    between = 2500 if far else 3
+    rows = [{"v": first, "t": FILLER}] * between + [{"v": then}]
+    path = compress(write_jsonl(tmp_path / "clash.jsonl", rows), compression)
+
+    with pytest.raises(ConflictError) as caught:
+        read_rows(path, memory_budget=SMALL_BUDGET, num_threads=2)
+
+    assert caught.value.path == str(path)
+    assert caught.value.place == f"line {between + 1}"
+    message = str(caught.value)
+    assert f"column {column!r} was {types[0]} before and is {types[1]} here" in message
+    assert 'on_conflict="json"' in message
+
+
+def test_a_conflict_is_the_same_error_in_a_document_and_under_a_shuffle(tmp_path: Path) -> None:
+    rows = [{"v": 1, "t": FILLER}] * 2500 + [{"v": "x"}]
+    document = tmp_path / "clash.json"
+    document.write_text(json.dumps(rows, indent=1))
+    lines = write_jsonl(tmp_path / "clash.jsonl", rows)
+
+    with pytest.raises(ConflictError, match=r"clash\.json, line 10002: column 'v'"):
+        read_rows(document, memory_budget=SMALL_BUDGET)
+    with pytest.raises(ConflictError, match=r"clash\.jsonl, line \d+: column 'v'"):
+        read_rows(lines, memory_budget=SMALL_BUDGET, shuffle=3)
+
+
+def test_a_conflict_between_files_names_the_later_one(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "1.jsonl", [{"a": 1}])
+    write_jsonl(tmp_path / "2.jsonl", [{"a": 2}, {"a": "x"}])
+
+    with pytest.raises(ConflictError, match=r"2\.jsonl, line 2: column 'a' was int64"):
+        read_rows(tmp_path)
+
+
+def test_a_conflict_is_no_bad_row_to_skip(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}, {"a": "x"}])
+
+    with pytest.raises(ConflictError):
+        read_rows(path, on_error="skip")
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["same block", "later block"])
+def test_a_conflict_can_arrive_as_json_text(tmp_path: Path, far: bool) -> None:
+    values = [1, {"a": [1, "ü"]}, "x", None, [1.5], True]
+    rows = [{"v": 1, "t": FILLER}] * (2500 if far else 1) + [{"v": v, "t": "y"} for v in values]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    found = read_rows(path, on_conflict="json", memory_budget=SMALL_BUDGET)
+
+    assert [None if row["v"] is None else json.loads(row["v"]) for row in found] == [
+        row["v"] for row in rows
+    ]
+    assert all(row["v"] is None or isinstance(row["v"], str) for row in found)
+    assert {row["t"] for row in found} == {FILLER, "y"}
+
+
+# What pyarrow would get wrong.
+
+
+def test_of_duplicate_keys_the_last_wins(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", '{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}', '{"a": 4}')
+
+    assert read_rows(path) == [{"a": 3, "b": {"c": 2}}, {"a": 4, "b": None}]
+
+
+def test_mixed_arrays_arrive_as_values(tmp_path: Path) -> None:
+    rows = [{"m": [1, "x", None, {"a": [True]}]}, {"m": []}, {"m": None}, {"m": [[1], 2.5]}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    (batch,) = open_dataset(path)
+
+    assert batch.schema.field("m").type == MIXED
+    assert python_rows(path) == rows
+    (columns,) = streaming_dataset_reader(str(path), "jsonl")
+    assert columns["m"] == [row["m"] for row in rows]
+
+
+def test_mixed_arrays_that_come_late_make_the_column_mixed(tmp_path: Path) -> None:
+    rows = [{"m": [1], "t": FILLER}] * 2500 + [{"m": [1, "x"], "t": ""}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert python_rows(path, memory_budget=SMALL_BUDGET) == rows
+
+
+def test_a_mixed_array_deep_inside_is_a_value(tmp_path: Path) -> None:
+    rows = [{"a": {"b": [{"c": [1, "x"]}]}}, {"a": {"b": [{"c": [2]}]}}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert python_rows(path) == rows
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, 10**40, 2**63 - 1, -(2**63)])
+def test_large_integers_are_exact(tmp_path: Path, value: int) -> None:
+    rows = [{"n": 1}, {"n": value}, {"n": None}, {"n": -5}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    found = python_rows(path)
+
+    assert found == rows
+    assert [type(row["n"]) for row in found] == [int, int, type(None), int]
+
+
+def test_an_integer_that_a_float_cannot_hold_is_not_rounded(tmp_path: Path) -> None:
+    rows = [{"n": 2**53 + 1}, {"n": 0.5}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert [repr(row["n"]) for row in python_rows(path)] == ["9007199254740993", "0.5"]
+
+
+def test_an_integer_that_a_float_cannot_hold_is_not_rounded_by_a_later_block(
+    tmp_path: Path,
+) -> None:
+    rows = [{"n": 2**53 + 1, "t": FILLER}] * 2500 + [{"n": 0.5, "t": ""}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    found = python_rows(path, memory_budget=SMALL_BUDGET)
+
+    assert {repr(row["n"]) for row in found} == {"9007199254740993", "0.5"}
+
+
+@pytest.mark.parametrize("text", ["2024-01-31", "2024-01-31T10:00:00", "2024-01-31 10:00:00Z"])
+def test_text_that_looks_like_a_date_stays_text(tmp_path: Path, text: str) -> None:
+    rows = [{"d": text, "n": {"l": [text]}}] * 3
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert read_rows(path) == rows
+
+
+def test_nan_and_infinity_read_as_python_reads_them(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", '{"x": NaN}', '{"x": Infinity}', '{"x": -Infinity}')
+
+    found = [row["x"] for row in read_rows(path)]
+
+    assert math.isnan(found[0])
+    assert found[1:] == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_too_large_for_a_float_is_an_error(tmp_path: Path, number: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", '{"x": 1}', f'{{"x": {number}}}')
+
+    with pytest.raises(DataError, match=r"line 2: .*too large"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1, None, 2], [3, 4]],
+        [[None], [1]],
+        [[{"a": 1}, None, {"a": 2}], [{"a": 3}]],
+        [[[1, None], None], [[2]]],
+        [[None, None], []],
+        [None, [None, "x"]],
+    ],
+)
+def test_lists_that_hold_nulls_keep_every_element(tmp_path: Path, values: list[Any]) -> None:
+    rows = [{"v": value} for value in values * 50]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert read_rows(path) == rows
+    assert python_rows(path) == rows
+
+
+def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "a.jsonl", '{"a": "x"}', r'{"a": "\ud83d"}', r'{"a": "\ud83d\ude00"}'
+    )
+
+    with pytest.raises(DataError, match="line 2: half of a surrogate pair"):
+        read_rows(path)
+    assert read_rows(path, on_error="skip") == [{"a": "x"}, {"a": "😀"}]
+
+
+@pytest.mark.parametrize("depth", [500, 900, 5000, 100_000])
+@pytest.mark.parametrize("shape", ["[]", "{}"])
+def test_deep_nesting_is_values_or_an_error(tmp_path: Path, depth: int, shape: str) -> None:
+    nested = "[" * depth + "]" * depth if shape == "[]" else '{"a":' * depth + "1" + "}" * depth
+    path = write_lines(tmp_path / "a.jsonl", '{"v": 1}', f'{{"w": {nested}}}')
+
+    try:
+        found = read_rows(path)
+    except DataError as error:
+        assert error.place == "line 2"  # noqa: PT017 - either outcome is right
+    else:
+        assert len(found) == 2
+
+
+def test_text_full_of_brackets_is_no_nesting(tmp_path: Path) -> None:
+    rows = [{"t": "[{" * 50_000}, {"t": "]}" * 50_000}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    assert read_rows(path) == rows
+
+
+@pytest.mark.parametrize(
+    "text", ["null\n", 'null\n{"a": 1}\n', '{"a": 1}\nnull\n', "\n null\n", "{}\nnull"]
+)
+def test_a_null_in_place_of_an_object_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+
+    with pytest.raises(DataError, match="expected an object, found null"):
+        read_rows(path)
+
+
+def test_two_objects_on_a_line_are_an_error(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", '{"a": 1}{"a": 2}', '{"a": 3}')
+
+    with pytest.raises(DataError, match="line 1: malformed JSON: Extra data"):
+        read_rows(path)
+
+
+# Shapes of files.
+
+
+def test_blank_lines_crlf_and_a_missing_last_newline_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\r\n\n{"a": 1}\r\n\n   \n\t\n{"a": "\\r\\n"}'.replace(b'"\\r\\n"', b"2"))
+
+    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_no_content(tmp_path: Path, name: str) -> None:
+    plain = tmp_path / name.removesuffix(".gz")
+    plain.write_bytes(
+        b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n'
+        if "jsonl" in name
+        else b'\xef\xbb\xbf[{"a": 1},{"a": 2}]'
+    )
+    path = compress(plain, "gzip") if name.endswith(".gz") else plain
+
+    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+def test_documents_of_every_layout(tmp_path: Path, indent: int | None) -> None:
+    rows = [{"a": 1, "b": ["x,]}", {"c": '"\\'}]}, {"a": 2, "b": []}] * 20
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(rows, indent=indent))
+
+    assert without_nulls(python_rows(path)) == without_nulls(rows)
+
+
+def test_a_document_of_one_object_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"a": 1, "b": {"c": [1, 2]}}, indent=2))
+
+    assert read_rows(path) == [{"a": 1, "b": {"c": [1, 2]}}]
+
+
+@pytest.mark.parametrize("text", ["[]", "[ ]\n", " [\n]"])
+def test_an_empty_array_has_no_rows(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+
+    assert read_rows(path) == []
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'])
+def test_elements_that_are_no_objects_are_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+
+    with pytest.raises(DataError, match="expected an object"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": 1}',
+        '[{"a": 1},',
+        '[{"a": 1}, {"a"',
+        '{"a": 1',
+        '[{"a": 1}] x',
+        '[{"a": 1},, {"a": 2}]',
+        '[{"a": 1} {"a": 2}]',
+        '[{"a": 1},]',
+    ],
+)
+def test_a_malformed_document_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+
+    with pytest.raises(DataError, match=r"a\.json, line 1: "):
+        read_rows(path)
+
+
+def test_a_missing_field_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"other": [{"data": [1]}], "text": "\\"data\\": [1]"}')
+
+    with pytest.raises(DataError, match="no field 'data'"):
+        read_rows(path, json_field="data")
+
+
+def test_a_row_of_20_mb_is_a_row(tmp_path: Path) -> None:
+    rows = [{"t": "a"}, {"t": "x" * 20_000_000}, {"t": "b"}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    document = tmp_path / "b.json"
+    document.write_text(json.dumps(rows))
+
+    assert read_rows(path, memory_budget=SMALL_BUDGET) == rows
+    assert read_rows(document, memory_budget=SMALL_BUDGET) == rows
+
+
+def test_rows_without_any_key_are_counted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", "{}", "{}", "{}")
+
+    assert sum(batch.num_rows for batch in open_dataset(path)) == 3
+
+
+# Any rows: ours are those of json.loads.
+
+KEYS = st.sampled_from(["a", "b", "c"])
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-5, 5),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.sampled_from(["2024-01-01", "1", "", "null", "\u2028", "\\", '"']),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=6), st.booleans())
+def test_any_rows_read_as_json_loads_reads_them(rows: list[dict[str, Any]], document: bool) -> None:
+    text = json.dumps(rows) if document else "\n".join(map(json.dumps, rows))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"rows.{'json' if document else 'jsonl'}"
+        path.write_text(text)
+        try:
+            found = python_rows(path, num_threads=1)
+        except ConflictError:
+            found = python_rows(path, num_threads=1, on_conflict="json")
+            clashing = {key for row in found for key in row if _is_text(path, key)}
+            found = [_loaded(row, clashing) for row in found]
+    if any(rows):
+        assert without_nulls(found) == without_nulls(rows)
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(values=st.lists(VALUES, min_size=2, max_size=5), length=st.integers(5, 60))
+def test_types_that_drift_over_many_blocks_read_as_json_loads_reads_them(
+    shuffle: int | None, values: list[Any], length: int
+) -> None:
+    """Blocks of a few hundred bytes, so that every drift crosses one."""
+    rows = [
+        {"id": index, "v": value, "t": "x" * 20}
+        for index, value in enumerate(value for value in values for _ in range(length))
+    ]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fast_axolotl.reading.reader.MIB", 256)
+        path = write_jsonl(Path(folder) / "rows.jsonl", rows)
+        try:
+            found = python_rows(path, num_threads=2, batch_size=7, shuffle=shuffle)
+        except ConflictError as error:
+            clash = error
+        else:
+            found.sort(key=lambda row: row["id"])
+            assert without_nulls(found) == without_nulls(rows)
+            return
+    assert clash.place.startswith("line ")
+    assert "'v" in clash.message
+
+
+def _is_text(path: Path, key: str) -> bool:
+    field = open_dataset(path, on_conflict="json", num_threads=1, infer="scan").schema.field(key)
+    return bool(field.metadata)
+
+
+def _loaded(row: dict[str, Any], clashing: set[str]) -> dict[str, Any]:
+    return {
+        key: json.loads(value) if key in clashing and value is not None else value
+        for key, value in row.items()
+    }

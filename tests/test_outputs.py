@@ -1,0 +1,299 @@
+"""Record batches as Python values, numpy arrays and torch tensors."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import make_rows, write_jsonl, write_parquet
+from fast_axolotl import streaming_dataset_reader
+from fast_axolotl.errors import UsageError
+from fast_axolotl.reading import OUTPUTS, convert
+from fast_axolotl.reading.schema import MIXED
+
+
+def batch_of(*arrays: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(arrays), names=[f"c{i}" for i in range(len(arrays))])
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    values: list[Any] = convert(batch_of(array), "python")["c0"]
+    return values
+
+
+def numpy_values(array: pa.Array) -> Any:
+    return convert(batch_of(array), "numpy")["c0"]
+
+
+# python
+
+
+LEAF_TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float64(), st.floats(allow_nan=False)),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.bool_(), st.booleans()),
+    (pa.string(), st.text(max_size=5)),
+    (pa.large_string(), st.text(max_size=5)),
+    (pa.string_view(), st.text(max_size=20)),
+    (pa.binary(), st.binary(max_size=5)),
+    (pa.null(), st.none()),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), st.datetimes()),
+    (pa.decimal128(10, 2), st.decimals(-1000, 1000, places=2)),
+    (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["a", "b"])),
+]
+
+Typed = tuple[pa.DataType, st.SearchStrategy[Any]]
+
+
+def nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
+    def lists(typed: Typed) -> Typed:
+        return pa.list_(typed[0]), st.lists(st.none() | typed[1], max_size=3)
+
+    def large_lists(typed: Typed) -> Typed:
+        return pa.large_list(typed[0]), st.lists(st.none() | typed[1], max_size=3)
+
+    def fixed_lists(typed: Typed) -> Typed:
+        values = st.lists(st.none() | typed[1], min_size=2, max_size=2)
+        return pa.list_(typed[0], 2), values
+
+    def structs(fields: list[Typed]) -> Typed:
+        kinds = [pa.field(f"f{index}", kind) for index, (kind, _) in enumerate(fields)]
+        values = {f"f{index}": st.none() | value for index, (_, value) in enumerate(fields)}
+        return pa.struct(kinds), st.fixed_dictionaries(values)
+
+    def maps(typed: Typed) -> Typed:
+        pairs = st.tuples(st.text(max_size=3), st.none() | typed[1])
+        return pa.map_(pa.string(), typed[0]), st.lists(pairs, max_size=2)
+
+    return st.one_of(
+        inner.map(lists),
+        inner.map(large_lists),
+        inner.map(fixed_lists),
+        inner.map(maps),
+        st.lists(inner, max_size=3).map(structs),
+    )
+
+
+ARRAYS = (
+    st.recursive(st.sampled_from(LEAF_TYPES), nested, max_leaves=4)
+    .filter(lambda typed: "fixed_size_list<item: dictionary" not in str(typed[0]))
+    .flatmap(
+        lambda typed: st.lists(st.none() | typed[1], max_size=8).map(
+            lambda values: (typed[0], values)
+        )
+    )
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(typed=ARRAYS, start=st.integers(0, 4), length=st.integers(0, 8))
+def test_python_values_are_arrows_own(
+    typed: tuple[pa.DataType, list[Any]], start: int, length: int
+) -> None:
+    kind, values = typed
+    try:
+        array = pa.array(values, type=kind)
+    except pa.ArrowNotImplementedError:
+        return
+    piece = array.slice(start, length)
+
+    found = python_values(piece)
+
+    assert found == piece.to_pylist()
+    assert [type(value) for value in found] == [type(value) for value in piece.to_pylist()]
+
+
+def test_values_under_a_null_list_do_not_shift_the_others() -> None:
+    """Arrow allows a null entry to own values; they belong to nobody."""
+    offsets = pa.array([0, 2, 4, 5], pa.int32())
+    array = pa.ListArray.from_arrays(
+        offsets, pa.array([1, 2, 3, 4, 5]), mask=pa.array([False, True, False])
+    )
+
+    assert python_values(array) == [[1, 2], None, [5]]
+    assert python_values(array.slice(1)) == [None, [5]]
+    assert numpy_values(array) == [[1, 2], None, [5]]
+
+
+def test_a_null_struct_hides_its_fields() -> None:
+    array = pa.StructArray.from_arrays([pa.array([1, 2])], ["a"], mask=pa.array([True, False]))
+
+    assert python_values(array) == [None, {"a": 2}]
+
+
+def test_nulls_among_numbers_are_none() -> None:
+    assert python_values(pa.array([1, None, 3])) == [1, None, 3]
+    assert python_values(pa.array([True, None])) == [True, None]
+    assert python_values(pa.array([1.5, None])) == [1.5, None]
+    assert python_values(pa.array(["a", None])) == ["a", None]
+
+
+def test_integers_stay_integers() -> None:
+    assert [type(value) for value in python_values(pa.array([1, 2**62]))] == [int, int]
+    assert [type(value) for value in python_values(pa.array([1, None]))] == [int, type(None)]
+
+
+def test_dates_and_decimals_are_pythons() -> None:
+    day, price = datetime.date(2024, 1, 31), decimal.Decimal("1.50")
+
+    assert python_values(pa.array([day, None])) == [day, None]
+    assert python_values(pa.array([price])) == [price]
+
+
+def test_mixed_values_are_values() -> None:
+    values = [[1, "x", None], {"a": 2**70}, None, 1.5, "text"]
+    storage = pa.array([None if value is None else json.dumps(value) for value in values])
+    array = pa.ExtensionArray.from_storage(MIXED, storage)
+
+    assert python_values(array) == values
+    assert python_values(array.slice(1, 2)) == values[1:3]
+    assert numpy_values(array) == values
+
+
+def test_mixed_values_inside_a_list_are_values() -> None:
+    storage = pa.array(["[1]", '"x"', None])
+    mixed = pa.ExtensionArray.from_storage(MIXED, storage)
+    array = pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), mixed)
+
+    assert python_values(array) == [[[1], "x"], [None]]
+
+
+# numpy and torch
+
+
+def test_numbers_are_arrays_and_lists_are_values_and_offsets() -> None:
+    batch = batch_of(pa.array([1, 2, 3]), pa.array([[1, 2], [], [3]]), pa.array(["a", "b", "c"]))
+
+    found = convert(batch, "numpy")
+
+    assert found["c0"].tolist() == [1, 2, 3]
+    assert found["c1"]["values"].tolist() == [1, 2, 3]
+    assert found["c1"]["offsets"].tolist() == [0, 2, 2, 3]
+    assert found["c2"] == ["a", "b", "c"]
+
+
+def test_offsets_of_a_slice_begin_at_zero() -> None:
+    found = numpy_values(pa.array([[1, 2], [3], [4, 5, 6]]).slice(1))
+
+    assert found["values"].tolist() == [3, 4, 5, 6]
+    assert found["offsets"].tolist() == [0, 1, 4]
+
+
+def test_lists_of_lists_are_offsets_of_offsets() -> None:
+    found = numpy_values(pa.array([[[1], [2, 3]], [], [[4]]]).slice(1))
+
+    assert found["offsets"].tolist() == [0, 0, 1]
+    assert found["values"]["offsets"].tolist() == [0, 1]
+    assert found["values"]["values"].tolist() == [4]
+
+
+@pytest.mark.parametrize("values", [[[1, 2], None], [["a"], []], [[[1], None], None]])
+def test_lists_with_nulls_or_text_are_python_lists(values: list[Any]) -> None:
+    assert numpy_values(pa.array(values)) == values
+
+
+@pytest.mark.parametrize("values", [[2**53 + 1, None, 3], [True, None], [None, "a"], [None, None]])
+def test_integers_and_booleans_with_nulls_are_python_lists(values: list[Any]) -> None:
+    """numpy would make floats of the integers, and round them."""
+    assert numpy_values(pa.array(values)) == values
+    assert numpy_values(pa.array([values, []]))["values" if values[0] else 0] == values
+
+
+def test_floats_with_nulls_hold_nan() -> None:
+    found = numpy_values(pa.array([1.5, None]))
+
+    assert found[0] == 1.5
+    assert np.isnan(found[1])
+
+
+def test_every_width_keeps_its_type() -> None:
+    for kind in (
+        pa.int8(),
+        pa.uint8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint64(),
+        pa.float32(),
+    ):
+        assert numpy_values(pa.array([1, 2], type=kind)).dtype == kind.to_pandas_dtype()
+
+
+def test_torch_tensors_may_be_written_to() -> None:
+    torch = pytest.importorskip("torch")
+    batch = batch_of(
+        pa.array([1, 2]), pa.array([[1, 2], [3]]), pa.array([True, False]), pa.array(["a", None])
+    )
+
+    found = convert(batch, "torch")
+    found["c0"][0] = 9
+    found["c1"]["values"][0] = 9
+
+    assert torch.equal(found["c0"], torch.tensor([9, 2]))
+    assert torch.equal(found["c1"]["offsets"], torch.tensor([0, 2, 3]))
+    assert found["c2"].dtype == torch.bool
+    assert found["c3"] == ["a", None]
+    assert batch.column(0).to_pylist() == [1, 2]
+
+
+def test_numpy_arrays_do_not_write_through_to_the_batch() -> None:
+    batch = batch_of(pa.array([1, 2]))
+    found = convert(batch, "numpy")["c0"]
+
+    if found.flags.writeable:
+        found[0] = 9
+    assert batch.column(0).to_pylist() == [1, 2]
+
+
+def test_empty_batches_convert() -> None:
+    empty = batch_of(
+        pa.array([], pa.int64()),
+        pa.array([], pa.list_(pa.int64())),
+        pa.array([], pa.struct([("a", pa.int8())])),
+    )
+
+    assert convert(empty, "python") == {"c0": [], "c1": [], "c2": []}
+    assert convert(empty, "numpy")["c1"]["offsets"].tolist() == [0]
+
+
+# Through the earlier package's door.
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_every_output_of_the_streaming_reader(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("torch")
+    rows = make_rows(50)
+    write = write_parquet if kind == "parquet" else write_jsonl
+    path = write(tmp_path / f"rows.{kind}", rows)
+
+    for output in OUTPUTS:
+        batches = list(streaming_dataset_reader(str(path), kind, 20, 2, output=output))
+        assert len(batches) == 3
+        ids = [
+            int(i) for b in batches for i in (b["id"] if output != "arrow" else b["id"].to_pylist())
+        ]
+        assert ids == list(range(50))
+    python = streaming_dataset_reader(str(path), kind, 50)
+    assert next(python) == {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}])
+
+    with pytest.raises(UsageError, match="output must be one of"):
+        streaming_dataset_reader(str(path), "jsonl", output="pandas")
+    with pytest.raises(UsageError, match="output must be one of"):
+        convert(batch_of(pa.array([1])), "pandas")

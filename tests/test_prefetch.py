@@ -1,0 +1,269 @@
+"""Decoding ahead: order, errors, the budget, and threads that end when nobody listens."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL_BUDGET, make_rows, write_jsonl
+from fast_axolotl import open_dataset
+from fast_axolotl.reading.prefetch import Prefetcher
+
+TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Piece:
+    number: int
+    weight: int = 1
+
+
+def pieces(stop: int | None = None) -> Iterator[Piece]:
+    return (Piece(number) for number in islice(count(), stop))
+
+
+def double(piece: Piece) -> tuple[int, int]:
+    return 2 * piece.number, 1
+
+
+def reader_threads() -> list[threading.Thread]:
+    return [item for item in threading.enumerate() if item.name.startswith("fast-axolotl-reader")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Threads end after the item in hand; none may outlive a test."""
+    yield
+    gc.collect()
+    left = reader_threads()
+    for thread in left:
+        thread.join(TIMEOUT_SECONDS)
+    assert not [thread for thread in left if thread.is_alive()]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_results_come_in_the_order_of_the_tasks(num_threads: int) -> None:
+    turns = [threading.Event() for _ in range(6)]
+
+    def backwards(piece: Piece) -> tuple[int, int]:
+        if num_threads > 1 and piece.number % 2 == 0 and piece.number < 5:
+            assert turns[piece.number + 1].wait(TIMEOUT_SECONDS)
+        if piece.number < 6:
+            turns[piece.number].set()
+        return double(piece)
+
+    ahead = Prefetcher(pieces(500), backwards, num_threads=num_threads, budget=100)
+
+    assert [(task.number, result) for task, result in ahead] == [(n, 2 * n) for n in range(500)]
+
+
+def test_no_tasks_give_nothing() -> None:
+    assert list(Prefetcher(pieces(0), double, num_threads=2, budget=10)) == []
+
+
+def test_an_error_of_decoding_comes_in_its_place() -> None:
+    def decode(piece: Piece) -> tuple[int, int]:
+        if piece.number == 7:
+            raise LookupError("seven")
+        return double(piece)
+
+    ahead = Prefetcher(pieces(), decode, num_threads=3, budget=1000)
+
+    assert [result for _, result in islice(ahead, 7)] == [0, 2, 4, 6, 8, 10, 12]
+    with pytest.raises(LookupError, match="seven"):
+        next(ahead)
+    ahead.close()
+
+
+def test_an_error_of_splitting_comes_after_the_tasks_before_it() -> None:
+    def broken() -> Iterator[Piece]:
+        yield from pieces(3)
+        raise OSError("gone")
+
+    ahead = Prefetcher(broken(), double, num_threads=2, budget=1000)
+
+    assert [result for _, result in islice(ahead, 3)] == [0, 2, 4]
+    with pytest.raises(OSError, match="gone"):
+        next(ahead)
+
+
+def test_an_item_larger_than_the_budget_passes() -> None:
+    huge = (Piece(number, weight=10**9) for number in range(4))
+    ahead = Prefetcher(huge, lambda piece: (piece.number, 10**9), num_threads=3, budget=1)
+
+    assert [result for _, result in ahead] == [0, 1, 2, 3]
+
+
+def test_reading_ahead_stops_at_the_budget() -> None:
+    taken: list[int] = []
+
+    def watched() -> Iterator[Piece]:
+        for piece in pieces(400):
+            taken.append(piece.number)
+            yield piece
+
+    ahead = Prefetcher(watched(), lambda piece: (piece.number, 3), num_threads=2, budget=30)
+    for done, _ in enumerate(ahead):
+        assert len(taken) - done <= 30 // 3 + 2
+
+
+def test_closing_stops_the_threads() -> None:
+    ahead = Prefetcher(pieces(), double, num_threads=3, budget=50)
+    next(ahead)
+    threads = reader_threads()
+    assert len(threads) == 3
+
+    ahead.close()
+
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+    assert list(ahead) == []
+
+
+def test_dropping_it_stops_the_threads() -> None:
+    ahead = Prefetcher(pieces(), double, num_threads=2, budget=50)
+    next(ahead)
+    threads = reader_threads()
+
+    del ahead
+
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_interrupted_consumer_leaves_no_thread() -> None:
+    ahead = Prefetcher(pieces(), double, num_threads=2, budget=50)
+    threads = reader_threads()
+
+    def consume(ahead: Prefetcher[Piece, int]) -> None:
+        for task, _ in ahead:
+            if task.number == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume(ahead)
+    del ahead
+
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_forked_child_may_drop_what_its_parent_reads() -> None:
+    """A thread of the parent may hold the lock at the fork, and the child has no such thread."""
+    ahead = Prefetcher(pieces(), double, num_threads=1, budget=5)
+    next(ahead)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ahead._shared.changed:
+            held.set()
+            release.wait(TIMEOUT_SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(TIMEOUT_SECONDS)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(TIMEOUT_SECONDS // 3)
+        ahead.close()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    release.set()
+    holder.join()
+    ahead.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+# The same through the reader.
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prefetch")
+    return write_jsonl(folder / "rows.jsonl", make_rows(12_000, 1000))
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "exhaust", "next", "with"])
+def test_a_reader_that_ends_leaves_no_thread(path: Path, ending: str) -> None:
+    reader = open_dataset(path, memory_budget=SMALL_BUDGET, num_threads=2, batch_size=10)
+    batches = iter(reader)
+    next(batches)
+    assert reader_threads()
+
+    if ending == "close":
+        reader.close()
+        assert len(list(batches)) < 1199
+    elif ending == "drop":
+        del batches
+    elif ending == "exhaust":
+        assert sum(batch.num_rows for batch in batches) == 11_990
+    elif ending == "next":
+        batches = iter(reader)
+        assert next(batches).column("id")[0].as_py() == 0
+        del batches
+    else:
+        with reader:
+            pass
+
+
+INTERRUPTED_READ = """
+import sys
+from fast_axolotl import open_dataset
+
+reader = open_dataset(sys.argv[1], memory_budget=16 * 2**20, batch_size=10)
+try:
+    while True:
+        for batch in reader:
+            print("reading", flush=True)
+finally:
+    print("left the loop", flush=True)
+"""
+
+INTERRUPTED_WAIT = """
+import threading
+from fast_axolotl.reading.prefetch import Prefetcher
+
+class Piece:
+    weight = 1
+
+def never(piece):
+    print("reading", flush=True)
+    threading.Event().wait()
+
+try:
+    next(Prefetcher(iter([Piece()]), never, num_threads=1, budget=1))
+finally:
+    print("left the loop", flush=True)
+"""
+
+
+@pytest.mark.parametrize("program", [INTERRUPTED_READ, INTERRUPTED_WAIT], ids=["read", "wait"])
+def test_ctrl_c_ends_the_process(path: Path, program: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+
+    assert process.returncode == -signal.SIGINT
+    assert out.endswith("left the loop\n")
+    assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -1,0 +1,284 @@
+"""The names, signatures and flags that users rely on: a change here is a change of the interface.
+
+The lists are literal on purpose. Where a change is meant, it is made here too, and is a line in the
+CHANGELOG.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fast_axolotl
+from fast_axolotl.reading import Reader, ReadStats, Rejection
+
+ROOT = Path(__file__).parents[1] / "src" / "fast_axolotl"
+
+NAMES = [
+    "RUST_AVAILABLE",
+    "CsvDialect",
+    "Reader",
+    "RustStreamingDataset",
+    "__version__",
+    "concatenate_and_pack",
+    "create_padding_mask",
+    "create_rust_streaming_dataset",
+    "deduplicate_indices",
+    "detect_format",
+    "get_version",
+    "install",
+    "is_available",
+    "list_supported_formats",
+    "open_dataset",
+    "pack_sequences",
+    "pad_sequences",
+    "parallel_hash_rows",
+    "should_use_rust_streaming",
+    "status",
+    "streaming_dataset_reader",
+    "uninstall",
+]
+
+PARAMETERS = {
+    "CsvDialect": "*, delimiter=None, quote='\"', escape=None, column_names=None",
+    "RustStreamingDataset": "file_path, dataset_type, batch_size=1000, num_threads=4, "
+    "dataset_keep_in_memory=False",
+    "concatenate_and_pack": "input_ids, labels, attention_masks, max_length, pad_token_id, "
+    "label_pad_id=-100",
+    "create_padding_mask": "current_length, target_length",
+    "create_rust_streaming_dataset": "file_path, dataset_type, batch_size=1000, num_threads=4, "
+    "dataset_keep_in_memory=False",
+    "deduplicate_indices": "rows, existing_hashes=None, num_threads=0",
+    "detect_format": "path",
+    "get_version": "",
+    "install": "",
+    "is_available": "",
+    "list_supported_formats": "",
+    "open_dataset": "paths, *, format='auto', columns=None, batch_size=1000, num_threads=0, "
+    "memory_budget=268435456, shard=None, shuffle=None, epoch=0, on_error='raise', "
+    "on_conflict='raise', infer='auto', split=None, json_field=None, csv=None, "
+    "storage_options=None",
+    "pack_sequences": "sequences, max_length, pad_token_id, eos_token_id, label_pad_id=-100",
+    "pad_sequences": "sequences, target_length=None, pad_value=0, padding_side='right', "
+    "pad_to_multiple_of=None",
+    "parallel_hash_rows": "rows, num_threads=0",
+    "should_use_rust_streaming": "file_path, dataset_config, cfg",
+    "status": "",
+    "streaming_dataset_reader": "file_path, dataset_type='', batch_size=1000, num_threads=4, *, "
+    "output='python', columns=None",
+    "uninstall": "",
+}
+
+RESULTS = {
+    "concatenate_and_pack": "dict[str, list[list[int]]]",
+    "create_padding_mask": "list[int]",
+    "create_rust_streaming_dataset": "RustStreamingDataset",
+    "deduplicate_indices": "tuple[list[int], list[str]]",
+    "detect_format": "tuple[str, str | None]",
+    "get_version": "str",
+    "install": "bool",
+    "is_available": "bool",
+    "list_supported_formats": "list[str]",
+    "open_dataset": "Reader",
+    "pack_sequences": "dict[str, list[list[int]]]",
+    "pad_sequences": "list[list[int]]",
+    "parallel_hash_rows": "list[str]",
+    "should_use_rust_streaming": "bool",
+    "status": "Status",
+    "streaming_dataset_reader": "Iterator[Any]",
+    "uninstall": "bool",
+}
+
+READER = {
+    "close": "",
+    "files": None,
+    "load_state_dict": "state",
+    "num_bytes": None,
+    "schema": None,
+    "set_epoch": "epoch",
+    "state_dict": "",
+    "stats": None,
+}
+"""The public methods of a reader with their parameters, and its properties."""
+
+FIELDS = {
+    ReadStats: ["rows", "batches", "num_bytes", "rejected_rows", "rejections", "ignored_files"],
+    Rejection: ["path", "place", "reason", "num_rows"],
+}
+
+FLAGS = {
+    "": ["--version"],
+    "read": [
+        "--batch-size",
+        "--columns",
+        "--format",
+        "--head",
+        "--infer",
+        "--json",
+        "--json-field",
+        "--memory-budget",
+        "--num-threads",
+        "--on-conflict",
+        "--on-error",
+        "--shard",
+        "--shuffle",
+        "--split",
+        "paths",
+    ],
+    "bench": [],
+    "bench reader": [
+        "--cases",
+        "--json",
+        "--output",
+        "--peer-python",
+        "--repeats",
+        "--scale",
+        "--work-dir",
+        "-o",
+    ],
+    "bench demo": ["--json", "--work-dir"],
+}
+"""Every command with its options and arguments."""
+
+
+def parameters_of(function: Any) -> str:
+    """Names, kinds and defaults, without annotations."""
+    signature = inspect.signature(function)
+    plain = [item.replace(annotation=item.empty) for item in signature.parameters.values()]
+    return str(inspect.Signature(plain))[1:-1]
+
+
+def test_the_public_names_are_frozen() -> None:
+    assert sorted(fast_axolotl.__all__) == sorted(NAMES)
+
+
+def test_every_public_name_resolves_and_is_offered_by_dir() -> None:
+    assert [name for name in NAMES if getattr(fast_axolotl, name, None) is None] == []
+    assert set(NAMES) <= set(dir(fast_axolotl))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = fast_axolotl.no_such_name
+
+
+def test_the_signatures_are_frozen() -> None:
+    found = {name: parameters_of(getattr(fast_axolotl, name)) for name in PARAMETERS}
+    assert found == PARAMETERS
+    functions = {name for name in NAMES if callable(getattr(fast_axolotl, name))}
+    assert functions - {"Reader"} == set(PARAMETERS)
+
+
+def test_the_results_are_frozen() -> None:
+    found = {
+        name: inspect.signature(getattr(fast_axolotl, name)).return_annotation for name in RESULTS
+    }
+    assert found == RESULTS
+
+
+def test_the_members_of_a_reader_are_frozen() -> None:
+    members = {name: getattr(Reader, name) for name in vars(Reader) if not name.startswith("_")}
+    found = {
+        name: None if isinstance(member, property) else parameters_of(member).removeprefix("self")
+        for name, member in members.items()
+    }
+    assert {name: text and text.removeprefix(", ") for name, text in found.items()} == READER
+
+
+def test_the_fields_of_the_results_are_frozen() -> None:
+    found = {kind: list(inspect.signature(kind).parameters) for kind in FIELDS}
+    assert {kind: sorted(names) for kind, names in found.items()} == {
+        kind: sorted(names) for kind, names in FIELDS.items()
+    }
+
+
+def module_names() -> Iterator[str]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("name", list(module_names()))
+def test_every_module_lists_its_public_names(name: str) -> None:
+    path = ROOT.parent.joinpath(*name.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    defined = {
+        node.name
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        if not any("app.command" in ast.unparse(item) for item in node.decorator_list)
+    }
+    listed = next(
+        (
+            ast.literal_eval(node.value)
+            for node in body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ),
+        None,
+    )
+    if not defined and listed is None:
+        return
+    assert listed is not None, f"{name} has no __all__"
+    assert defined - set(listed) == set()
+    assert len(listed) == len(set(listed))
+    assert set(listed) - _bound(body) == set()
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """The names that a module defines, assigns or imports."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {item.asname or item.name for item in nodes if isinstance(item, ast.alias)}
+    return names | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def walk_commands(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Every command with its options and arguments; ``--help`` is everywhere."""
+    options = [
+        text
+        for item in command.params
+        for text in (item.opts if item.param_type_name == "option" else [item.name])
+    ]
+    yield path, sorted(text for text in options if text != "--help")
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk_commands(inner, f"{path} {name}".strip())
+
+
+def test_the_commands_and_their_flags_are_frozen() -> None:
+    typer = importlib.import_module("typer.main")
+    cli = importlib.import_module("fast_axolotl.cli")
+    assert dict(walk_commands(typer.get_command(cli.app))) == FLAGS
+
+
+def test_the_console_script_is_the_one_that_is_declared() -> None:
+    text = (ROOT.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'fast-axolotl = "fast_axolotl.cli:main"' in text
+    assert callable(importlib.import_module("fast_axolotl.cli").main)
+
+
+@pytest.mark.parametrize("command", [name for name in FLAGS if name])
+def test_every_command_has_help_that_names_its_flags(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fast_axolotl.cli", *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **_python_environment()},
+    )
+    assert done.returncode == 0, done.stderr
+    flags = [flag for flag in FLAGS[command] if flag.startswith("--")]
+    assert [flag for flag in flags if flag not in done.stdout] == []
+
+
+def _python_environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT.parent)}

@@ -1,0 +1,417 @@
+"""Files that are not on this machine: ``file://``, ``memory://``, ``s3://`` and ``http://``.
+
+S3 is moto's server, a real one on a loopback port; HTTP is a small server that can be told to drop
+connections. No test waits: the back-off goes through ``storage.time.sleep``, which is replaced.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl import open_dataset, streaming_dataset_reader
+from fast_axolotl.errors import AccessError, DataError, MissingExtraError, MissingFileError
+from fast_axolotl.reading import storage
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:(botocore|aiobotocore|moto|werkzeug|responses|s3fs).*",
+    "ignore:datetime.datetime.utcnow:DeprecationWarning",
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+
+KEY, SECRET = "testing", "testing-secret"
+BUCKET = "rows"
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": index, "text": f"rów {index}"} for index in range(count)]
+
+
+def as_jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=100)
+    return sink.getvalue()
+
+
+def read(paths: Any, **options: Any) -> list[dict[str, Any]]:
+    return [row for batch in open_dataset(paths, **options) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits that were asked for, none of which happens."""
+    asked: list[float] = []
+    monkeypatch.setattr(storage, "_pause", asked.append, raising=False)
+    monkeypatch.setattr(storage.time, "sleep", asked.append)
+    return asked
+
+
+# file:// and memory://
+
+
+def test_a_file_uri_reads_a_local_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows with space.jsonl"
+    path.write_bytes(as_jsonl(rows_of(9)))
+    assert read(f"file://{path}") == rows_of(9)
+
+
+def test_a_file_uri_of_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="absent.jsonl"):
+        open_dataset(f"file://{tmp_path}/absent.jsonl")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_memory_uri_reads(memory: Any, ending: str) -> None:
+    make = as_jsonl if ending == "jsonl" else as_parquet
+    memory.pipe_file(f"/data/rows.{ending}", make(rows_of(300)))
+    assert read(f"memory://data/rows.{ending}") == rows_of(300)
+    (batch,) = streaming_dataset_reader(f"memory://data/rows.{ending}", ending)
+    assert batch["id"] == list(range(300))
+
+
+def test_a_memory_folder_and_a_glob_read_their_files_in_order(memory: Any) -> None:
+    for index in (2, 0, 1):
+        memory.pipe_file(f"/data/part-{index}.jsonl", as_jsonl(rows_of(30)[index * 10 :][:10]))
+    memory.pipe_file("/data/README.md", b"hello")
+    assert read("memory://data") == rows_of(30)
+    assert read("memory://data/part-*.jsonl") == rows_of(30)
+    reader = open_dataset("memory://data")
+    assert reader.stats.ignored_files == ("memory://data/README.md",)
+
+
+def test_a_missing_memory_file_is_a_missing_file_at_once(memory: Any, delays: list[float]) -> None:
+    with pytest.raises(MissingFileError, match="memory://data/absent.jsonl"):
+        open_dataset("memory://data/absent.jsonl")
+    assert delays == []
+
+
+def test_an_address_of_an_unknown_kind_is_an_error_that_names_it() -> None:
+    with pytest.raises(DataError, match="nosuch://bucket/rows.jsonl"):
+        open_dataset("nosuch://bucket/rows.jsonl")
+
+
+def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:
+    memory.pipe_file("/rows.jsonl", as_jsonl(rows_of(3)) + b"broken\n")
+    with pytest.raises(DataError, match=r"memory://rows\.jsonl, line 4: "):
+        read("memory://rows.jsonl")
+    memory.pipe_file("/rows.parquet", as_parquet(rows_of(3))[:-20])
+    with pytest.raises(DataError, match=r"memory://rows\.parquet"):
+        read("memory://rows.parquet")
+
+
+def test_a_remote_file_that_shrinks_is_an_error(memory: Any, delays: list[float]) -> None:
+    data = as_jsonl([{"text": "x" * 10_000}] * 2000)
+    memory.pipe_file("/rows.jsonl", data)
+    reader = open_dataset("memory://rows.jsonl", memory_budget=16 * 1024 * 1024, num_threads=1)
+    batches = iter(reader)
+    next(batches)
+    memory.pipe_file("/rows.jsonl", data[:1000])
+    with pytest.raises(DataError, match="memory://rows.jsonl"):
+        list(batches)
+
+
+# s3://
+
+
+@dataclass
+class S3:
+    """A server, and what a client needs to reach it."""
+
+    endpoint: str
+    filesystem: Any
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "key": KEY,
+            "secret": SECRET,
+            "endpoint_url": self.endpoint,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def uri_for_pyarrow(self, path: str) -> str:
+        host = self.endpoint.removeprefix("http://")
+        return (
+            f"s3://{KEY}:{SECRET}@{BUCKET}/{path}?endpoint_override={host}&scheme=http"
+            "&region=us-east-1"
+        )
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    found = S3(endpoint, None)
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **found.options)
+    filesystem.mkdir(BUCKET)
+    for index in range(3):
+        part = rows_of(30)[index * 10 :][:10]
+        filesystem.pipe_file(f"{BUCKET}/parts/part-{index}.jsonl", as_jsonl(part))
+    filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
+    filesystem.pipe_file(f"{BUCKET}/rows.parquet", as_parquet(rows_of(300)))
+    filesystem.pipe_file(f"{BUCKET}/rows.jsonl", as_jsonl(rows_of(300)))
+    yield S3(endpoint, filesystem)
+    server.stop()
+
+
+@pytest.fixture
+def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_an_object_reads(s3: S3, name: str) -> None:
+    assert read(f"s3://{BUCKET}/{name}", storage_options=s3.options) == rows_of(300)
+
+
+@pytest.mark.parametrize("pattern", ["parts", "parts/", "parts/part-*.jsonl"])
+def test_a_prefix_and_a_glob_list_their_objects(s3: S3, pattern: str) -> None:
+    assert read(f"s3://{BUCKET}/{pattern}", storage_options=s3.options) == rows_of(30)
+
+
+def test_a_missing_object_is_a_missing_file_at_once(s3: S3, delays: list[float]) -> None:
+    for name in ("absent.parquet", "absent-*.parquet"):
+        with pytest.raises(MissingFileError, match=f"s3://{BUCKET}/absent"):
+            open_dataset(f"s3://{BUCKET}/{name}", storage_options=s3.options)
+    assert delays == []
+
+
+def test_a_missing_bucket_is_a_missing_file(s3: S3, delays: list[float]) -> None:
+    with pytest.raises(MissingFileError, match="s3://no-such-bucket/rows.parquet"):
+        open_dataset("s3://no-such-bucket/rows.parquet", storage_options=s3.options)
+
+
+def test_a_remote_reader_resumes_where_it_stopped(s3: S3) -> None:
+    uris = [f"s3://{BUCKET}/rows.parquet", f"s3://{BUCKET}/rows.jsonl"]
+    for options in ({}, {"shuffle": 3}):
+        whole = read(uris, storage_options=s3.options, batch_size=70, **options)
+        first = open_dataset(uris, storage_options=s3.options, batch_size=70, **options)
+        batches = iter(first)
+        head = [row for _ in range(3) for row in next(batches).to_pylist()]
+        state = json.loads(json.dumps(first.state_dict()))
+        first.close()
+        second = open_dataset(uris, storage_options=s3.options, batch_size=70, **options)
+        second.load_state_dict(state)
+        tail = [row for batch in second for row in batch.to_pylist()]
+        assert head + tail == whole
+
+
+def test_shards_of_a_remote_dataset_partition_it(s3: S3) -> None:
+    uri = f"s3://{BUCKET}/parts"
+    shares = [read(uri, storage_options=s3.options, shard=(index, 3)) for index in range(3)]
+    assert sorted(row["id"] for share in shares for row in share) == list(range(30))
+
+
+def test_a_remote_source_travels_to_another_process(s3: S3) -> None:
+    sources, _ = storage.expand(f"s3://{BUCKET}/rows.jsonl", s3.options)
+    again = pickle.loads(pickle.dumps(sources[0]))
+    assert again.read_at(0, 20) == as_jsonl(rows_of(300))[:20]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_pyarrow_reads_an_object_where_s3fs_is_missing(
+    s3: S3, without_s3fs: None, name: str
+) -> None:
+    assert read(s3.uri_for_pyarrow(name)) == rows_of(300)
+
+
+def test_pyarrow_lists_a_prefix_where_s3fs_is_missing(s3: S3, without_s3fs: None) -> None:
+    assert read(s3.uri_for_pyarrow("parts")) == rows_of(30)
+
+
+def test_without_s3fs_storage_options_name_the_extra(s3: S3, without_s3fs: None) -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[s3\]'"):
+        open_dataset(f"s3://{BUCKET}/rows.parquet", storage_options=s3.options)
+
+
+# http://
+
+
+@dataclass
+class Site:
+    """What the server serves, and how it fails."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    drops_left: int = 0
+    """Bodies still to be cut short."""
+    refused: set[str] = field(default_factory=set)
+    requests: int = 0
+    url: str = ""
+
+    def take_drop(self) -> bool:
+        self.drops_left -= 1
+        return self.drops_left >= 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Ranges, dropped connections, 403 and 404."""
+
+    protocol_version = "HTTP/1.1"
+    site: Site
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+    def _answer(self, *, with_body: bool) -> None:
+        self.site.requests += with_body
+        data = self.site.files.get(self.path)
+        if self.path in self.site.refused or data is None:
+            self.send_response(403 if self.path in self.site.refused else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        start, stop = self._range(len(data))
+        body = data[start:stop]
+        self.send_response(200 if len(body) == len(data) else 206)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(body)))
+        if len(body) != len(data):
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.end_headers()
+        if with_body and self.site.take_drop():
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            self.close_connection = True
+        elif with_body:
+            self.wfile.write(body)
+
+    def _range(self, size: int) -> tuple[int, int]:
+        told = self.headers.get("Range", "").removeprefix("bytes=")
+        if not told:
+            return 0, size
+        first, _, last = told.partition("-")
+        return int(first), min(size, int(last) + 1) if last else size
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    found = Site()
+    handler = type("SiteHandler", (Handler,), {"site": found})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    found.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_an_http_file_reads(site: Site, ending: str) -> None:
+    make = as_jsonl if ending == "jsonl" else as_parquet
+    site.files[f"/rows.{ending}"] = make(rows_of(300))
+    assert read(f"{site.url}/rows.{ending}") == rows_of(300)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_dropped_connections_are_retried_with_growing_delays(
+    site: Site, delays: list[float], ending: str
+) -> None:
+    make = as_jsonl if ending == "jsonl" else as_parquet
+    site.files[f"/rows.{ending}"] = make(rows_of(300))
+    site.drops_left = 3
+    assert read(f"{site.url}/rows.{ending}", num_threads=1) == rows_of(300)
+    assert site.drops_left < 0
+    assert delays[:3] == [0.2, 0.4, 0.8]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "jsonl.gz"])
+def test_a_connection_that_always_drops_is_an_error_that_counts_the_attempts(
+    site: Site, delays: list[float], ending: str
+) -> None:
+    make = as_parquet if ending == "parquet" else as_jsonl
+    site.files[f"/rows.{ending}"] = make(rows_of(300))
+    site.drops_left = 10**9
+    uri = f"{site.url}/rows.{ending}"
+    with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
+        read(uri, num_threads=1)
+    assert caught.value.path == uri
+    assert "check the network" in str(caught.value)
+    assert delays == [0.2, 0.4, 0.8, 1.6]
+    assert site.requests >= storage.RETRIES
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_connection_that_begins_to_drop_while_reading(
+    site: Site, delays: list[float], name: str
+) -> None:
+    """The footer and the first bytes came; the rows do not."""
+    make = as_jsonl if name.endswith("jsonl") else as_parquet
+    site.files[f"/{name}"] = make(rows_of(300))
+    reader = open_dataset(f"{site.url}/{name}", num_threads=1)
+    site.drops_left = 10**9
+    with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
+        list(reader)
+    assert caught.value.path == f"{site.url}/{name}"
+    assert "\n" not in str(caught.value)
+
+
+def test_an_absent_page_is_a_missing_file_at_once(site: Site, delays: list[float]) -> None:
+    with pytest.raises(MissingFileError, match=r"/absent\.jsonl"):
+        open_dataset(f"{site.url}/absent.jsonl")
+    assert delays == []
+
+
+def test_a_refused_page_is_an_access_error_at_once(site: Site, delays: list[float]) -> None:
+    site.files["/rows.jsonl"] = as_jsonl(rows_of(3))
+    site.refused.add("/rows.jsonl")
+    with pytest.raises(AccessError, match="credentials"):
+        open_dataset(f"{site.url}/rows.jsonl")
+    assert delays == []
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_it(delays: list[float]) -> None:
+    with pytest.raises(DataError, match="http://127.0.0.1:9/rows.jsonl"):
+        open_dataset("http://127.0.0.1:9/rows.jsonl")
+
+
+def test_a_source_sleeps_through_its_own_seam() -> None:
+    class Failing:
+        def cat_file(self, *_: object, **__: object) -> bytes:
+            raise ConnectionResetError("reset by peer")
+
+    asked: list[float] = []
+    source = storage.Source(
+        path="s3://bucket/rows", num_bytes=10, filesystem=Failing(), sleep=asked.append
+    )
+    with pytest.raises(DataError, match="reset by peer"):
+        source.read_at(0, 10)
+    assert asked == [0.2, 0.4, 0.8, 1.6]

@@ -1,0 +1,176 @@
+"""The streaming names of the earlier package: code written for it runs unchanged."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import fast_axolotl
+from conftest import make_rows, write_arrow, write_jsonl, write_parquet
+from fast_axolotl import (
+    RustStreamingDataset,
+    create_rust_streaming_dataset,
+    should_use_rust_streaming,
+    streaming,
+    streaming_dataset_reader,
+)
+
+ARGUMENTS = {"file_path": inspect.Parameter.empty, "batch_size": 1000, "num_threads": 4}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(write_parquet(tmp_path / "rows.parquet", make_rows(250)))
+
+
+@pytest.mark.parametrize(
+    "function", [streaming_dataset_reader, RustStreamingDataset, create_rust_streaming_dataset]
+)
+def test_signatures_are_kept(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+
+    assert list(parameters)[:4] == ["file_path", "dataset_type", "batch_size", "num_threads"]
+    assert {name: parameters[name].default for name in ARGUMENTS} == ARGUMENTS
+    if function is not streaming_dataset_reader:
+        assert list(parameters)[4:] == ["dataset_keep_in_memory"]
+        assert parameters["dataset_keep_in_memory"].default is False
+
+
+def test_the_module_has_every_name() -> None:
+    assert isinstance(streaming, types.ModuleType)
+    for name in streaming.__all__:
+        assert getattr(fast_axolotl, name) is getattr(streaming, name)
+
+
+# streaming_dataset_reader
+
+
+def test_batches_are_dicts_of_lists(path: str) -> None:
+    batches = list(streaming_dataset_reader(path, "parquet", batch_size=100, num_threads=2))
+
+    assert [len(batch["id"]) for batch in batches] == [100, 100, 50]
+    rows = make_rows(250)
+    assert batches[0] == {name: [row[name] for row in rows[:100]] for name in rows[0]}
+
+
+@pytest.mark.parametrize("dataset_type", ["parquet", "", "auto"])
+def test_the_type_may_be_left_to_detection(path: str, dataset_type: str) -> None:
+    assert len(next(streaming_dataset_reader(path, dataset_type))["id"]) == 250
+
+
+def test_rows_arrive_while_the_file_is_read(path: str) -> None:
+    reader = streaming_dataset_reader(path, "parquet", 10)
+
+    assert iter(reader) is reader
+    assert next(reader)["id"] == list(range(10))
+    assert next(reader)["id"] == list(range(10, 20))
+
+
+def test_an_empty_path_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        streaming_dataset_reader("", "parquet")
+
+
+def test_a_zero_batch_size_is_a_value_error(path: str) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        streaming_dataset_reader(path, "parquet", 0)
+
+
+@pytest.mark.parametrize("dataset_type", ["", "parquet", "jsonl"])
+@pytest.mark.parametrize("kind", [RuntimeError, FileNotFoundError])
+def test_a_missing_file_is_both_errors(
+    tmp_path: Path, dataset_type: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match="missing"):
+        streaming_dataset_reader(str(tmp_path / "missing.parquet"), dataset_type)
+
+
+def test_what_the_earlier_package_lost_is_there(tmp_path: Path) -> None:
+    """Arrow files past batch_size batches, text, missing keys, structs, Arrow streams."""
+    rows = make_rows(50)
+    for form in (pa.ipc.new_file, pa.ipc.new_stream):
+        arrow = write_arrow(tmp_path / "a.arrow", rows, form, batch_rows=2)
+        batches = list(streaming_dataset_reader(str(arrow), "arrow", 5))
+        assert [value for batch in batches for value in batch["id"]] == list(range(50))
+        assert batches[1]["messages"] == [row["messages"] for row in rows[5:10]]
+    text = tmp_path / "a.txt"
+    text.write_text("one\ntwo\n")
+    assert list(streaming_dataset_reader(str(text), "text")) == [{"text": ["one", "two"]}]
+    drift = write_jsonl(tmp_path / "a.jsonl", [{"a": 1, "b": 1}, {"b": 2}, {"a": 3}])
+    assert list(streaming_dataset_reader(str(drift), "jsonl")) == [
+        {"a": [1, None, 3], "b": [1, 2, None]}
+    ]
+
+
+def test_a_malformed_line_is_an_error_and_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n')
+
+    with pytest.raises(RuntimeError, match="line 2"):
+        list(streaming_dataset_reader(str(path), "jsonl"))
+
+
+def test_columns_can_be_chosen(path: str) -> None:
+    assert list(next(streaming_dataset_reader(path, "parquet", columns=["text", "id"]))) == [
+        "text",
+        "id",
+    ]
+
+
+# RustStreamingDataset
+
+
+@pytest.mark.parametrize("make", [RustStreamingDataset, create_rust_streaming_dataset])
+def test_a_dataset_keeps_its_arguments_and_opens_nothing(make: Any) -> None:
+    dataset = make("no/such.parquet", "parquet", 7, 2, True)
+
+    assert isinstance(dataset, RustStreamingDataset)
+    assert dataset.file_path == "no/such.parquet"
+    assert dataset.dataset_type == "parquet"
+    assert dataset.batch_size == 7
+    assert dataset.num_threads == 2
+    assert dataset.dataset_keep_in_memory is True
+    assert dataset.with_format("torch") is dataset
+    with pytest.raises(RuntimeError):
+        iter(dataset)
+
+
+def test_a_dataset_iterates_anew_each_time(path: str) -> None:
+    dataset = RustStreamingDataset(path, "parquet", batch_size=100)
+
+    assert [len(batch["id"]) for batch in dataset] == [100, 100, 50]
+    assert [len(batch["id"]) for batch in dataset] == [100, 100, 50]
+
+
+# should_use_rust_streaming
+
+WANTED = {"dataset_use_rust_streaming": True, "sequence_len": 10_000}
+
+
+def sparse_file(path: Path, size: int) -> str:
+    with path.open("wb") as file:
+        file.truncate(size)
+    return str(path)
+
+
+def test_a_large_file_is_streamed_when_it_is_asked_for(tmp_path: Path) -> None:
+    large = sparse_file(tmp_path / "large.jsonl", 1024**3)
+
+    assert should_use_rust_streaming(large, {}, WANTED)
+    assert not should_use_rust_streaming(large, {}, {})
+    assert not should_use_rust_streaming(large, {}, {**WANTED, "dataset_use_rust_streaming": False})
+    assert not should_use_rust_streaming(large, {}, {**WANTED, "dataset_keep_in_memory": True})
+
+
+def test_short_sequences_and_small_files_are_not_streamed(tmp_path: Path) -> None:
+    large = sparse_file(tmp_path / "large.jsonl", 1024**3)
+    small = sparse_file(tmp_path / "small.jsonl", 1024**3 - 1)
+
+    assert not should_use_rust_streaming(small, {}, WANTED)
+    assert not should_use_rust_streaming(large, {}, {**WANTED, "sequence_len": 9_999})
+    assert not should_use_rust_streaming(large, {}, {**WANTED, "sequence_len": None})

@@ -1,0 +1,339 @@
+"""The torch face: ranks and workers, fork and spawn, and torchdata's stateful loader."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SMALL_BUDGET, make_rows, read_rows, write_jsonl, write_parquet
+
+torch = pytest.importorskip("torch")
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from fast_axolotl.errors import MissingFileError, ResumeError, UsageError  # noqa: E402
+from fast_axolotl.integrations.torch import TorchDataset  # noqa: E402
+
+NUM_ROWS = 1200
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork"),
+]
+"""torchdata's own, more workers than processors, and Python 3.12's word on fork."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch")
+    return write_jsonl(folder / "rows.jsonl", make_rows(NUM_ROWS, 800))
+
+
+def dataset(path: Path, **options: Any) -> TorchDataset:
+    settings = {"batch_size": 50, "memory_budget": SMALL_BUDGET, "num_threads": 1}
+    return TorchDataset(path, **{**settings, **options})
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [int(value) for batch in batches for value in batch["id"]]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")]
+)
+def test_workers_partition_the_rows(path: Path, num_workers: int, method: str | None) -> None:
+    loader = DataLoader(
+        dataset(path), batch_size=None, num_workers=num_workers, multiprocessing_context=method
+    )
+
+    assert sorted(ids_of(loader)) == list(range(NUM_ROWS))
+    if method == "fork":
+        assert sorted(ids_of(loader)) == list(range(NUM_ROWS))
+
+
+def test_forked_workers_may_follow_a_read_in_the_parent(path: Path) -> None:
+    data = dataset(path, num_threads=2)
+    batches = iter(data)
+    next(batches)
+
+    assert sorted(ids_of(DataLoader(data, batch_size=None, num_workers=2))) == list(range(NUM_ROWS))
+    assert len(ids_of(batches)) == NUM_ROWS - 50
+
+
+def test_persistent_workers_read_everything_again_in_the_next_epoch(path: Path) -> None:
+    data = dataset(path, shuffle=1)
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+
+    first = ids_of(loader)
+    data.set_epoch(1)
+    second = ids_of(loader)
+
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(NUM_ROWS))
+
+
+def test_ranks_come_from_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found: list[int] = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        own = ids_of(dataset(path))
+        assert own == ids_of(dataset(path, shard=(rank, 3)))
+        found += own
+
+    assert sorted(found) == list(range(NUM_ROWS))
+
+
+def test_ranks_times_workers_partition_the_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found: list[int] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        found += ids_of(DataLoader(dataset(path), batch_size=None, num_workers=2))
+
+    assert sorted(found) == list(range(NUM_ROWS))
+
+
+def test_an_explicit_shard_wins_over_the_environment(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+
+    assert ids_of(dataset(path, shard=(0, 1))) == list(range(NUM_ROWS))
+
+
+def test_an_initialised_process_group_wins_over_the_variables(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        loader = DataLoader(
+            dataset(path), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        )
+        assert ids_of(dataset(path)) == list(range(NUM_ROWS))
+        assert ids_of(loader) == list(range(NUM_ROWS))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rank", "world"), [("4", "4"), ("-1", "2"), ("x", "2"), ("1", "")])
+def test_a_rank_outside_its_world_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+
+    with pytest.raises(UsageError, match="RANK="):
+        next(iter(dataset(path)))
+
+
+def test_nothing_is_opened_before_it_is_iterated(tmp_path: Path) -> None:
+    before = threading.active_count()
+    data = dataset(tmp_path / "missing.jsonl")
+
+    assert threading.active_count() == before
+    with pytest.raises(MissingFileError):
+        iter(data)
+
+
+def test_a_dataset_can_be_pickled_and_copied_while_it_is_read(path: Path) -> None:
+    data = dataset(path)
+    next(iter(data))
+
+    for twin in (pickle.loads(pickle.dumps(data)), copy.deepcopy(data)):
+        assert ids_of(twin) == list(range(NUM_ROWS))
+
+
+def test_unknown_options_are_refused_at_once(path: Path) -> None:
+    with pytest.raises(UsageError, match="'batchsize'"):
+        TorchDataset(path, batchsize=3)
+    with pytest.raises(UsageError, match="output must be"):
+        TorchDataset(path, output="pandas")
+    with pytest.raises(UsageError, match="shard must be"):
+        TorchDataset(path, shard=(2, 2))
+
+
+def test_outputs(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", make_rows(20))
+
+    batch = next(iter(DataLoader(TorchDataset(path), batch_size=None)))
+    assert torch.equal(batch["id"], torch.arange(20))
+    assert batch["tokens"]["offsets"].shape == (21,)
+    assert isinstance(batch["text"][0], str)
+    python = next(iter(TorchDataset(path, output="python")))
+    assert python["messages"] == [row["messages"] for row in make_rows(20)]
+    arrow = list(DataLoader(TorchDataset(path, output="arrow"), batch_size=None))
+    assert arrow[0].to_pylist() == read_rows(path)
+
+
+# State.
+
+
+def stateful_loader(data: TorchDataset, num_workers: int, **options: Any) -> Any:
+    return stateful.StatefulDataLoader(data, batch_size=None, num_workers=num_workers, **options)
+
+
+@pytest.mark.parametrize("shuffle", [None, 4])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_loader_resumes_with_the_identical_tail(
+    path: Path, num_workers: int, shuffle: int | None
+) -> None:
+    whole = [
+        ids_of([batch]) for batch in stateful_loader(dataset(path, shuffle=shuffle), num_workers)
+    ]
+    assert sorted(chain.from_iterable(whole)) == list(range(NUM_ROWS))
+    for stop in (0, 1, 7, 20, len(whole) - 1):
+        loader = stateful_loader(dataset(path, shuffle=shuffle), num_workers)
+        batches = iter(loader)
+        assert [ids_of([batch]) for batch in islice(batches, stop)] == whole[:stop]
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        del batches
+        resumed = stateful_loader(dataset(path, shuffle=shuffle), num_workers)
+        resumed.load_state_dict(state)
+        assert [ids_of([batch]) for batch in resumed] == whole[stop:]
+
+
+def test_a_stateful_loader_resumes_under_spawn(path: Path) -> None:
+    options = {"multiprocessing_context": "spawn"}
+    loader = stateful_loader(dataset(path, shuffle=4), 1, **options)
+    batches = iter(loader)
+    first = ids_of(islice(batches, 9))
+    state = loader.state_dict()
+    del batches
+    resumed = stateful_loader(dataset(path, shuffle=4), 1, **options)
+    resumed.load_state_dict(state)
+
+    assert sorted(first + ids_of(resumed)) == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_pass_after_a_resumed_one_reads_everything(path: Path, num_workers: int) -> None:
+    loader = stateful_loader(dataset(path), num_workers)
+    first = ids_of(islice(loader, 5))
+    resumed = stateful_loader(dataset(path), num_workers)
+    resumed.load_state_dict(loader.state_dict())
+
+    assert sorted(first + ids_of(resumed)) == list(range(NUM_ROWS))
+    assert sorted(ids_of(resumed)) == list(range(NUM_ROWS))
+
+
+def test_the_state_of_a_finished_loader_begins_the_next_pass(path: Path) -> None:
+    loader = stateful_loader(dataset(path), 2)
+    assert len(ids_of(loader)) == NUM_ROWS
+    resumed = stateful_loader(dataset(path), 2)
+    resumed.load_state_dict(loader.state_dict())
+
+    assert sorted(ids_of(resumed)) == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize("shuffle", [None, 4])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 0), (0, 2)])
+def test_another_number_of_workers_continues_with_every_row_once(
+    path: Path, before: int, after: int, shuffle: int | None
+) -> None:
+    loader = stateful_loader(dataset(path, shuffle=shuffle), before)
+    batches = iter(loader)
+    first = ids_of(islice(batches, 7))
+    state = loader.state_dict()
+    del batches
+    data = dataset(path, shuffle=shuffle)
+    data.load_state_dict(state)
+    elastic = stateful_loader(data, after)
+
+    assert sorted(first + ids_of(elastic)) == list(range(NUM_ROWS))
+    assert sorted(ids_of(elastic)) == list(range(NUM_ROWS)), "the next pass reads everything"
+
+
+def test_another_number_of_ranks_and_workers_continues_twice(path: Path) -> None:
+    def run(ranks: int, workers: int, states: Any, stops: Iterator[int]) -> tuple[list[int], Any]:
+        found, taken = [], []
+        for rank in range(ranks):
+            data = dataset(path, shuffle=9, shard=(rank, ranks))
+            if states:
+                data.load_state_dict(states)
+            loader = stateful_loader(data, workers)
+            batches = iter(loader)
+            found += ids_of(islice(batches, next(stops)))
+            taken.append(loader.state_dict())
+            del batches
+        return found, taken
+
+    first, states = run(2, 2, None, iter([3, 6]))
+    second, states = run(1, 3, states, iter([4]))
+    rest, _ = run(2, 0, states, iter([99, 99]))
+
+    assert sorted(first + second + rest) == list(range(NUM_ROWS))
+
+
+def test_a_loaded_state_belongs_to_its_epoch(path: Path) -> None:
+    data = dataset(path, shuffle=3, epoch=2)
+    batches = iter(data)
+    first = ids_of(islice(batches, 4))
+    state = data.state_dict()
+    resumed = dataset(path, shuffle=3)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+
+    assert first + ids_of(resumed) == ids_of(dataset(path, shuffle=3, epoch=2))
+
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    assert ids_of(resumed) == ids_of(dataset(path, shuffle=3, epoch=3))
+
+
+def test_the_state_of_a_dataset_is_where_its_next_batch_begins(path: Path) -> None:
+    data = dataset(path)
+    start = data.state_dict()
+    batches = iter(data)
+    assert data.state_dict() == start
+    next(batches)
+    twin = dataset(path)
+    twin.load_state_dict(data.state_dict())
+
+    assert twin.state_dict() == data.state_dict()
+    assert ids_of(twin) == list(range(50, NUM_ROWS))
+
+
+def test_states_that_cannot_be_continued_are_refused(path: Path) -> None:
+    data = dataset(path)
+    with pytest.raises(ResumeError, match="no state"):
+        data.load_state_dict({})
+    loader = stateful_loader(data, 2, snapshot_every_n_steps=5)
+    next(iter(loader))
+    with pytest.raises(ResumeError, match="snapshot_every_n_steps"):
+        dataset(path).load_state_dict(loader.state_dict())
+    alone = dataset(path, shard=(0, 2)).state_dict()
+    data.load_state_dict(alone)
+    with pytest.raises(ResumeError, match="shard 1 of 2 is missing"):
+        iter(data)
+
+
+def test_without_torch_the_import_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    import fast_axolotl.integrations.torch\n"
+        "except ImportError as error:\n    print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert "MissingExtraError" in done.stdout
+    assert "pip install 'fast-axolotl[torch]'" in done.stdout
