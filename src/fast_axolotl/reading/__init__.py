@@ -1,8 +1,8 @@
 """The streaming reader: files in, record batches out.
 
 Reading order of the modules: ``formats`` and ``storage`` find out what a file is and where its
-bytes are; ``lines``, ``text_lines``, ``json_files``, ``json_rows``, ``csv_files`` and ``columnar``
-cut it into blocks and decode them; ``order`` says which blocks come when, and to whom; ``prefetch``
+bytes are; ``lines``, ``text_lines``, ``json_files``, ``csv_files`` and ``columnar`` cut
+it into blocks and decode them; ``order`` says which blocks come when, and to whom; ``prefetch``
 decodes ahead; ``settle`` and ``batching`` make one stream of batches of it; ``reader`` is the door.
 """
 

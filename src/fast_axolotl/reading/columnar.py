@@ -186,7 +186,6 @@ class ArrowFile:
                 return
             index += 1
 
-
     def _check_end(self, position: int, count: int) -> None:
         """pyarrow takes a stream that is cut between two batches for a whole one."""
         mark = self.source.read_at(position - len(_END_OF_STREAM), len(_END_OF_STREAM))

@@ -126,9 +126,7 @@ def sniff_compression(head: bytes) -> str | None:
 
 def is_cut_magic(head: bytes, compression: str) -> bool:
     """Whether these bytes are all that is left of a compressed file: less than its magic."""
-    return any(
-        magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == compression
-    )
+    return any(magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == compression)
 
 
 def sniff_format(head: bytes, promised: str | None) -> str:

@@ -20,7 +20,8 @@ import pyarrow as pa
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
 from fast_axolotl.reading.compression import open_chunks
-from fast_axolotl.reading.json_rows import JsonBlock, JsonRows
+from fast_axolotl.reading.json_rows import JsonBlock
+from fast_axolotl.reading.json_values import JsonRows
 from fast_axolotl.reading.lines import BOM, LineRange, cut_lines, line_units, whole_file
 from fast_axolotl.reading.storage import Source
 

@@ -314,10 +314,21 @@ def _with_retries(
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - see _raise_if_final
-            _raise_if_final(error, path, attempt)
+            _raise_if_final(_unwrapped(error, path), path, attempt)
         sleep(delay)
         delay *= 2
     raise AssertionError("the last attempt returns or raises")
+
+
+def _unwrapped(error: Exception, path: str) -> Exception:
+    """fsspec's HTTP file system calls any failure to learn a size a missing file."""
+    cause = error.__cause__
+    is_wrapped = isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
+    return cause if is_wrapped and path.startswith("http") else error  # type: ignore[return-value]
+
+
+def _is_refusal(error: Exception) -> bool:
+    return getattr(error, "status", None) in (401, 403) or "Credential" in type(error).__name__
 
 
 def _raise_if_final(error: Exception, path: str, attempt: int) -> None:
@@ -326,8 +337,10 @@ def _raise_if_final(error: Exception, path: str, attempt: int) -> None:
         raise error
     if isinstance(error, FileNotFoundError):
         raise MissingFileError("no such file or folder; check the address", path=path) from None
-    if isinstance(error, PermissionError):
-        raise AccessError("access denied; check the credentials", path=path) from None
+    if isinstance(error, PermissionError) or _is_refusal(error):
+        raise AccessError(
+            f"access denied ({type(error).__name__}); check the credentials", path=path
+        ) from None
     if attempt == RETRIES:
         reason = f"{type(error).__name__}: {error}"
         raise DataError(
