@@ -1145,3 +1145,34 @@ def test_an_error_in_the_sample_of_the_schema_is_told_when_opening(tmp_path: Pat
     reader = open_dataset(path, on_error="skip")
     assert list(reader) == []
     assert reader.stats.rejected_rows == 1
+
+
+def test_types_that_pyarrow_cannot_handle_are_refused_when_opening(tmp_path: Path) -> None:
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", "b"]))
+    kinds = pa.array([0, 0, 1], pa.int8())
+    union = pa.UnionArray.from_sparse(kinds, [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])])
+    for values in (runs, union):
+        path = tmp_path / "rows.arrow"
+        table = pa.table({"odd": values})
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(DataError, match="'odd'") as caught:
+            open_dataset(path)
+        assert_tells(caught.value, path, "schema")
+
+
+def test_views_can_be_shuffled(tmp_path: Path) -> None:
+    """Polars writes its text columns so, and pyarrow has no kernel to take from them."""
+    words = [f"a text that is longer than twelve bytes {index}" for index in range(50)]
+    table = pa.table(
+        {
+            "text": pa.array(words, pa.string_view()),
+            "list": pa.array([[word] for word in words], pa.list_(pa.string_view())),
+        }
+    )
+    path = tmp_path / "rows.arrow"
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    rows = read(path, shuffle=1)
+    assert rows != table.to_pylist()
+    assert sorted(rows, key=lambda row: words.index(row["text"])) == table.to_pylist()

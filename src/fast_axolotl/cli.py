@@ -125,8 +125,8 @@ def read(
         columns=None if columns is None else _names(columns),
         batch_size=batch_size,
         num_threads=num_threads,
-        memory_budget=parse_size(memory_budget),
-        shard=None if shard is None else parse_shard(shard),
+        memory_budget=_parse_size(memory_budget),
+        shard=None if shard is None else _parse_shard(shard),
         shuffle=shuffle,
         on_error=on_error,
         on_conflict=on_conflict,
@@ -191,7 +191,7 @@ def bench_demo(
     _finish_bench(run_demo(work_dir, _say), None, as_json)
 
 
-def parse_size(text: str) -> int:
+def _parse_size(text: str) -> int:
     """``256MiB``, ``1.5 GB`` or a plain number of bytes."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
     unit = text.strip()[len(number) :].strip().lower()
@@ -201,7 +201,7 @@ def parse_size(text: str) -> int:
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
 
 
-def parse_shard(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     """``0/8`` as (0, 8)."""
     try:
         index, count = (int(part) for part in text.split("/"))

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from typing import Any
 
+__all__ = ["main"]
+
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")

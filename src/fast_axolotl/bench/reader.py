@@ -44,7 +44,8 @@ NOTES = (
     "batches of 1000 rows; pyarrow's JSON, CSV and text blocks are sliced to that without a copy",
     "the earlier package runs in a process of its own, started beforehand, timed inside it",
     "HF load + rows includes load_dataset with a prepared cache, as in the earlier package's "
-    "benchmark; HF streaming includes opening and stops after 20,000 rows",
+    "benchmark; HF streaming includes opening and stops after 20,000 rows, which in a check put "
+    "its rows per second up to a sixth too low",
     "a memory case is a fresh process: RssAnon sampled every 2 ms, above its value after imports",
 )
 

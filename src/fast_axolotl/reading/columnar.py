@@ -79,7 +79,7 @@ class ParquetFile:
     def _streamed(self, unit: Unit) -> Iterator[Block]:
         index, num_rows = unit.start, self.metadata.row_group(unit.start).num_rows
         step = max(1, num_rows * self.options.block_bytes // unit.num_bytes)
-        weight, seen = unit.num_bytes * step // num_rows, 0
+        weight, seen = max(1, unit.num_bytes * step // num_rows), 0
         with _named(self.label, self.place(index)):
             file = self.open(pre_buffer=False, buffer_size=_PAGE_BUFFER_BYTES)
             batches = file.iter_batches(
@@ -291,7 +291,7 @@ def open_arrow(
 
 def _selected(schema: pa.Schema, options: ReadOptions, label: str) -> list[str]:
     with _named(label, "schema"):
-        _read_names(schema)
+        _check_fields(schema, label)
     names: list[str] = schema.names
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
@@ -299,11 +299,18 @@ def _selected(schema: pa.Schema, options: ReadOptions, label: str) -> list[str]:
     return names if options.columns is None else [c for c in names if c in options.columns]
 
 
-def _read_names(fields: Iterable[pa.Field]) -> None:
-    """Reads every name, since one that is not UTF-8 would fail whoever touches it later."""
+def _check_fields(fields: Iterable[pa.Field], label: str) -> None:
+    """Refuses what would fail later on: types without kernels, and names that are not UTF-8."""
     for field in fields:
-        _ = field.name
-        _read_names(field.type.field(index) for index in range(field.type.num_fields))
+        name, kind = field.name, field.type
+        if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
+            raise DataError(
+                f"column {name!r} has the type {kind}, which pyarrow can hardly do anything with; "
+                "write the file again with plain types",
+                path=label,
+                place="schema",
+            )
+        _check_fields((kind.field(index) for index in range(kind.num_fields)), label)
 
 
 def _subset(schema: pa.Schema, columns: list[str]) -> pa.Schema:

@@ -12,6 +12,7 @@ import io
 import lzma
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pyarrow as pa
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.storage import Source, SourceFile, read_chunks
 
-__all__ = ["head_of", "open_chunks", "spool"]
+__all__ = ["Supply", "head_of", "open_chunks", "spool"]
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -43,6 +44,59 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
             f"bytes ({error}); fetch or compress the file again",
             path=source.path,
         ) from error
+
+
+class Supply:
+    """The decompressed text from an offset on, for a cutter that decides how far it has come.
+
+    Grows by at least what is held, so that looking for the end of a huge record stays linear. A
+    plain file is read again at the offset, which saves copying all that is read once more.
+    """
+
+    def __init__(self, source: Source, compression: str | None, size: int) -> None:
+        self._source = source
+        self._size = size
+        self._chunks = None if compression is None else open_chunks(source, compression, size)
+        self._failure: DataError | None = None
+        self.offset = 0
+        """Where ``held`` begins."""
+        self.held = b""
+        """What has been read and not yet consumed."""
+        self.ended = False
+        """Whether ``held`` is all that is left."""
+        self.advance(0)
+
+    def advance(self, consumed: int) -> None:
+        """Drops what was consumed and reads on."""
+        left = len(self.held) - consumed
+        self.offset += consumed
+        grow = max(left, self._size)
+        if self._chunks is None:
+            self.held = self._source.read_at(self.offset, left + grow)
+        else:
+            self.held = b"".join([self.held[consumed:], *self._next_chunks(self._chunks, grow)])
+        self.ended = len(self.held) == left
+
+    def _next_chunks(self, chunks: Iterator[bytes], size: int) -> list[bytes]:
+        """At least so many bytes; where the stream breaks off, first what arrived before."""
+        if self._failure is not None:
+            raise self._failure
+        taken: list[bytes] = []
+        try:
+            while size > 0 and (chunk := next(chunks, b"")):
+                taken.append(chunk)
+                size -= len(chunk)
+        except DataError as error:
+            if not taken:
+                raise
+            self._failure = error
+        return taken
+
+    def rest(self) -> Iterator[bytes]:
+        """All that is left, in chunks."""
+        if self._chunks is None:
+            return read_chunks(self._source, self._size, self.offset)
+        return chain([self.held], self._chunks)
 
 
 def head_of(source: Source, compression: str | None, size: int) -> bytes:

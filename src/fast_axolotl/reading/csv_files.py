@@ -14,7 +14,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,9 @@ import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.compression import head_of, open_chunks
+from fast_axolotl.reading.compression import Supply, head_of, open_chunks
 from fast_axolotl.reading.csv_types import typed
-from fast_axolotl.reading.lines import BOM, line_at, whole_file
+from fast_axolotl.reading.lines import BOM, Lines, line_at, whole_file
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["CsvBlock", "CsvFile"]
@@ -63,8 +63,8 @@ class CsvFile:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         cutter = _Cutter(self)
-        for data, offset in cutter.run():
-            yield CsvBlock(file=self, weight=len(data), data=data, offset=offset)
+        for lines in cutter.run():
+            yield CsvBlock(file=self, weight=lines.stop - lines.start, lines=lines)
         if cutter.rest is not None:
             yield from _slow_blocks(self, cutter.rest, cutter.offset)
 
@@ -78,9 +78,7 @@ class CsvBlock:
 
     file: CsvFile
     weight: int
-    data: bytes
-    offset: int
-    """Where the block begins in the decompressed file."""
+    lines: Lines
     text_wins: bool = True
     num_rows: int | None = None
 
@@ -98,11 +96,11 @@ class CsvBlock:
         return self._row_by_row(schema) if unfit else Decoded(typed(table, schema))
 
     def _parse(self, note: Callable[[pacsv.InvalidRow], str]) -> pa.Table:
-        dialect = self.file.dialect
+        dialect, (data, start, stop, _) = self.file.dialect, self.lines
         return pacsv.read_csv(
-            pa.BufferReader(self.data),
+            pa.BufferReader(pa.py_buffer(data).slice(start, stop - start)),
             read_options=pacsv.ReadOptions(
-                use_threads=False, block_size=len(self.data) + 1, column_names=self.file.names
+                use_threads=False, block_size=stop - start + 1, column_names=self.file.names
             ),
             parse_options=pacsv.ParseOptions(
                 delimiter=dialect.delimiter,
@@ -117,8 +115,9 @@ class CsvBlock:
 
     def _row_by_row(self, schema: pa.Schema | None) -> Decoded:
         """The same block through Python, which tells the line of whatever is wrong."""
-        text = self.data.decode("utf-8", "surrogateescape")
-        rows = _Rows(self.file, self.offset)
+        data, start, stop, offset = self.lines
+        text = data[start:stop].decode("utf-8", "surrogateescape")
+        rows = _Rows(self.file, offset)
         for record, line, _ in _records(io.StringIO(text, newline=""), self.file.dialect):
             rows.add(record, line)
         return rows.decoded(schema)
@@ -186,51 +185,47 @@ class _Cutter:
         self._may_stand_beside = np.zeros(256, dtype=bool)
         neighbours = f"{file.dialect.delimiter}\r\n{file.dialect.quote}".encode()
         self._may_stand_beside[list(neighbours)] = True
-        self.offset = 0
-        """Where the next block begins in the decompressed file."""
         self.rest: Iterator[bytes] | None = None
         """What was left when a quote was found that neither opens nor closes a field."""
+        self.offset = 0
+        """Where that begins in the decompressed file."""
 
-    def run(self) -> Iterator[tuple[bytes, int]]:
+    def run(self) -> Iterator[Lines]:
         file = self._file
-        chunks = open_chunks(file.source, file.compression, file.options.block_bytes)
         if file.dialect.escape is not None:
-            self.rest = chunks
+            self.rest = open_chunks(file.source, file.compression, file.options.block_bytes)
             return
-        held, has_header = b"", file.dialect.column_names is None
-        for chunk in chunks:
-            held += chunk
-            if self.offset == 0:
-                held = self._drop(held, len(BOM) if held.startswith(BOM) else 0)
-            end = self._cut(held)
+        text = Supply(file.source, file.compression, file.options.block_bytes)
+        if text.held.startswith(BOM):
+            text.advance(len(BOM))
+        has_header = file.dialect.column_names is None
+        while not text.ended:
+            end = self._cut(text.held)
             if end is None:
-                self.rest = chain([held], chunks)
+                self.rest, self.offset = text.rest(), text.offset
                 return
-            if has_header and end:
-                start = self._header_end(held[:end])
-                held, end, has_header = self._drop(held, start), end - start, False
-            yield held[:end], self.offset
-            held = self._drop(held, end)
-        yield from self._last(held, has_header)
+            start = self._header_end(text.held[:end]) if has_header else 0
+            has_header = has_header and start == 0
+            if end > start:
+                yield Lines(text.held, start, end, text.offset + start)
+            text.advance(end)
+        yield from self._last(text, has_header)
 
-    def _drop(self, held: bytes, length: int) -> bytes:
-        self.offset += length
-        return held[length:]
-
-    def _last(self, held: bytes, has_header: bool) -> Iterator[tuple[bytes, int]]:
+    def _last(self, text: Supply, has_header: bool) -> Iterator[Lines]:
+        held, offset = text.held, text.offset
         end = self._cut(held + b"\n")
         if end is None:
-            self.rest = iter([held])
+            self.rest, self.offset = iter([held]), offset
         elif held and end <= len(held):
             raise DataError(
                 "a quoted field is not closed: the file is cut off, or a quote is missing; fetch "
                 "it again or mend it",
                 path=self._file.source.path,
-                place=f"line {self._file.line_at(self.offset + end)}",
+                place=f"line {self._file.line_at(offset + end)}",
             )
         else:
-            held = self._drop(held, self._header_end(held) if has_header else 0)
-            yield held, self.offset
+            start = self._header_end(held) if has_header else 0
+            yield Lines(held, start, len(held), offset + start)
 
     def _cut(self, text: bytes) -> int | None:
         """The end of the last whole record; ``None`` where a quote is out of place."""
@@ -253,7 +248,8 @@ class _Cutter:
 
     def _header_end(self, block: bytes) -> int:
         """The offset after the first record that is not empty."""
-        text = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
+        head = block[: block.find(b"\n", _SNIFF_BYTES) + 1 or None]
+        text = io.StringIO(head.decode("utf-8", "surrogateescape"), newline="")
         records = _records(text, self._file.dialect)
         return _offset_of_line(block, next((end for record, _, end in records if record), 0))
 

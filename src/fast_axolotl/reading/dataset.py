@@ -129,7 +129,8 @@ def base_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) 
     wanted = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in wanted]
     limit = None if scan else _sample_bytes(dataset)
-    schema = _inferred(dataset, units, schema, limit, num_threads, budget)
+    if units:
+        schema = _inferred(dataset, units, schema, limit, num_threads, budget)
     if all(item.format == "csv" for item in dataset.inputs):
         schema = _empty_as_text(schema)
     columns = dataset.options.columns

@@ -22,7 +22,15 @@ from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
 from fast_axolotl.reading.compression import open_chunks
 from fast_axolotl.reading.json_rows import JsonBlock
 from fast_axolotl.reading.json_values import JsonRows
-from fast_axolotl.reading.lines import BOM, LineRange, cut_lines, line_units, whole_file
+from fast_axolotl.reading.lines import (
+    BOM,
+    LineRange,
+    Lines,
+    cut_lines,
+    line_at,
+    line_units,
+    whole_file,
+)
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["JsonDocument", "JsonLinesFile", "Structure", "line_rows"]
@@ -52,10 +60,14 @@ class JsonLinesFile:
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.compression is None:
             part = LineRange(self.source, unit.start, unit.stop)
-            yield self._block(unit.num_bytes, lambda: _range_rows(part))
+            yield self._block(unit.num_bytes, lambda: self._rows(part.load()))
             return
-        for data, line in cut_lines(self.source, self.compression, self.options.block_bytes):
-            yield self._block(len(data), _held(line_rows(data, lambda line=line: line)))  # type: ignore[misc]
+        for lines in cut_lines(self.source, self.compression, self.options.block_bytes):
+            rows = self._rows(lines)
+            yield self._block(lines.stop - lines.start, lambda rows=rows: rows)  # type: ignore[misc]
+
+    def _rows(self, lines: Lines) -> JsonRows:
+        return line_rows(lines, lambda: line_at(self.source, self.compression, lines.offset))
 
     def _block(self, weight: int, load: Callable[[], JsonRows]) -> Block:
         return JsonBlock(path=self.source.path, weight=weight, load=load, options=self.options)
@@ -118,29 +130,22 @@ class Structure:
         return int(self.marks[below[0]]) if len(below) else None
 
 
-def line_rows(
-    data: bytes, first_line: Callable[[], int], start: int = 0, stop: int | None = None
-) -> JsonRows:
-    """A block of JSON lines: ``data[start:stop]``."""
-    end = len(data) if stop is None else stop
+def line_rows(lines: Lines, first_line: Callable[[], int]) -> JsonRows:
+    """A block of JSON lines."""
+    data, start, stop, _ = lines
 
     def spans() -> Iterator[tuple[int, int]]:
         left = start
-        while left < end:
-            right = data.find(b"\n", left, end)
-            right = end if right < 0 else right
+        while left < stop:
+            right = data.find(b"\n", left, stop)
+            right = stop if right < 0 else right
             if data[left:right].strip():
                 yield left, right
             left = right + 1
 
     return JsonRows(
-        data=data, start=start, stop=end, spans=spans, first_line=first_line, one_per_line=True
+        data=data, start=start, stop=stop, spans=spans, first_line=first_line, one_per_line=True
     )
-
-
-def _range_rows(part: LineRange) -> JsonRows:
-    lines = part.load()
-    return line_rows(lines.data, lambda: part.first_line(lines.offset), lines.start, lines.stop)
 
 
 def _held(rows: JsonRows) -> Callable[[], JsonRows]:

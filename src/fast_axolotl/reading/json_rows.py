@@ -25,6 +25,7 @@ import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import Decoded, ReadOptions
 from fast_axolotl.reading.json_values import MAX_TYPE_NESTING, JsonRows, SlowParse
+from fast_axolotl.reading.lines import count_newlines
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
@@ -174,8 +175,8 @@ def _expected_count(rows: JsonRows, found: int) -> int:
     """Elements, or lines that are not blank, which are looked at only where numbers differ."""
     if rows.count is not None:
         return rows.count
-    ends = np.frombuffer(rows.buffer(), dtype=np.uint8) == ord("\n")
-    lines = int(np.count_nonzero(ends)) + (not ends[-1])
+    lines = count_newlines(rows.data, rows.start, rows.stop)
+    lines += rows.data[rows.stop - 1] != ord("\n")
     return lines if lines == found else sum(1 for _ in rows.spans())
 
 

@@ -64,6 +64,8 @@ class _Shared(Generic[_Task, _Result]):
     changed: threading.Condition = field(default_factory=threading.Condition)
     slots: deque[_Slot[_Task, _Result]] = field(default_factory=deque)
     reserved: int = 0
+    ready: int = 0
+    """Decoded and waiting: at most half of the budget, the rest is for what is being decoded."""
     stopped: bool = False
     exhausted: bool = False
     failure: BaseException | None = None
@@ -124,6 +126,7 @@ class Prefetcher(Generic[_Task, _Result]):
                     return None
                 shared.changed.wait()
             slot = shared.slots.popleft()
+            shared.ready -= slot.reserved
             self._held = slot.reserved
             return slot
 
@@ -162,14 +165,19 @@ def _work(shared: _Shared[_Task, _Result]) -> None:
             slot.result, slot.error, slot.done = result, error, True
             shared.reserved += size - slot.reserved
             slot.reserved = size
+            shared.ready += size
             shared.changed.notify_all()
         del slot, result, error
+
+
+def _is_over_budget(shared: _Shared[_Task, _Result]) -> bool:
+    return shared.reserved >= shared.budget or shared.ready >= shared.budget // 2
 
 
 def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
     """The next task, once there is room for it."""
     with shared.changed:
-        while shared.reserved >= shared.budget and shared.slots and not shared.stopped:
+        while _is_over_budget(shared) and shared.slots and not shared.stopped:
             shared.changed.wait()
         if shared.stopped or shared.exhausted:
             return None

@@ -52,6 +52,9 @@ MIB = 1024 * 1024
 DEFAULT_MEMORY_BUDGET = 256 * MIB
 _LEAST_MEMORY_BUDGET = 16 * MIB
 _MOST_LISTED_REJECTIONS = 1000
+_THREAD_BYTES = 2 * MIB
+"""One decode thread for each so many encoded bytes."""
+
 _MOST_THREADS = 8
 """More decode threads than this have not paid for themselves in any measurement."""
 
@@ -315,7 +318,7 @@ class Reader:
         prefetcher: Prefetcher[Task, Decoded] = Prefetcher(
             make_tasks(dataset, self._order, parts, start),
             lambda task: decode_task(task, known, options),
-            num_threads=self._num_threads,
+            num_threads=_useful_threads(parts, self._num_threads),
             budget=self._memory_budget // 2,
         )
         self._stop = stop = prefetcher.close
@@ -361,6 +364,11 @@ def usable_threads() -> int:
         count = os.cpu_count() or 1
     quota = _cgroup_processors(Path("/sys/fs/cgroup/cpu.max"))
     return max(1, min(count, _MOST_THREADS, quota or count))
+
+
+def _useful_threads(parts: Sequence[Part], most: int) -> int:
+    """Starting a thread costs more than a small file is worth."""
+    return max(1, min(most, sum(part.num_bytes for part in parts) // _THREAD_BYTES))
 
 
 def _cgroup_processors(path: Path) -> int | None:

@@ -61,7 +61,7 @@ class Window:
             return self.decode(known)
         table = pa.concat_tables([conform(table, known) for table in tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
-        return Decoded(table.combine_chunks().take(pa.array(order)), tuple(rejections))
+        return Decoded(_taken(table.combine_chunks(), pa.array(order)), tuple(rejections))
 
 
 def settle(
@@ -96,6 +96,28 @@ def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
     except TypeClash:
         return False
     return True
+
+
+def _taken(table: pa.Table, order: pa.Array) -> pa.Table:
+    """``take``, for views by way of plain columns: pyarrow has no kernel for them."""
+    plain = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
+    if plain.equals(table.schema):
+        return table.take(order)
+    return table.cast(plain).take(order).cast(table.schema)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if kind.equals(pa.string_view()):
+        return pa.large_string()
+    if kind.equals(pa.binary_view()):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_without_views(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_without_views(kind.value_type))
+    return kind
 
 
 def _needs_source(found: pa.Schema, joined: pa.Schema) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.lines import LineRange, cut_lines, line_units
+from fast_axolotl.reading.lines import LineRange, Lines, cut_lines, line_at, line_units
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["SCHEMA", "TextBlock", "TextFile"]
@@ -38,43 +38,39 @@ class TextFile:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.compression is None:
-            part = LineRange(self.source, unit.start, unit.stop)
-            yield self._block(unit.num_bytes, lambda: _numbered(part))
+            yield self._block(unit.num_bytes, LineRange(self.source, unit.start, unit.stop).load)
             return
-        for data, line in cut_lines(self.source, self.compression, self.options.block_bytes):
-            yield self._block(len(data), lambda data=data, line=line: (data, lambda: line))  # type: ignore[misc]
+        for lines in cut_lines(self.source, self.compression, self.options.block_bytes):
+            yield self._block(lines.stop - lines.start, lambda lines=lines: lines)  # type: ignore[misc]
 
-    def _block(self, weight: int, load: _Load) -> Block:
-        return TextBlock(path=self.source.path, weight=weight, load=load, options=self.options)
-
-
-_Load = Callable[[], tuple[bytes, Callable[[], int]]]
+    def _block(self, weight: int, load: Callable[[], Lines]) -> Block:
+        return TextBlock(file=self, weight=weight, load=load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBlock:
     """A block of lines."""
 
-    path: str
+    file: TextFile
     weight: int
-    load: _Load
-    options: ReadOptions
+    load: Callable[[], Lines]
     text_wins: bool = False
     num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        data, first_line = self.load()
-        lines = _split(data)
+        lines = self.load()
+        array = _split(lines.data[lines.start : lines.stop])
         try:
-            lines.validate(full=True)
+            array.validate(full=True)
         except pa.ArrowInvalid:
-            return self._without_bad_lines(lines, first_line())
-        return Decoded(pa.Table.from_arrays([lines], schema=SCHEMA))
+            return self._without_bad_lines(array, lines.offset)
+        return Decoded(pa.Table.from_arrays([array], schema=SCHEMA))
 
-    def _without_bad_lines(self, lines: pa.Array, first_line: int) -> Decoded:
+    def _without_bad_lines(self, array: pa.Array, offset: int) -> Decoded:
         kept: list[str] = []
         rejections: list[Rejection] = []
-        for number, raw in enumerate(lines.cast(pa.binary()).to_pylist(), first_line):
+        first_line = line_at(self.file.source, self.file.compression, offset)
+        for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
             try:
                 kept.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
@@ -82,17 +78,12 @@ class TextBlock:
         return Decoded(pa.table({"text": kept}, schema=SCHEMA), tuple(rejections))
 
     def _reject(self, number: int, error: UnicodeDecodeError) -> Rejection:
+        path, place = self.file.source.path, f"line {number}"
         cause = f"bytes that are not UTF-8 at byte {error.start} of the line"
-        place = f"line {number}"
-        if self.options.on_error == "raise":
+        if self.file.options.on_error == "raise":
             cure = 'convert the file to UTF-8, or pass on_error="skip" to leave such lines out'
-            raise DataError(f"{cause}; {cure}", path=self.path, place=place)
-        return Rejection(path=self.path, place=place, reason=cause, num_rows=1)
-
-
-def _numbered(part: LineRange) -> tuple[bytes, Callable[[], int]]:
-    lines = part.load()
-    return lines.data[lines.start : lines.stop], lambda: part.first_line(lines.offset)
+            raise DataError(f"{cause}; {cure}", path=path, place=place)
+        return Rejection(path=path, place=place, reason=cause, num_rows=1)
 
 
 def _split(data: bytes) -> pa.Array:
