@@ -73,6 +73,11 @@ class ParquetFile:
     def place(self, index: int) -> str:
         return f"row group {index}"
 
+    @property
+    def may_use_pool(self) -> bool:
+        """pyarrow's own threads must not hold Python files: at exit they could abort it all."""
+        return self.options.parallel_columns and self.source.filesystem is None
+
     def _group_bytes(self, index: int) -> int:
         return max(1, int(self.metadata.row_group(index).total_byte_size))
 
@@ -121,10 +126,8 @@ class _RowGroup:
     def decode(self, schema: pa.Schema | None) -> Decoded:
         file, place = self.file, self.file.place(self.index)
         with _named(file.label, place):
-            table = file.open(pre_buffer=file.source.filesystem is not None).read_row_group(
-                self.index,
-                columns=file.columns,
-                use_threads=file.options.parallel_columns,
+            table = file.open(pre_buffer=False).read_row_group(
+                self.index, columns=file.columns, use_threads=file.may_use_pool
             )
             table.validate(full=True)
         file.check_count(self.index, table.num_rows)

@@ -37,7 +37,7 @@ from fast_axolotl.reading.settle import Window, settle
 __all__ = ["Dataset", "Known", "Task", "base_schema", "decode_task", "make_tasks"]
 
 _SAMPLE_BYTES = 32 * 1024 * 1024
-"""CSV types, and columns that may clash, are settled by so much of the files: mostly all."""
+"""CSV types, and columns that may clash, are settled by all of the data up to this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +174,11 @@ def _declared(dataset: Dataset) -> pa.Schema:
 
 
 def _sample_bytes(dataset: Dataset) -> int:
-    has_csv = any(item.format == "csv" for item in dataset.inputs)
-    return _SAMPLE_BYTES if has_csv or dataset.options.on_conflict == "json" else 1
+    """How much to look at before the first batch: a block, or all where that is affordable."""
+    may_change = any(item.format == "csv" for item in dataset.inputs)
+    may_change = may_change or dataset.options.on_conflict == "json"
+    size = sum(unit.num_bytes for unit in dataset.units())
+    return _SAMPLE_BYTES if may_change and size <= _SAMPLE_BYTES else 1
 
 
 def _inferred(

@@ -12,14 +12,12 @@ that says how often it was tried.
 
 from __future__ import annotations
 
-import atexit
 import glob
 import io
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,22 +36,9 @@ RETRIES = 5
 FIRST_DELAY_SECONDS = 0.2
 """Doubles after each attempt: 0.2, 0.4, 0.8, 1.6."""
 
-_DRAIN_SECONDS = 0.1
-"""At exit, after a remote file was read. Without it 3 of 100 such exits aborted."""
-
 
 def _pause(seconds: float) -> None:
     time.sleep(seconds)
-
-
-@cache
-def _drain_at_exit() -> None:
-    """Lets pyarrow's own threads give back the Python buffers that they still hold.
-
-    They need the interpreter's lock for it, and one that gets it too late aborts the process.
-    Registered once, before any reader thread is started, so that it comes after those have ended.
-    """
-    atexit.register(_pause, _DRAIN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +72,6 @@ class Source:
     def open_arrow(self) -> pa.NativeFile:
         """A random-access file for pyarrow's own readers."""
         if self.filesystem is not None:
-            _drain_at_exit()
             return pa.PythonFile(SourceFile(self), mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self.path)
