@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MESSAGE_ROWS = 200_000
-"""Rows of the conversation cases at scale 1, as the issue asks; about 240 MB as JSON lines."""
+"""Rows of the conversation cases at scale 1: about 240 MB as JSON lines."""
 
 SAMPLE_ROWS = 50_000
 """Rows of the earlier package's own benchmark."""

@@ -1,4 +1,4 @@
-"""The targets of the issue, and what a result says about each. Recorded, never asserted."""
+"""The goals set for the reader, and what a result says about each. Recorded, never asserted."""
 
 from __future__ import annotations
 

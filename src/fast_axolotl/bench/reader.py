@@ -39,7 +39,8 @@ __all__ = [
 NOTES = (
     "rows are compared with ours before anything is timed: their number, and a digest of each "
     "column over canonical JSON in reading order",
-    "one warm-up pass each, then interleaved repeats; ratios are of medians, in rows per second",
+    "one warm-up pass each, then interleaved repeats, each the median of as many passes as take "
+    "0.2 s; ratios are of medians, in rows per second",
     "the page cache is warm: files have just been written and read",
     "batches of 1000 rows; pyarrow's JSON, CSV and text blocks are sliced to that without a copy",
     "the earlier package runs in a process of its own, started beforehand, timed inside it",
@@ -95,7 +96,7 @@ def run_reader_bench(
     Args:
         cases: Names from ``CASES``; empty for all of them.
         repeats: Timed passes of each reader.
-        scale: 1 for the sizes of the issue; less shrinks every input.
+        scale: 1 for the full sizes; less shrinks every input.
         peer_python: The interpreter of an environment with the earlier package.
         work_dir: Inputs are written to a new folder in it, which is removed at the end; ``None``
             takes the system's temporary folder.

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
@@ -22,6 +24,9 @@ __all__ = ["SCHEMA", "TextBlock", "TextFile"]
 SCHEMA = pa.schema([("text", pa.string())])
 
 _NEWLINE, _RETURN = 10, 13
+
+_Bytes = npt.NDArray[np.uint8]
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class TextBlock:
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         lines = self.load()
-        array = _split(lines.data[lines.start : lines.stop])
+        array = _split(lines)
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
@@ -86,24 +91,31 @@ class TextBlock:
         return Rejection(path=path, place=place, reason=cause, num_rows=1)
 
 
-def _split(data: bytes) -> pa.Array:
-    """A string array over the bytes without their line ends; not yet checked to be UTF-8."""
-    if data and not data.endswith(b"\n"):
-        data += b"\n"
-    raw = np.frombuffer(data, dtype=np.uint8)
+def _split(lines: Lines) -> pa.Array:
+    """A string array of the lines without their ends; not yet checked to be UTF-8."""
+    data, start, stop, _ = lines
+    is_open = stop > start and data[stop - 1] != _NEWLINE
+    if is_open:
+        data, start, stop = data[start:stop] + b"\n", 0, stop - start + 1
+    raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
     ends = np.flatnonzero(raw == _NEWLINE)
+    with_ends = _string_array(np.concatenate([[0], ends + 1]), raw)
+    if not len(ends) or not (raw[ends[ends > 0] - 1] == _RETURN).any():
+        return pc.ascii_rtrim(with_ends, characters="\n")
+    return _without_crlf(raw, ends, is_open)
+
+
+def _without_crlf(raw: _Bytes, ends: _Ints, is_open: bool) -> pa.Array:
+    """The same where lines end in ``\\r\\n``; the last one has no such end if it ``is_open``."""
+    is_crlf = (ends > 0) & (raw[ends - 1] == _RETURN)
+    is_crlf[-1] &= not is_open
     keep = raw != _NEWLINE
-    crlf = ends[(ends > 0) & (raw[ends - 1] == _RETURN)] if len(ends) else ends
-    keep[crlf - 1] = False
-    removed = np.arange(1, len(ends) + 1)
-    if len(crlf):
-        removed = removed + np.cumsum(np.isin(ends, crlf, assume_unique=True))
-    offsets = np.concatenate([[0], ends + 1 - removed]).astype(np.int64)
-    kept = raw[keep] if len(crlf) or len(ends) else raw
-    return _string_array(offsets, kept)
+    keep[ends[is_crlf] - 1] = False
+    removed = np.arange(1, len(ends) + 1) + np.cumsum(is_crlf)
+    return _string_array(np.concatenate([[0], ends + 1 - removed]), raw[keep])
 
 
-def _string_array(offsets: np.ndarray, data: np.ndarray) -> pa.Array:
+def _string_array(offsets: _Ints, data: _Bytes) -> pa.Array:
     small = len(data) < 2**31
     kind, width = (pa.string(), np.int32) if small else (pa.large_string(), np.int64)
     buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)]
