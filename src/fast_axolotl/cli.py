@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,8 +38,8 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
-_UNITS |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "b": 1}
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def main() -> None:
@@ -52,9 +53,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(_fail("interrupted", 130))
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail("interrupted", 130))
     except Exception as error:
         _exit_on_usage_error(error)
@@ -119,6 +118,7 @@ def read(
     """Read a dataset through and report rows/s, MB/s, working set and rejected rows."""
     from fast_axolotl.reading import open_dataset
 
+    start = time.perf_counter()
     reader = open_dataset(
         list(paths),
         format=format,
@@ -134,7 +134,7 @@ def read(
         split=split,
         json_field=json_field,
     )
-    summary, rows = _read_with_progress(reader, head)
+    summary, rows = _read_with_progress(reader, head, start)
     for row in rows:
         print(json.dumps(row, ensure_ascii=False, default=str))
     if as_json:
@@ -197,7 +197,7 @@ def _parse_size(text: str) -> int:
     unit = text.strip()[len(number) :].strip().lower()
     try:
         return int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
 
 
@@ -214,12 +214,14 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _read_with_progress(reader: Reader, head: int | None) -> tuple[ReadTally, list[dict[str, Any]]]:
+def _read_with_progress(
+    reader: Reader, head: int | None, start: float
+) -> tuple[ReadTally, list[dict[str, Any]]]:
     from fast_axolotl.bench.tally import tally
     from fast_axolotl.report.terminal import reading_progress
 
     with reading_progress(reader.num_bytes) as progress:
-        return tally(reader, head=head, progress=progress)
+        return tally(reader, head=head, progress=progress, start=start)
 
 
 def _print_tally(summary: ReadTally) -> None:
@@ -232,7 +234,10 @@ def _print_tally(summary: ReadTally) -> None:
     if len(summary.rejections) > 20:
         rejected += f"\n… {len(summary.rejections) - 20} more; --json lists them"
     pairs = [
-        ("rows", f"{summary.rows:,} in {summary.batches:,} batches from {summary.files:,} files"),
+        (
+            "rows",
+            f"{summary.rows:,} in {summary.batches:,} batches from {_count(summary.files, 'file')}",
+        ),
         (
             "time",
             f"{format_seconds(summary.seconds)}, first batch after "
@@ -250,6 +255,10 @@ def _print_tally(summary: ReadTally) -> None:
         ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary.columns.items())),
     ]
     show_pairs("", pairs)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _finish_bench(result: Any, output: Path | None, as_json: bool) -> None:
@@ -278,7 +287,8 @@ def _exit_on_usage_error(error: Exception) -> None:
     """typer's own complaints about flags and arguments."""
     show, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
     if show is not None and code is not None:
-        sys.exit(_fail(f"{show().rstrip('.')}; see --help", 2))
+        message = show().rstrip(".")
+        sys.exit(_fail(f"{message}; see --help", 2) if message else 2)
 
 
 def _show_warning(

@@ -45,13 +45,14 @@ def tally(
     *,
     head: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    start: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[ReadTally, list[dict[str, Any]]]:
     """Reads everything, or ``head`` rows, which are then returned; ``progress`` hears of
-    (encoded bytes, rows) after each batch."""
+    (encoded bytes, rows) after each batch. ``start`` is when opening began, to be counted in."""
     shown: list[dict[str, Any]] = []
     first: float | None = None
-    start = clock()
+    start = clock() if start is None else start
     with ResidentPeak() as memory:
         for batch in reader:
             first = clock() - start if first is None else first

@@ -91,8 +91,11 @@ class TorchDataset(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this process's next batch begins; under workers, ask the loader instead."""
-        reader = self._reader or self._open(self._state)
-        return reader.state_dict()
+        if self._reader is not None:
+            state = self._reader.state_dict()
+            if state["epoch"] == int(self._shared[_EPOCH]):
+                return state
+        return self._open(self._state).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """The next pass continues where ``state`` was taken; passes after it start anew.

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.settle import is_joinable
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "value_bytes"]
+
+_OFFSET_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -51,6 +54,11 @@ class Batcher:
         self._rows += table.num_rows
         self._bytes += table.num_rows * row_bytes
         self._after = after
+
+    @property
+    def next_schema(self) -> pa.Schema | None:
+        """The types of the rows that come next, where some are waiting."""
+        return self._pieces[0].rows.schema if self._pieces else None
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""
@@ -101,4 +109,25 @@ def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
         return pieces[0]
     schema = pieces[-1].schema
     tables = [conform(pa.Table.from_batches([piece]), schema) for piece in pieces if len(piece)]
-    return pa.concat_tables(tables).combine_chunks().to_batches()[0]
+    (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+    return batch
+
+
+def value_bytes(table: pa.Table) -> int:
+    """The size of the values alone: buffers also hold what depends on how a block was decoded."""
+    return sum(_array_bytes(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _array_bytes(array: pa.Array) -> int:
+    kind, types = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return _array_bytes(array.storage)
+    if types.is_struct(kind):
+        return sum(map(_array_bytes, array.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _OFFSET_BYTES * len(array) + _array_bytes(array.flatten())
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind):
+        return _OFFSET_BYTES * len(array) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+    if types.is_primitive(kind) or types.is_boolean(kind):
+        return int(kind.bit_width) * len(array) // 8
+    return 0 if types.is_null(kind) else int(array.nbytes)

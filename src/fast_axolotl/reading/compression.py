@@ -23,6 +23,7 @@ from fast_axolotl.reading.storage import Source, SourceFile, read_chunks
 __all__ = ["Supply", "head_of", "open_chunks", "spool"]
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
+_STREAM_PIECE_BYTES = 64 * 1024
 
 
 def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
@@ -31,19 +32,34 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         yield from read_chunks(source, size)
         return
     position = 0
-    try:
-        with _open_stream(source, compression) as stream:
-            while chunk := stream.read(size):
-                position += len(chunk)
+    with _open_stream(source, compression) as stream:
+        failure: Exception | None = None
+        while failure is None:
+            chunk, failure = _read_on(stream, size)
+            position += len(chunk)
+            if chunk:
                 yield chunk
-    except DataError:
-        raise
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
-        raise DataError(
-            f"the {compression} stream is damaged or cut off after {position:,} decompressed "
-            f"bytes ({error}); fetch or compress the file again",
-            path=source.path,
-        ) from error
+            elif failure is None:
+                return
+    if isinstance(failure, DataError):
+        raise failure
+    raise DataError(
+        f"the {compression} stream is damaged or cut off after {position:,} decompressed bytes "
+        f"({failure}); fetch or compress the file again",
+        path=source.path,
+    ) from failure
+
+
+def _read_on(stream: Any, size: int) -> tuple[bytes, Exception | None]:
+    """The next bytes, and the error that ended them early; small reads lose little to it."""
+    pieces: list[bytes] = []
+    try:
+        while size > 0 and (piece := stream.read(min(size, _STREAM_PIECE_BYTES))):
+            pieces.append(piece)
+            size -= len(piece)
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException, DataError) as error:
+        return b"".join(pieces), error
+    return b"".join(pieces), None
 
 
 class Supply:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -250,19 +251,16 @@ class _Cutter:
         """The offset after the first record that is not empty."""
         head = block[: block.find(b"\n", _SNIFF_BYTES) + 1 or None]
         text = io.StringIO(head.decode("utf-8", "surrogateescape"), newline="")
-        records = _records(text, self._file.dialect)
-        return _offset_of_line(block, next((end for record, _, end in records if record), 0))
+        consumed = 0
 
+        def counted() -> Iterator[str]:
+            nonlocal consumed
+            for line in text:
+                consumed += len(line.encode("utf-8", "surrogateescape"))
+                yield line
 
-def _offset_of_line(block: bytes, line: int) -> int:
-    """The offset after so many lines."""
-    offset = 0
-    for _ in range(line):
-        end = block.find(b"\n", offset)
-        if end < 0:
-            return len(block)
-        offset = end + 1
-    return offset
+        records = _records(counted(), self._file.dialect)
+        return consumed if any(record for record, _, _ in records) else 0
 
 
 def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterator[Block]:
@@ -274,13 +272,22 @@ def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterato
     if offset <= len(BOM) and file.dialect.column_names is None:
         next((record for record, _, _ in records if record), None)
     rows, weight = _Rows(file, offset), 0
-    for record, line, _ in records:
+    failure: DataError | None = None
+    while failure is None:
+        try:
+            record, line, _ = next(records, (None, 0, 0))
+        except DataError as error:
+            record, failure = None, error
+        if record is None:
+            break
         rows.add(record, line)
         weight += sum(map(len, record)) + len(record)
         if len(rows.values) >= _SLOW_BLOCK_ROWS or weight >= file.options.block_bytes:
             yield _ParsedBlock(rows=rows, weight=weight)
             rows, weight = _Rows(file, offset), 0
     yield _ParsedBlock(rows=rows, weight=weight)
+    if failure is not None:
+        raise failure
 
 
 class _Feed(io.RawIOBase):
@@ -305,7 +312,7 @@ class _Feed(io.RawIOBase):
         return length
 
 
-def _records(text: io.TextIOBase, dialect: CsvDialect) -> Iterator[tuple[list[str], int, int]]:
+def _records(text: Iterable[str], dialect: CsvDialect) -> Iterator[tuple[list[str], int, int]]:
     """Records, and the lines on which each begins and ends, counted from 1."""
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(
@@ -326,7 +333,7 @@ def _settle(told: CsvDialect, head: bytes, path: str) -> CsvDialect:
         raise DataError("the file is UTF-16; convert it to UTF-8", path=path, place="line 1")
     if told.delimiter is not None:
         return told
-    if ".tsv" in path.lower():
+    if ".tsv" in PurePosixPath(path).name.lower():
         return replace(told, delimiter="\t")
     return replace(told, delimiter=_detect_delimiter(head, told))
 

@@ -31,12 +31,12 @@ from fast_axolotl.reading.order import (
     resumed,
 )
 from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.schema import TypeClash, join_schemas
+from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.settle import Window, settle
 
 __all__ = ["Dataset", "Known", "Task", "base_schema", "decode_task", "make_tasks"]
 
-_SAMPLE_BYTES = 32 * 1024 * 1024
+_SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
 
 
@@ -128,9 +128,10 @@ def base_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) 
     schema = _declared(dataset)
     wanted = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in wanted]
-    limit = None if scan else _sample_bytes(dataset)
-    if units:
-        schema = _inferred(dataset, units, schema, limit, num_threads, budget)
+    if units and (scan or _is_worth_a_scan(dataset)):
+        schema = _scanned(dataset, units, schema, num_threads, budget)
+    else:
+        schema = _sampled(dataset, units, schema)
     if all(item.format == "csv" for item in dataset.inputs):
         schema = _empty_as_text(schema)
     columns = dataset.options.columns
@@ -149,7 +150,7 @@ def _all_names(dataset: Dataset, units: Sequence[Unit]) -> list[str]:
     """Every column, also those that were not asked for."""
     declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
     whole = dataset.with_options(columns=None)
-    inferred = _inferred(whole, units, pa.schema([]), limit=1, num_threads=1, budget=1)
+    inferred = _sampled(whole, units, pa.schema([]))
     return list(dict.fromkeys([*declared, *inferred.names]))
 
 
@@ -165,36 +166,40 @@ def _declared(dataset: Dataset) -> pa.Schema:
         if file.schema is None:
             continue
         try:
-            schema = join_schemas(schema, file.schema)
+            schema = join_or_mark(schema, file.schema, dataset.options.on_conflict)
         except TypeClash as clash:
-            if dataset.options.on_conflict == "raise":
-                raise clash.error(item.source.path) from None
-            schema = schema.set(schema.get_field_index(clash.column), clash.as_json_text())
+            raise clash.error(item.source.path) from None
     return schema
 
 
-def _sample_bytes(dataset: Dataset) -> int:
-    """How much to look at before the first batch: a block, or all where that is affordable."""
+def _is_worth_a_scan(dataset: Dataset) -> bool:
+    """Whether types may change from block to block, and all of the data is soon read."""
     may_change = any(item.format == "csv" for item in dataset.inputs)
     may_change = may_change or dataset.options.on_conflict == "json"
-    size = sum(unit.num_bytes for unit in dataset.units())
-    return _SAMPLE_BYTES if may_change and size <= _SAMPLE_BYTES else 1
+    return may_change and sum(unit.num_bytes for unit in dataset.units()) <= _SCAN_BYTES
 
 
-def _inferred(
-    dataset: Dataset,
-    units: Sequence[Unit],
-    schema: pa.Schema,
-    limit: int | None,
-    num_threads: int,
-    budget: int,
+def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
+    """The types of the first block that has rows."""
+    for unit in units:
+        for block in dataset.blocks(unit):
+            decoded = decode_or_reject(block, schema, dataset.options)
+            decoded, schema = settle(decoded, block, schema, dataset.options)
+            if decoded.table.num_rows:
+                return schema
+    return schema
+
+
+def _scanned(
+    dataset: Dataset, units: Sequence[Unit], schema: pa.Schema, num_threads: int, budget: int
 ) -> pa.Schema:
+    """The types of everything."""
     known = Known(schema)
     tasks = (Task(Item(block)) for unit in units for block in dataset.blocks(unit))
     ahead: Prefetcher[Task, Decoded] = Prefetcher(
-        _until(tasks, limit),
+        tasks,
         lambda task: decode_task(task, known, dataset.options),
-        num_threads=num_threads if limit is None or limit > 1 else 1,
+        num_threads=num_threads,
         budget=budget,
     )
     try:
@@ -203,15 +208,6 @@ def _inferred(
     finally:
         ahead.close()
     return known.schema
-
-
-def _until(tasks: Iterator[Task], limit: int | None) -> Iterator[Task]:
-    size = 0
-    for task in tasks:
-        yield task
-        size += task.weight
-        if limit is not None and size >= limit:
-            return
 
 
 def _contents(dataset: Dataset, order: Order, group: int) -> Iterator[Block | Window]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import FileFormat, ReadOptions
+import pyarrow as pa
+
+from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
+from fast_axolotl.reading.blocks import Block, BrokenBlock, FileFormat, ReadOptions, Unit
 from fast_axolotl.reading.columnar import open_arrow, open_parquet
 from fast_axolotl.reading.compression import head_of, spool
 from fast_axolotl.reading.csv_files import CsvFile
@@ -35,7 +37,7 @@ from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
 from fast_axolotl.reading.storage import Source, expand, translate_os_errors
 from fast_axolotl.reading.text_lines import TextFile
 
-__all__ = ["FormatWarning", "InputFile", "find_files", "open_files"]
+__all__ = ["BrokenFile", "FormatWarning", "InputFile", "find_files", "open_files"]
 
 _Picked = TypeVar("_Picked")
 
@@ -54,6 +56,9 @@ _NOT_DATA = re.compile(
     r"|state\.json)$",
     re.IGNORECASE,
 )
+
+
+_NO_COLUMNS = pa.schema([])
 
 
 class FormatWarning(UserWarning):
@@ -94,9 +99,9 @@ def open_files(
     """Every file identified and opened: a read of its first bytes, and of its footer if any."""
     wanted = _told_format(format)
     if len(sources) == 1:
-        return [_open(sources[0], wanted, options)]
+        return [_open_or_reject(sources[0], wanted, options)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(lambda source: _open(source, wanted, options), sources))
+        return list(pool.map(lambda source: _open_or_reject(source, wanted, options), sources))
 
 
 def _told_format(format: str) -> str | None:
@@ -126,7 +131,7 @@ def _find(
         if not _NOT_DATA.search(name)
     ]
     data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
-    if not data and "*" in path and not Path(path).is_dir():
+    if not data and any(mark in path for mark in "*?[") and not Path(path).is_dir():
         data = eligible  # the pattern says which files are meant, whatever they are called
     if not data:
         raise MissingFileError(
@@ -210,6 +215,36 @@ def _texts(values: Any) -> list[str]:
     return values
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFile:
+    """Stands for a file that could not be opened, where such files are to be skipped."""
+
+    error: DataError
+    num_bytes: int
+    options: ReadOptions
+    schema: pa.Schema = _NO_COLUMNS
+
+    def units(self, file: int) -> list[Unit]:
+        return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        yield BrokenBlock(self.error)
+
+
+def _open_or_reject(
+    source: Source, told: str | None, options: ReadOptions
+) -> tuple[InputFile, FileFormat]:
+    try:
+        return _open(source, told, options)
+    except (MissingFileError, AccessError):
+        raise
+    except DataError as error:
+        if options.on_error == "raise":
+            raise
+        file = InputFile(source=source, format=told or "unknown", compression=None)
+        return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
+
+
 def _open(source: Source, told: str | None, options: ReadOptions) -> tuple[InputFile, FileFormat]:
     named, packed = format_of_name(source.path)
     promised = told or named
@@ -221,6 +256,8 @@ def _open(source: Source, told: str | None, options: ReadOptions) -> tuple[Input
         _refuse_cut_magic(source, head, packed)
     _refuse_empty(source, head, promised)
     found = sniff_format(head, promised)
+    if options.json_field is not None and found == "jsonl":
+        found = "json"
     _warn_if_misnamed(source, named, found, told)
     if packed is not None and packed != compression:
         _warn(source, packed, compression or "not compressed")

@@ -174,6 +174,8 @@ class _DocumentCutter:
         self._field = options.json_field
         self._size = options.block_bytes
         self._chunks = open_chunks(source, compression, options.block_bytes)
+        self._failure: DataError | None = None
+        """Waits until what was read before it has been handed out."""
         self._text = b""
         self._line = 1
 
@@ -288,12 +290,17 @@ class _DocumentCutter:
 
     def _more(self) -> bool:
         """Reads on, each time at least as much as is already held, so that growing stays linear."""
+        if self._failure is not None:
+            raise self._failure
         pieces, wanted = [self._text], max(len(self._text), self._size)
-        for chunk in self._chunks:
-            pieces.append(chunk)
-            wanted -= len(chunk)
-            if wanted <= 0:
-                break
+        try:
+            while wanted > 0 and (chunk := next(self._chunks, b"")):
+                pieces.append(chunk)
+                wanted -= len(chunk)
+        except DataError as error:
+            if len(pieces) == 1:
+                raise
+            self._failure = error
         grown = len(pieces) > 1
         self._text = b"".join(pieces)
         return grown

@@ -90,6 +90,11 @@ class Item:
     slices: tuple[tuple[str, int, int], ...] = ()
     """``("share", index, count)`` or ``("skip", rows, 0)``, applied in order."""
 
+    @property
+    def is_first_share(self) -> bool:
+        """Whether what is said of the whole item is to be counted here and nowhere else."""
+        return all(kind == "share" and first == 0 for kind, first, _ in self.slices)
+
     def cut(self, table: pa.Table) -> pa.Table:
         for kind, first, second in self.slices:
             if kind == "skip":

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading.batching import Batcher
+from fast_axolotl.reading.batching import Batcher, value_bytes
 from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.dataset import (
     Dataset,
@@ -144,7 +144,7 @@ def open_dataset(
         json_field=json_field,
         columns=_check_columns(columns),
         block_bytes=block_bytes,
-        unit_bytes=_clamp(total // 64, MIB // 4, block_bytes // 2),
+        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
     )
     opened = open_files(sources, format, options)
     dataset = Dataset(
@@ -201,7 +201,11 @@ class Reader:
         )
         self._known = Known(self._base)
         self._stats = ReadStats(ignored_files=ignored_files)
+        self._next_schema = self._base
+        """The types known where the next batch begins; those of ``_known`` may be ahead of it."""
         self._stop: Callable[[], None] | None = None
+        self._pass = object()
+        """Changes with every pass, so that one that was stopped cannot move the position."""
         self._order = dataset.order(shuffle, epoch)
 
     @property
@@ -230,7 +234,7 @@ class Reader:
             self._rewind()
         self._restored = False
         self._stats = ReadStats(ignored_files=self._stats.ignored_files)
-        return self._run(self._position)
+        return self._run(self._parts(), self._position, self._pass)
 
     def __enter__(self) -> Reader:
         return self
@@ -239,7 +243,8 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading ahead; the reader can be iterated again."""
+        """Stops reading ahead and ends the current iteration; a new one can be started."""
+        self._pass = object()
         if self._stop is not None:
             self._stop()
             self._stop = None
@@ -269,7 +274,7 @@ class Reader:
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": self._dataset.window_bytes,
             },
-            "schema": write_schema(self._known.schema),
+            "schema": write_schema(self._next_schema),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -294,13 +299,16 @@ class Reader:
             positions = [list(at) for _, at in sorted(check_complete(states).items())]
             self._generations = [*first["generations"], positions]
             self._position = Position()
-        self._known = Known(joined_schema(own or states))
+        on_conflict = self._dataset.options.on_conflict
+        self._known = Known(joined_schema(own or states, on_conflict))
+        self._next_schema = self._known.schema
         self._restored = True
 
     def _rewind(self) -> None:
         self._generations = []
         self._position = Position()
         self._known = Known(self._base)
+        self._next_schema = self._base
 
     def _parts(self) -> list[Part]:
         parts: Sequence[Part] = self._order.parts
@@ -309,8 +317,9 @@ class Reader:
             parts = remaining(parts, positions, self._order.item_bytes)
         return deal(parts, self._shard, self._order.item_bytes)
 
-    def _run(self, start: Position) -> Iterator[pa.RecordBatch]:
-        parts = self._parts()
+    def _run(
+        self, parts: Sequence[Part], start: Position, token: object
+    ) -> Iterator[pa.RecordBatch]:
         dataset = self._dataset
         if len(parts) < self._num_threads:
             dataset = dataset.with_options(parallel_columns=True)
@@ -327,9 +336,10 @@ class Reader:
             for task, decoded in prefetcher:
                 self._settle(task, decoded, known, batcher, start)
                 for batch, position in batcher.full():
-                    yield self._delivered(batch, position)
+                    yield self._delivered(batch, position, batcher, token)
             for batch, position in batcher.rest():
-                yield self._delivered(batch, position)
+                yield self._delivered(batch, position, batcher, token)
+            self._check_pass(token)
         finally:
             stop()
 
@@ -339,18 +349,30 @@ class Reader:
         """Brings a block's rows to the known types and hands them to the batcher."""
         options = self._dataset.options
         decoded, known.schema = settle(decoded, task.item.content, known.schema, options)
-        for rejection in decoded.rejections:
+        for rejection in decoded.rejections if task.item.is_first_share else ():
             self._stats.reject(rejection)
-        self._stats.num_bytes += task.weight
         table = decoded.table
+        rows = task.item.cut(table)
+        self._stats.num_bytes += task.weight * rows.num_rows // max(1, table.num_rows)
         begin = Position(task.part, task.index, 0)
         if begin == (start.part, start.item, 0):
             begin = start
-        row_bytes = table.nbytes / max(1, table.num_rows)
-        batcher.add(task.item.cut(table), begin, Position(task.part, task.index + 1), row_bytes)
+        row_bytes = value_bytes(table) / max(1, table.num_rows)
+        batcher.add(rows, begin, Position(task.part, task.index + 1), row_bytes)
 
-    def _delivered(self, batch: pa.RecordBatch, position: Position) -> pa.RecordBatch:
+    def _check_pass(self, token: object) -> None:
+        if self._pass is not token:
+            raise UsageError(
+                "this iteration was stopped: the reader was closed, restored or iterated anew; "
+                "use the newer iterator"
+            )
+
+    def _delivered(
+        self, batch: pa.RecordBatch, position: Position, batcher: Batcher, token: object
+    ) -> pa.RecordBatch:
+        self._check_pass(token)
         self._position = position
+        self._next_schema = batcher.next_schema or self._known.schema
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch

@@ -18,7 +18,16 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError
 
-__all__ = ["JSON_TEXT", "MIXED", "TypeClash", "conform", "is_json_text", "join", "join_schemas"]
+__all__ = [
+    "JSON_TEXT",
+    "MIXED",
+    "TypeClash",
+    "conform",
+    "is_json_text",
+    "join",
+    "join_or_mark",
+    "join_schemas",
+]
 
 MIXED = pa.json_()
 """The type of a column with arrays of mixed kinds: JSON text that decodes to values."""
@@ -77,12 +86,25 @@ def join_schemas(known: pa.Schema, found: pa.Schema, *, text_wins: bool = False)
     ``text_wins`` makes text of a column that is text on one side and a number on the other, as
     CSV files want it.
     """
-    if known.equals(found):
+    if known.equals(found, check_metadata=True):
         return known
     if text_wins:
         found = pa.schema([_text_over_number(known, field) for field in found])
         known = pa.schema([_text_over_number(found, field) for field in known])
     return pa.schema(_join_fields(list(known), list(found), ""))
+
+
+def join_or_mark(
+    known: pa.Schema, found: pa.Schema, on_conflict: str, *, text_wins: bool = False
+) -> pa.Schema:
+    """``join_schemas``, with every column that clashes marked as JSON text where that is wanted."""
+    while True:
+        try:
+            return join_schemas(known, found, text_wins=text_wins)
+        except TypeClash as clash:
+            if on_conflict != "json":
+                raise
+            known = known.set(known.get_field_index(clash.column), clash.as_json_text())
 
 
 def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
@@ -94,7 +116,7 @@ def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The same rows under a wider schema: missing columns are null, types are cast."""
-    if table.schema.equals(schema):
+    if table.schema.equals(schema, check_metadata=True):
         return table
     columns = [_conform_column(table, field) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema) if columns else table.select([])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ResumeError
 from fast_axolotl.reading.order import Position
-from fast_axolotl.reading.schema import TypeClash, join_schemas
+from fast_axolotl.reading.schema import TypeClash, join_or_mark
 
 __all__ = [
     "STATE_VERSION",
@@ -61,7 +61,7 @@ def check_states(
         raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
     if any(item[_MARK] != STATE_VERSION for item in states):
         raise ResumeError("the state was written by another version of fast-axolotl")
-    if any(item.keys() < _KEYS for item in states):
+    if not all(item.keys() >= _KEYS for item in states):
         raise ResumeError("the state is damaged; take an older one")
     if any(item["fingerprint"] != fingerprint for item in states):
         raise ResumeError(
@@ -71,6 +71,9 @@ def check_states(
     wanted = None if columns is None else list(columns)
     if any(item["columns"] != wanted for item in states):
         raise ResumeError(f"the state was taken with other columns than {wanted}; use the same")
+    shards = [tuple(item["shard"]) for item in states]
+    if twice := next((shard for shard in shards if shards.count(shard) > 1), None):
+        raise ResumeError(f"the state of shard {twice[0]} of {twice[1]} was given twice")
     for key in ("seed", "epoch", "generations", "plan"):
         if any(item[key] != states[0][key] for item in states):
             raise ResumeError(f"the states do not belong together: their {key} differs")
@@ -84,8 +87,6 @@ def check_complete(states: Sequence[dict[str, Any]]) -> dict[int, Position]:
         index, other = state["shard"]
         if other != count:
             raise ResumeError(f"the states come from {count} and from {other} shards")
-        if index in positions:
-            raise ResumeError(f"the state of shard {index} of {count} was given twice")
         positions[index] = Position(*state["position"])
     missing = sorted(set(range(count)) - set(positions))
     if missing:
@@ -100,13 +101,16 @@ def write_schema(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-def joined_schema(states: Sequence[Mapping[str, Any]]) -> pa.Schema:
+def joined_schema(states: Sequence[Mapping[str, Any]], on_conflict: str) -> pa.Schema:
     """What was known of the columns, over all states."""
     schema = pa.schema([])
-    try:
-        for state in states:
+    for state in states:
+        try:
             found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state["schema"])))
-            schema = join_schemas(schema, found, text_wins=True)
-    except (pa.ArrowException, ValueError, TypeClash):
-        raise ResumeError("the schema in the state is damaged; take an older one") from None
+        except (pa.ArrowException, ValueError):
+            raise ResumeError("the schema in the state is damaged; take an older one") from None
+        try:
+            schema = join_or_mark(schema, found, on_conflict, text_wins=True)
+        except TypeClash as clash:
+            raise clash.error("the data of several ranks") from None
     return schema

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import fsspec
 import pyarrow as pa
@@ -167,7 +168,8 @@ def is_remote(path: str) -> bool:
 def expand(path: str, storage_options: dict[str, Any] | None) -> tuple[list[Source], str]:
     """Every file that a path, glob, folder or URI means, sorted, and the folder they are under."""
     if not is_remote(path):
-        return _expand_local(path.removeprefix("file://"))
+        is_uri = path.startswith("file://")
+        return _expand_local(unquote(path.removeprefix("file://")) if is_uri else path)
     return _expand_remote(path, storage_options or {})
 
 

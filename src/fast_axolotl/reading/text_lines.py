@@ -37,6 +37,7 @@ class TextFile:
     compression: str | None
     options: ReadOptions
     schema: pa.Schema = SCHEMA
+    names: tuple[str, ...] = ("text",)
 
     def units(self, file: int) -> list[Unit]:
         return line_units(self.source, self.compression, file, self.options.unit_bytes)

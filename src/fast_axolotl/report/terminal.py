@@ -84,4 +84,5 @@ def format_seconds(value: float | None) -> str:
 
 def _console() -> Console:
     is_terminal = sys.stdout.isatty()
-    return Console(width=None if is_terminal else _PIPE_WIDTH)
+    width = None if is_terminal else _PIPE_WIDTH
+    return Console(width=width, markup=False, highlight=False)
