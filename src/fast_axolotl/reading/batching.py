@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import conform
@@ -26,6 +27,7 @@ _OFFSET_BYTES = 4
 @dataclass(slots=True)
 class _Piece:
     rows: pa.RecordBatch
+    schema: pa.Schema
     start: int
     left: int
     """``rows[start : start + left]`` are not yet delivered."""
@@ -49,7 +51,7 @@ class Batcher:
         """Rows that begin at ``start``; ``after`` is the position behind the last."""
         position = start
         for rows in table.to_batches():
-            self._pieces.append(_Piece(rows, 0, rows.num_rows, position, row_bytes))
+            self._pieces.append(_Piece(rows, table.schema, 0, rows.num_rows, position, row_bytes))
             position = position.forward(rows.num_rows)
         self._rows += table.num_rows
         self._bytes += table.num_rows * row_bytes
@@ -58,7 +60,7 @@ class Batcher:
     @property
     def next_schema(self) -> pa.Schema | None:
         """The types of the rows that come next, where some are waiting."""
-        return self._pieces[0].rows.schema if self._pieces else None
+        return self._pieces[0].schema if self._pieces else None
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""
@@ -119,15 +121,27 @@ def value_bytes(table: pa.Table) -> int:
 
 
 def _array_bytes(array: pa.Array) -> int:
+    """Constant time a column: the first and the last offset say how much lies between."""
     kind, types = array.type, pa.types
     if isinstance(array, pa.ExtensionArray):
         return _array_bytes(array.storage)
     if types.is_struct(kind):
-        return sum(map(_array_bytes, array.flatten()))
+        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
     if types.is_list(kind) or types.is_large_list(kind):
-        return _OFFSET_BYTES * len(array) + _array_bytes(array.flatten())
-    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind):
-        return _OFFSET_BYTES * len(array) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+        first, last = (array.offsets[index].as_py() for index in (0, -1))
+        inner = array.values.slice(first, last - first)
+        return _OFFSET_BYTES * len(array) + _array_bytes(inner)
+    if types.is_string(kind) or types.is_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
     if types.is_primitive(kind) or types.is_boolean(kind):
         return int(kind.bit_width) * len(array) // 8
     return 0 if types.is_null(kind) else int(array.nbytes)
+
+
+def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], dtype=width)
+    return int(offsets[array.offset + len(array)] - offsets[array.offset])
