@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ from fast_axolotl.reading.state import (
     joined_schema,
     write_schema,
 )
+from fast_axolotl.reading.storage import Source
 
 __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
 
@@ -125,44 +126,48 @@ def open_dataset(
     Returns:
         A ``Reader``, which iterates ``pyarrow.RecordBatch``es.
     """
-    _check_choice("on_error", on_error, ("raise", "skip"))
-    _check_choice("on_conflict", on_conflict, ("raise", "json"))
     _check_choice("infer", infer, ("auto", "scan"))
-    _check_at_least("batch_size", batch_size, 1)
-    _check_at_least("num_threads", num_threads, 0)
-    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
-    _check_at_least("epoch", epoch, 0)
-    if shuffle is not None:
-        _check_at_least("shuffle", shuffle, 0)
     sources, ignored = find_files(paths, split=split, storage_options=storage_options)
-    block_bytes = _clamp(memory_budget // 32, MIB // 4, 8 * MIB)
-    total = sum(source.num_bytes for source in sources)
-    options = ReadOptions(
+    settings = ReadOptions(
         on_error=on_error,
         on_conflict=on_conflict,
         csv=csv or CsvDialect(),
         json_field=json_field,
         columns=_check_columns(columns),
-        block_bytes=block_bytes,
-        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
-    )
-    opened = open_files(sources, format, options)
-    dataset = Dataset(
-        inputs=tuple(file for file, _ in opened),
-        formats=tuple(opened_file for _, opened_file in opened),
-        options=options,
-        window_bytes=4 * block_bytes,
     )
     return Reader(
-        dataset,
+        _open(sources, format, settings, memory_budget),
         batch_size=batch_size,
-        num_threads=num_threads or usable_threads(),
+        num_threads=num_threads,
         memory_budget=memory_budget,
         shard=check_shard(shard),
         shuffle=shuffle,
         epoch=epoch,
         scan=infer == "scan",
         ignored_files=tuple(ignored),
+    )
+
+
+def _open(
+    sources: Sequence[Source], format: str, settings: ReadOptions, memory_budget: int
+) -> Dataset:
+    """The files opened, and cut up as the data and the budget ask for."""
+    _check_choice("on_error", settings.on_error, ("raise", "skip"))
+    _check_choice("on_conflict", settings.on_conflict, ("raise", "json"))
+    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
+    block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
+    total = sum(source.num_bytes for source in sources)
+    options = replace(
+        settings,
+        block_bytes=block_bytes,
+        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
+    )
+    opened = open_files(sources, format, options)
+    return Dataset(
+        inputs=tuple(item for item, _ in opened),
+        formats=tuple(file for _, file in opened),
+        options=options,
+        window_bytes=4 * block_bytes,
     )
 
 
@@ -186,9 +191,14 @@ class Reader:
         scan: bool,
         ignored_files: tuple[str, ...],
     ) -> None:
+        _check_at_least("batch_size", batch_size, 1)
+        _check_at_least("num_threads", num_threads, 0)
+        _check_at_least("epoch", epoch, 0)
+        if shuffle is not None:
+            _check_at_least("shuffle", shuffle, 0)
         self._dataset = dataset
         self._batch_size = batch_size
-        self._num_threads = num_threads
+        self._num_threads = num_threads = num_threads or usable_threads()
         self._memory_budget = memory_budget
         self._shard = shard
         self._seed = shuffle
@@ -399,10 +409,6 @@ def _cgroup_processors(path: Path) -> int | None:
         return None if limit == "max" else max(1, round(int(limit) / int(period)))
     except (OSError, ValueError):
         return None
-
-
-def _clamp(value: int, least: int, most: int) -> int:
-    return max(least, min(value, most))
 
 
 def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
