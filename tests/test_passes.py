@@ -211,3 +211,15 @@ def test_a_first_file_of_blank_lines_does_not_hide_the_columns(tmp_path: Path) -
 def test_a_file_uri_is_unquoted(tmp_path: Path) -> None:
     path = write(tmp_path / "a b.jsonl", {"a": 1})
     assert values(open_dataset(path.as_uri()), "a") == [1]
+
+
+def test_a_cut_file_with_stray_quotes_still_says_that_it_is_cut(tmp_path: Path) -> None:
+    text = "a,b\n" + "".join(f'{index},{index * 7919 % 10007}" pipe\n' for index in range(40_000))
+    packed = gzip.compress(text.encode())
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(packed[: len(packed) * 9 // 10])
+    with pytest.raises(DataError, match="cut off"):
+        list(open_dataset(path))
+    reader = open_dataset(path, on_error="skip")
+    assert sum(len(batch) for batch in reader) > 30_000
+    assert len(reader.stats.rejections) == 1

@@ -12,7 +12,6 @@ import io
 import lzma
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -82,6 +81,11 @@ class Supply:
         """Whether ``held`` is all that is left."""
         self.advance(0)
 
+    def drop(self, consumed: int) -> None:
+        """Moves on without reading."""
+        self.offset += consumed
+        self.held = self.held[consumed:]
+
     def advance(self, consumed: int) -> None:
         """Drops what was consumed and reads on."""
         left = len(self.held) - consumed
@@ -111,8 +115,12 @@ class Supply:
     def rest(self) -> Iterator[bytes]:
         """All that is left, in chunks."""
         if self._chunks is None:
-            return read_chunks(self._source, self._size, self.offset)
-        return chain([self.held], self._chunks)
+            yield from read_chunks(self._source, self._size, self.offset)
+            return
+        yield self.held
+        if self._failure is not None:
+            raise self._failure
+        yield from self._chunks
 
 
 def head_of(source: Source, compression: str | None, size: int) -> bytes:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
-from fast_axolotl.reading.compression import open_chunks
+from fast_axolotl.reading.compression import Supply
 from fast_axolotl.reading.json_rows import JsonBlock
 from fast_axolotl.reading.json_values import JsonRows
 from fast_axolotl.reading.lines import (
@@ -172,16 +172,16 @@ class _DocumentCutter:
     def __init__(self, source: Source, compression: str | None, options: ReadOptions) -> None:
         self._path = source.path
         self._field = options.json_field
-        self._size = options.block_bytes
-        self._chunks = open_chunks(source, compression, options.block_bytes)
-        self._failure: DataError | None = None
-        """Waits until what was read before it has been handed out."""
-        self._text = b""
+        self._supply = Supply(source, compression, options.block_bytes)
         self._line = 1
 
+    @property
+    def _text(self) -> bytes:
+        return self._supply.held
+
     def run(self) -> Iterator[JsonRows]:
-        self._more()
-        self._text = self._text.removeprefix(BOM)
+        if self._text.startswith(BOM):
+            self._supply.drop(len(BOM))
         self._skip_white()
         if self._text.startswith(b"[") and self._field is None:
             self._drop(1)
@@ -289,25 +289,13 @@ class _DocumentCutter:
                 raise self._error("the document is not closed: the file is cut off")
 
     def _more(self) -> bool:
-        """Reads on, each time at least as much as is already held, so that growing stays linear."""
-        if self._failure is not None:
-            raise self._failure
-        pieces, wanted = [self._text], max(len(self._text), self._size)
-        try:
-            while wanted > 0 and (chunk := next(self._chunks, b"")):
-                pieces.append(chunk)
-                wanted -= len(chunk)
-        except DataError as error:
-            if len(pieces) == 1:
-                raise
-            self._failure = error
-        grown = len(pieces) > 1
-        self._text = b"".join(pieces)
-        return grown
+        """Reads on; whether there was more."""
+        self._supply.advance(0)
+        return not self._supply.ended
 
     def _drop(self, length: int) -> None:
         self._line += self._text.count(b"\n", 0, length)
-        self._text = self._text[length:]
+        self._supply.drop(length)
 
     def _skip_white(self) -> None:
         self._drop(len(self._text) - len(self._text.lstrip(_WHITE)))

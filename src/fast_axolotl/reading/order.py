@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,8 @@ class Order:
     """About how large an item is."""
     seed: int | None
     epoch: int
-    parts: tuple[Part, ...] = field(default=())
+    parts: tuple[Part, ...]
+    """Every group, whole: what the first generation of shards deals out."""
 
     def window_seed(self, group: int, window: int) -> tuple[int, ...]:
         """What the shuffle of one window of rows is seeded with."""

@@ -102,7 +102,7 @@ def open_dataset(
     csv: CsvDialect | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Reader:
-    """Opens files of any supported format for streaming.
+    """A ``Reader`` of files of any supported format: it iterates ``pyarrow.RecordBatch``es.
 
     Args:
         paths: A file, folder, glob or URI, or a list of them, read in this order.
@@ -122,9 +122,6 @@ def open_dataset(
         json_field: The field of a JSON document that holds the rows.
         csv: The dialect, where detection should not decide.
         storage_options: For fsspec.
-
-    Returns:
-        A ``Reader``, which iterates ``pyarrow.RecordBatch``es.
     """
     _check_choice("infer", infer, ("auto", "scan"))
     sources, ignored = find_files(paths, split=split, storage_options=storage_options)
