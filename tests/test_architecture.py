@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 60
 
-ROWS = {"reading", "dedupe", "packing", "collate", "streaming"}
+ROWS = {"reading", "sequences", "dedupe", "packing", "collate", "streaming"}
 """The layers through which rows flow."""
 
 EVERYTHING = ROWS | {
@@ -46,22 +46,24 @@ LAYERS = {
     "record": {"errors"},
     "kernels": set(),
     "reading": {"errors", "kernels"},
-    "dedupe": {"errors", "kernels"},
-    "packing": {"errors", "kernels"},
-    "collate": {"errors", "kernels"},
+    "dedupe": {"errors", "kernels", "reading"},
+    "sequences": {"errors", "kernels"},
+    "packing": {"errors", "kernels", "sequences"},
+    "collate": {"errors", "kernels", "sequences"},
     "streaming": {"errors", "reading", "root"},
     "measure": {"errors", "record"},
     "protocol": {"errors", "record", "measure"},
     "report": {"errors", "record"},
     "integrations": EVERYTHING - {"protocol", "report", "bench"},
-    "bench": ROWS | {"errors", "record", "root"},
+    "bench": ROWS | {"errors", "kernels", "record", "root"},
     "cli": EVERYTHING,
     "root": EVERYTHING,
 }
 """Which layer may import which, beside itself."""
 
 PACKAGES = {
-    "kernels": {"numpy", "numba"},
+    "kernels": {"numpy", "numba", "llvmlite"},
+    "sequences": {"numpy", "pyarrow"},
     "reading": {"pyarrow", "numpy", "fsspec"},
     "dedupe": {"numpy", "pyarrow"},
     "packing": {"numpy", "pyarrow"},
@@ -77,6 +79,7 @@ PACKAGES = {
 PACKAGES_ON_DEMAND = {
     "reading": {"torch"},
     "dedupe": {"torch"},
+    "sequences": {"torch"},
     "packing": {"torch"},
     "collate": {"torch"},
     "measure": {"pynvml", "torch"},

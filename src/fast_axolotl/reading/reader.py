@@ -7,7 +7,6 @@ A pass over the data is: deal out the parts (``order``), split and decode them a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.kernels.threads import usable_processors
 from fast_axolotl.reading.batching import Batcher, value_bytes
 from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.dataset import (
@@ -386,26 +386,13 @@ class Reader:
 
 
 def usable_threads() -> int:
-    """Processors that this process may use: its affinity, its cgroup quota, and at most 8."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:
-        count = os.cpu_count() or 1
-    quota = _cgroup_processors(Path("/sys/fs/cgroup/cpu.max"))
-    return max(1, min(count, _MOST_THREADS, quota or count))
+    """Processors that this process may use, and at most 8."""
+    return min(_MOST_THREADS, usable_processors())
 
 
 def _useful_threads(parts: Sequence[Part], most: int) -> int:
     """Starting a thread costs more than a small file is worth."""
     return max(1, min(most, sum(part.num_bytes for part in parts) // _THREAD_BYTES))
-
-
-def _cgroup_processors(path: Path) -> int | None:
-    try:
-        limit, period = path.read_text().split()[:2]
-        return None if limit == "max" else max(1, round(int(limit) / int(period)))
-    except (OSError, ValueError):
-        return None
 
 
 def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:

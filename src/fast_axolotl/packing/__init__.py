@@ -1,0 +1,8 @@
+"""Put several sequences into one row of fixed length.
+
+Reading order: ``plan`` decides which sequences share a row; ``rows`` fills rows in order.
+"""
+
+from fast_axolotl.packing.rows import concatenate_and_pack, pack_sequences
+
+__all__ = ["concatenate_and_pack", "pack_sequences"]
