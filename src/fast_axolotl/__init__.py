@@ -14,7 +14,12 @@ from fast_axolotl.integrations.axolotl import install, status, uninstall
 
 if TYPE_CHECKING:
     from fast_axolotl.collate import create_padding_mask, pad_sequences
-    from fast_axolotl.dedupe import deduplicate_indices, parallel_hash_rows
+    from fast_axolotl.dedupe import (
+        SeenRows,
+        deduplicate_indices,
+        parallel_hash_rows,
+        unique_rows,
+    )
     from fast_axolotl.packing import concatenate_and_pack, pack_sequences
     from fast_axolotl.reading import (
         CsvDialect,
@@ -35,6 +40,7 @@ __all__ = [
     "CsvDialect",
     "Reader",
     "RustStreamingDataset",
+    "SeenRows",
     "__version__",
     "concatenate_and_pack",
     "create_padding_mask",
@@ -53,6 +59,7 @@ __all__ = [
     "status",
     "streaming_dataset_reader",
     "uninstall",
+    "unique_rows",
 ]
 
 RUST_AVAILABLE = True
@@ -70,8 +77,10 @@ _HOMES = {
     "streaming_dataset_reader": "streaming",
     "concatenate_and_pack": "packing",
     "pack_sequences": "packing",
+    "SeenRows": "dedupe",
     "deduplicate_indices": "dedupe",
     "parallel_hash_rows": "dedupe",
+    "unique_rows": "dedupe",
     "create_padding_mask": "collate",
     "pad_sequences": "collate",
 }

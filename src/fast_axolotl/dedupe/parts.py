@@ -1,0 +1,268 @@
+"""An Arrow column as the bytes that tell its rows apart.
+
+Every column becomes one or more parts, each the bytes ``data[offsets[i] : offsets[i + 1]]`` of row
+``i``, or nothing where the row is null. Text, numbers and lists of numbers are views of Arrow's own
+buffers; nulls inside such a list are a second part, for the rows that have any. A struct is a part
+for its nulls and the parts of its fields. What is nested deeper (lists of text, of structs, of
+lists) is hashed from the inside out, and the digests of the values, 16 bytes each, stand for them.
+
+A row's bytes depend on its values alone, never on its neighbours or on where a batch ends.
+
+Two values are equal when Python prints them alike, which is what Axolotl compares: null equals null
+and nothing else, an empty list is no null, NaN equals any NaN, 0.0 and -0.0 differ. Text, large
+text and text views are alike, and so are a dictionary column and its decoded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.kernels.threads import slices, spread
+
+__all__ = ["Part", "digests_of", "parts_of", "plain_type"]
+
+DIGEST_BYTES = 16
+
+_NO_NULLS = np.zeros(0, np.bool_)
+_NO_BYTES = np.zeros(0, np.uint8)
+_ROWS_PER_THREAD = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one column, or one field of it, adds to every row."""
+
+    data: Any
+    """uint8."""
+    offsets: Any
+    """int64, one more than there are rows."""
+    valid: Any
+    """bool, or empty where no row is null."""
+    is_optional: bool = False
+    """Whether a row without bytes is one that does not have this part."""
+
+
+def parts_of(array: pa.Array, secret: Any, num_threads: int = 1) -> list[Part]:
+    """The parts of one column; digests of nested values are keyed with ``secret``."""
+    array = _plain(array)
+    kind = array.type
+    if pa.types.is_null(kind):
+        return [Part(_NO_BYTES, _no_lengths(array), np.zeros(len(array), np.bool_))]
+    if pa.types.is_struct(kind):
+        nulls = Part(_NO_BYTES, _no_lengths(array), _valid(array))
+        fields = (
+            part for field in array.flatten() for part in parts_of(field, secret, num_threads)
+        )
+        return [nulls, *fields]
+    if pa.types.is_large_binary(kind):
+        return [_bytes_part(array)]
+    if pa.types.is_large_list(kind):
+        offsets = _offsets(array, len(array.values))
+        return _list_parts(array, array.values, offsets, secret, num_threads)
+    if pa.types.is_fixed_size_list(kind):
+        items = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        offsets = _even_offsets(array, kind.list_size)
+        return _list_parts(array, items, offsets, secret, num_threads)
+    data, width = _fixed_bytes(array)
+    return [Part(data, _even_offsets(array, width), _valid(array))]
+
+
+def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: int) -> Any:
+    """Two words for every row, folded over the parts in their order."""
+    from fast_axolotl.kernels.rowhash import absorb
+
+    digests = np.zeros(2 * num_rows, np.uint64)
+
+    def fold(first: int, last: int) -> None:
+        for part in parts:
+            absorb(
+                part.data,
+                part.offsets,
+                part.valid,
+                part.is_optional,
+                secret,
+                digests,
+                first,
+                last,
+            )
+
+    threads = min(num_threads, 1 + num_rows // _ROWS_PER_THREAD)
+    spread(fold, slices(num_rows, threads), threads)
+    return digests
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that stands for all that are compared alike: large text for every kind of text."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if _is_text(kind) or _is_binary(kind):
+        return pa.large_string() if _is_text(kind) else pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        entry = pa.struct(
+            [("key", plain_type(kind.key_type)), ("value", plain_type(kind.item_type))]
+        )
+        return pa.large_list(entry)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    if _is_list(kind):
+        return pa.large_list(plain_type(kind.value_type))
+    return kind
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The same values in one of the few layouts that ``parts_of`` reads, without copying values."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(array))
+    if _is_text(kind) or _is_binary(kind):
+        return array.cast(pa.large_binary()) if not pa.types.is_large_binary(kind) else array
+    if pa.types.is_map(kind):
+        return _map_entries(array)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return _from_views(array)
+    if pa.types.is_list(kind):
+        return array.cast(pa.large_list(kind.value_field))
+    if pa.types.is_union(kind):
+        return pa.array([repr(value) for value in array.to_pylist()], pa.large_binary())
+    return array
+
+
+def _map_entries(array: pa.MapArray) -> pa.LargeListArray:
+    entries = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
+    offsets = array.offsets.cast(pa.int64())
+    mask = array.is_null() if array.null_count else None
+    return pa.LargeListArray.from_arrays(offsets, entries, mask=mask)
+
+
+def _from_views(array: pa.Array) -> pa.LargeListArray:
+    # Not by a cast: pyarrow 26 makes invalid arrays of list views.
+    lengths = array.value_lengths().fill_null(0).cast(pa.int64())
+    offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
+    mask = array.is_null() if array.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array.flatten(), mask=mask)
+
+
+def _bytes_part(array: pa.Array) -> Part:
+    buffer = array.buffers()[2]
+    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
+    return Part(data, _offsets(array, len(data)), _valid(array))
+
+
+def _list_parts(
+    array: pa.Array, items: pa.Array, offsets: Any, secret: Any, num_threads: int
+) -> list[Part]:
+    """A list's values side by side: themselves where their width is fixed, else their digests."""
+    items, valid = _plain(items), _valid(array)
+    if not _has_fixed_width(items.type):
+        digests = digests_of(parts_of(items, secret, num_threads), len(items), secret, num_threads)
+        return [Part(digests.view(np.uint8), offsets * DIGEST_BYTES, valid)]
+    data, width = _fixed_bytes(items)
+    present = _valid(items)
+    if not len(present):
+        return [Part(data, offsets * width, valid)]
+    zeroed = data.reshape(-1, width) * present[:, None]
+    return [Part(zeroed.ravel(), offsets * width, valid), _null_items(present, offsets)]
+
+
+def _null_items(present: Any, offsets: Any) -> Part:
+    """Which items are null, for the rows that have such items."""
+    before = np.concatenate([[0], np.cumsum(~present)])
+    lengths = np.diff(offsets) * (np.diff(before[offsets]) > 0)
+    inside = np.repeat(lengths > 0, np.diff(offsets))
+    data = present[offsets[0] : offsets[-1]][inside].view(np.uint8)
+    return Part(data, np.concatenate([[0], np.cumsum(lengths)]), _NO_NULLS, is_optional=True)
+
+
+def _fixed_bytes(array: pa.Array) -> tuple[Any, int]:
+    """The values of a type of fixed width as bytes, every NaN the same."""
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        array, kind = array.cast(pa.uint8()), pa.uint8()
+    width = kind.bit_width // 8
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return _NO_BYTES, width
+    start = array.offset * width
+    data = np.frombuffer(buffer, np.uint8)[start : start + len(array) * width]
+    return (_one_nan(data, kind) if pa.types.is_floating(kind) else data), width
+
+
+def _one_nan(data: Any, kind: pa.DataType) -> Any:
+    values = np.frombuffer(data.tobytes() if data.ctypes.data % 8 else data, kind.to_pandas_dtype())
+    unordered = np.isnan(values)
+    if not unordered.any():
+        return data
+    return np.where(unordered, values.dtype.type(np.nan), values).view(np.uint8)
+
+
+def _offsets(array: pa.Array, num_items: int) -> Any:
+    """The offsets of a large list or large binary array, checked to lie within its values."""
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(1, np.int64)
+    found = np.frombuffer(buffer, np.int64, count=len(array) + 1, offset=8 * array.offset)
+    offsets = np.require(found, requirements=["ALIGNED"])
+    if offsets[0] < 0 or offsets[-1] > num_items or (offsets[1:] < offsets[:-1]).any():
+        raise DataError(
+            f"an array of type {array.type} has offsets out of order, so it was damaged where it "
+            "was made or stored; Array.validate(full=True) tells where"
+        )
+    return offsets
+
+
+def _even_offsets(array: pa.Array, width: int) -> Any:
+    return np.arange(len(array) + 1, dtype=np.int64) * width
+
+
+def _no_lengths(array: pa.Array) -> Any:
+    return np.zeros(len(array) + 1, np.int64)
+
+
+def _valid(array: pa.Array) -> Any:
+    if not array.null_count:
+        return _NO_NULLS
+    return array.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
+
+
+def _has_fixed_width(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_primitive(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )

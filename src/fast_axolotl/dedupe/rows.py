@@ -1,0 +1,158 @@
+"""The rows of an Arrow table that come for the first time.
+
+Rows are told apart by a 128-bit digest over Arrow's buffers (``parts``), entered into a set
+(``seen``). Rows with the digest of an earlier row of the same table are then compared with it,
+value by value: should they differ, which no one has seen happen, the table is hashed again under
+another secret.
+
+Cost: one pass over the bytes that are compared at some 5 GB/s and processor, and some 50 ns a row;
+16 bytes a row for the digests and at most 40 more for the set. No Python object is made per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.dedupe.parts import Part, digests_of, parts_of, plain_type
+from fast_axolotl.dedupe.seen import SeenRows, fresh_secret
+from fast_axolotl.dedupe.select import gather
+from fast_axolotl.errors import UsageError
+from fast_axolotl.kernels.threads import slices, spread, usable_processors
+
+__all__ = ["digest_batch", "first_rows", "unique_rows"]
+
+_PAIRS_AT_ONCE = 16_384
+_PAIRS_PER_THREAD = 4096
+_MOST_TRIES = 4
+
+
+def unique_rows(
+    table: pa.Table | pa.RecordBatch,
+    columns: Sequence[str] | None = None,
+    seen: SeenRows | None = None,
+) -> Any:
+    """The indices of the rows that come for the first time, ascending, as an int64 array.
+
+    Args:
+        table: Any types, nested ones too; see ``parts`` for which values are equal.
+        columns: Compare these columns only; ``None`` compares whole rows.
+        seen: Rows of earlier calls, which are left out as well; the new ones are added to it.
+    """
+    table = _as_table(table)
+    names = _names(table, columns)
+    for _ in range(_MOST_TRIES):
+        known = SeenRows() if seen is None else seen
+        start = known.next_number
+        firsts = first_rows(table.select(names), known)
+        own = np.arange(start, start + table.num_rows)
+        repeats = np.flatnonzero((firsts != own) & (firsts >= start))
+        if seen is not None or _all_equal(table.select(names), repeats, firsts[repeats] - start):
+            return np.flatnonzero(firsts == own)
+    raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
+
+
+def first_rows(table: pa.Table, seen: SeenRows) -> Any:
+    """For every row, the number of the first row like it, counting on from call to call."""
+    _check_types(table.schema, seen)
+    digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
+    joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, _NO_DIGESTS])
+    numbers = np.arange(seen.next_number, seen.next_number + table.num_rows)
+    seen.next_number += table.num_rows
+    return seen.enter(joined, numbers)
+
+
+_NO_DIGESTS = np.zeros(0, np.uint64)
+
+
+def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
+    """The digests of whole rows, two words each."""
+    threads = num_threads or usable_processors()
+    return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
+
+
+def _parts(batch: pa.RecordBatch, secret: Any, num_threads: int) -> list[Part]:
+    return [part for column in batch.columns for part in parts_of(column, secret, num_threads)]
+
+
+def _all_equal(table: pa.Table, lefts: Any, rights: Any) -> bool:
+    """Whether row ``lefts[i]`` equals row ``rights[i]``, for all of them."""
+    batches = table.to_batches()
+    secret = fresh_secret()
+    if len(batches) == 1:
+        return _batch_agrees(batches[0], lefts, rights, secret)
+    for start in range(0, len(lefts), _PAIRS_AT_ONCE):
+        pairs = np.concatenate([side[start : start + _PAIRS_AT_ONCE] for side in (lefts, rights)])
+        gathered = gather(batches, pairs)
+        half = len(pairs) // 2
+        if not _batch_agrees(gathered, np.arange(half), np.arange(half, 2 * half), secret):
+            return False
+    return True
+
+
+def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -> bool:
+    from fast_axolotl.kernels.rowhash import differing_rows
+
+    differs = np.zeros(len(lefts), np.bool_)
+    if not len(lefts):
+        return True
+    threads = min(usable_processors(), 1 + len(lefts) // _PAIRS_PER_THREAD)
+    parts = _parts(batch, secret, threads)
+
+    def compare(first: int, last: int) -> None:
+        for part in parts:
+            differing_rows(part.data, part.offsets, part.valid, lefts, rights, differs, first, last)
+
+    spread(compare, slices(len(lefts), threads), threads)
+    return not differs.any()
+
+
+def _as_table(table: object) -> pa.Table:
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    if isinstance(table, pa.Table):
+        return table
+    raise TypeError(
+        f"table is of type {type(table).__name__}: pass a pyarrow Table or RecordBatch, for "
+        "example pa.Table.from_pylist(rows)"
+    )
+
+
+def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
+    if columns is None:
+        return _distinct(table.schema.names)
+    if isinstance(columns, str) or not columns:
+        raise UsageError(f"columns must be a list of column names, not {columns!r}")
+    missing = [name for name in columns if name not in table.schema.names]
+    if missing:
+        raise UsageError(
+            f"there is no column {missing[0]!r}; the table has {', '.join(table.schema.names)}"
+        )
+    return _distinct(columns)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        raise UsageError(
+            f"the column name {repeated[0]!r} comes more than once: rename or drop one"
+        )
+    return list(names)
+
+
+def _check_types(schema: pa.Schema, seen: SeenRows) -> None:
+    types = [(field.name, plain_type(field.type)) for field in schema]
+    if seen.types is None:
+        seen.types = types
+    if seen.types != types:
+        raise UsageError(
+            f"the rows seen so far have the columns {_describe(seen.types)}, and this table has "
+            f"{_describe(types)}: cast it, or use another SeenRows"
+        )
+
+
+def _describe(types: Sequence[tuple[str, pa.DataType]]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in types)

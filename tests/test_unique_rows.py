@@ -1,0 +1,297 @@
+"""``unique_rows`` keeps what ``str(row)`` tells apart, for every Arrow type and layout."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import struct
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fast_axolotl import SeenRows, unique_rows
+from fast_axolotl.dedupe import parts, rows, seen
+from fast_axolotl.errors import DataError, UsageError
+
+
+def oracle(table: pa.Table) -> list[int]:
+    """What Axolotl keeps: the first row of each ``str``."""
+    found: dict[str, int] = {}
+    for index, row in enumerate(table.to_pylist()):
+        found.setdefault(str(row), index)
+    return sorted(found.values())
+
+
+def check(table: pa.Table) -> None:
+    assert unique_rows(table).tolist() == oracle(table)
+
+
+NAN = float("nan")
+OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
+
+COLUMNS: dict[str, pa.Array] = {
+    "text": pa.array(["a", "b", None, "", "a", None, "", "ab"]),
+    "large text": pa.array(["é", "e", "é", "\0", "", "\0\0", None, None], pa.large_string()),
+    "text views": pa.array(["a", None, "a", "longer than twelve bytes"] * 2, pa.string_view()),
+    "bytes": pa.array([b"\xff", b"", b"\xff", None, b"a", b"", None, b"\0"]),
+    "bytes views": pa.array([b"\xff", b"", b"\xff", None] * 2, pa.binary_view()),
+    "fixed bytes": pa.array([b"abc", b"abd", None, b"abc"] * 2, pa.binary(3)),
+    "bools": pa.array([True, False, None, True, False, None, True, True]),
+    "int8": pa.array([1, 2, 1, None, -1, 1, 0, 0], pa.int8()),
+    "int64": pa.array([1, 2**62, 1, None, -1, 2**62, 0, 0]),
+    "float64": pa.array([0.0, -0.0, NAN, OTHER_NAN, -NAN, math.inf, None, 0.0]),
+    "float32": pa.array([0.0, -0.0, NAN, 1.5, NAN, math.inf, None, 0.0], pa.float32()),
+    "float16": pa.array(np.array([0, -0.0, NAN, 1, NAN, 2, 2, 0], np.float16)),
+    "decimals": pa.array([Decimal("1.10"), Decimal("1.1"), None, Decimal("2")] * 2),
+    "dates": pa.array([datetime.date(2020, 1, 1), None, datetime.date(2020, 1, 2)] * 2),
+    "times": pa.array([0, 1, 0, None], pa.timestamp("us", "UTC")),
+    "durations": pa.array([0, 1, 0, None], pa.duration("s")),
+    "nulls": pa.nulls(4),
+    "dictionary": pa.array(["a", "b", "a", None, "c", "b"]).dictionary_encode(),
+    "run ends": pc.run_end_encode(pa.array([1, 1, 2, 2, 1, 1])),
+    "lists": pa.array([[1, 2], [1], None, [], [1, 2], [2, 1], [], None]),
+    "lists with nulls": pa.array([[1, None], [None, 1], [1], [1, None], None, [None], [], None]),
+    "lists of floats": pa.array([[0.0], [-0.0], [NAN], [OTHER_NAN], [], None, [0.0], [NAN, 1]]),
+    "lists of bools": pa.array([[True], [False], [True, False], [True], [], None]),
+    "lists of text": pa.array([["a", "b"], ["ab"], ["", "ab"], ["ab", ""], ["a", "b"], [None], []]),
+    "lists of lists": pa.array([[[1], []], [[], [1]], [[1]], [[1], []], [None], [], None]),
+    "views of lists": pa.array([[1, 2], [1], None, [], [1, 2], []], pa.list_view(pa.int32())),
+    "fixed lists": pa.array([[1, 2], [2, 1], None, [1, 2], [1, None]], pa.list_(pa.int64(), 2)),
+    "empty fixed lists": pa.array([[], None, []], pa.list_(pa.int64(), 0)),
+    "structs": pa.array([{"a": 1, "b": "x"}, {"a": None, "b": None}, None, {"a": 1, "b": "x"}]),
+    "messages": pa.array(
+        [
+            [{"role": "user", "content": "hi"}],
+            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}],
+            [{"role": "user", "content": "hi"}],
+            [None],
+            [],
+            [{"role": "userhi", "content": ""}],
+        ]
+    ),
+    "maps": pa.array(
+        [[("a", 1)], [("a", 2)], None, [], [("a", 1)], [("a", 1), ("b", 2)]],
+        pa.map_(pa.string(), pa.int64()),
+    ),
+    "json": pa.array(["[1]", "[2]", None, "[1]"], pa.json_()),
+    "unions": pa.UnionArray.from_dense(
+        pa.array([0, 1, 0, 1], pa.int8()),
+        pa.array([0, 0, 1, 1], pa.int32()),
+        [pa.array([1, 1]), pa.array(["1", "1"])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_rows_are_equal_where_python_prints_them_alike(name: str) -> None:
+    check(pa.table({"x": COLUMNS[name]}))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_slices_and_chunks_make_no_difference(name: str) -> None:
+    column = COLUMNS[name]
+    check(pa.table({"x": column.slice(1, len(column) - 2)}))
+    chunks = [column.slice(1), column, column.slice(2, 1), column.slice(0, 0)]
+    check(pa.table({"x": pa.chunked_array(chunks)}))
+    check(pa.table({"x": pa.chunked_array([], column.type)}))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_rows_found_in_an_earlier_table_are_left_out(name: str) -> None:
+    table = pa.table({"x": COLUMNS[name]})
+    known = SeenRows()
+    assert unique_rows(table, seen=known).tolist() == oracle(table)
+    assert unique_rows(table, seen=known).tolist() == []
+    assert len(known) == len(oracle(table))
+
+
+def test_layouts_of_the_same_values_are_alike_across_tables() -> None:
+    known = SeenRows()
+    plain = pa.array(["a", "b", None, "a"])
+    unique_rows(pa.table({"x": plain}), seen=known)
+    for other in (
+        plain.dictionary_encode(),
+        plain.cast(pa.large_string()),
+        plain.cast("string_view"),
+    ):
+        assert unique_rows(pa.table({"x": other}), seen=known).tolist() == []
+
+
+def test_types_that_cannot_be_compared_are_refused() -> None:
+    known = SeenRows()
+    unique_rows(pa.table({"x": [1]}), seen=known)
+    with pytest.raises(UsageError, match="x: int64, and this table has x: double"):
+        unique_rows(pa.table({"x": [1.0]}), seen=known)
+
+
+def test_columns_do_not_run_into_one_another() -> None:
+    check(pa.table({"x": ["ab", "a", "", "abc"], "y": ["c", "bc", "abc", ""]}))
+    check(pa.table({"x": [None, "", None], "y": ["", None, ""]}))
+
+
+def test_chosen_columns_alone_decide() -> None:
+    table = pa.table({"id": [1, 2, 3], "text": ["a", "b", "a"]})
+    assert unique_rows(table, ["text"]).tolist() == [0, 1]
+    assert unique_rows(table).tolist() == [0, 1, 2]
+    assert unique_rows(table.to_batches()[0], columns=["text"]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["nope"], "no column 'nope'; the table has x, y"),
+        ("x", "list of column names, not 'x'"),
+        ([], "list of column names"),
+        (["x", "x"], "'x' comes more than once"),
+    ],
+)
+def test_wrong_columns_are_named(columns: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        unique_rows(pa.table({"x": [1], "y": [2]}), columns)
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(UsageError, match="'x' comes more than once"):
+        unique_rows(table)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(TypeError, match="list: pass a pyarrow Table"):
+        unique_rows([1, 2])
+
+
+def test_a_table_without_rows_or_columns() -> None:
+    assert unique_rows(pa.table({"x": pa.array([], pa.string())})).tolist() == []
+    assert unique_rows(pa.table({})).tolist() == []
+
+
+def test_damaged_offsets_are_refused() -> None:
+    offsets = np.array([0, 5, 2, 6], np.int32)
+    data = pa.py_buffer(b"abcdef")
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), data])
+    with pytest.raises(DataError, match="offsets out of order"):
+        unique_rows(pa.table({"x": broken}))
+
+
+def test_buffers_off_their_alignment_are_read() -> None:
+    raw = bytearray(1) + np.array([0, 1, 3, 4], np.int64).tobytes()
+    offsets = pa.py_buffer(memoryview(raw)[1:])
+    array = pa.Array.from_buffers(pa.large_string(), 3, [None, offsets, pa.py_buffer(b"abba")])
+    check(pa.table({"x": array}))
+    values = pa.py_buffer(memoryview(bytearray(1) + np.array([1.0, NAN, 1.0]).tobytes())[1:])
+    check(pa.table({"x": pa.Array.from_buffers(pa.float64(), 3, [None, values])}))
+
+
+def test_a_collision_of_digests_is_noticed_and_hashed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, calls = rows.digests_of, []
+
+    def collide_once(found: Any, num_rows: int, *rest: Any) -> Any:
+        calls.append(num_rows)
+        digests = real(found, num_rows, *rest)
+        return np.zeros_like(digests) if len(calls) == 1 else digests
+
+    monkeypatch.setattr(rows, "digests_of", collide_once)
+    assert unique_rows(pa.table({"x": ["a", "b", "a"]})).tolist() == [0, 1]
+    assert len(calls) == 2
+
+
+def test_a_hash_that_always_collides_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "digests_of", lambda _, count, *rest: np.zeros(2 * count, np.uint64))
+    with pytest.raises(RuntimeError, match="hash is broken"):
+        unique_rows(pa.table({"x": pa.chunked_array([["a"], ["b"]])}))
+
+
+def test_the_set_stays_within_its_bytes_while_it_grows() -> None:
+    known = SeenRows(num_threads=2)
+    rng = np.random.default_rng(1)
+    for start in range(0, 600_000, 10_000):
+        digests = rng.integers(0, 2**64, 20_000, np.uint64)
+        numbers = np.arange(start, start + 10_000)
+        assert (known.enter(digests, numbers) == numbers).all()
+        assert (known.enter(digests, numbers + 10**9) == numbers).all()
+        if len(known) >= 200_000:
+            assert known.num_bytes <= 40 * len(known)
+
+
+def test_digests_that_share_their_slot_and_tag_are_kept_apart() -> None:
+    known = SeenRows(num_threads=1)
+    low, high = np.uint64(0xFFFF_FFFF_0000_0000), np.uint64(5 << 32)
+    digests = np.array([low, high, low + np.uint64(1), high, low, high + np.uint64(1)], np.uint64)
+    numbers = np.arange(3)
+    assert known.enter(digests, numbers).tolist() == [0, 1, 2]
+    assert known.enter(digests, numbers + 3).tolist() == [0, 1, 2]
+
+
+def test_a_crowded_end_of_the_table_wraps_around() -> None:
+    known = SeenRows(num_threads=1)
+    digests = np.full(2 * 2000, 2**64 - 1, np.uint64)
+    digests[1::2] = np.arange(2000)
+    assert (known.enter(digests, np.arange(2000)) == np.arange(2000)).all()
+    assert (known.enter(digests, np.arange(2000, 4000)) == np.arange(2000)).all()
+
+
+VALUES = st.one_of(st.none(), st.floats(width=32), st.integers(-2, 2).map(float))
+ROWS = st.fixed_dictionaries(
+    {
+        "text": st.one_of(st.none(), st.text(alphabet="ab\0é", max_size=20)),
+        "flag": st.one_of(st.none(), st.booleans()),
+        "values": st.one_of(st.none(), st.lists(VALUES, max_size=3)),
+        "chat": st.one_of(
+            st.none(),
+            st.lists(
+                st.fixed_dictionaries({"role": st.sampled_from("ab"), "n": VALUES}), max_size=2
+            ),
+        ),
+    }
+)
+SCHEMA = pa.schema(
+    {
+        "text": pa.string(),
+        "flag": pa.bool_(),
+        "values": pa.list_(pa.float32()),
+        "chat": pa.list_(pa.struct({"role": pa.string(), "n": pa.float64()})),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ROWS, max_size=12), st.integers(0, 12))
+def test_any_rows_agree_with_what_python_prints(found: list[dict[str, Any]], cut: int) -> None:
+    table = pa.Table.from_pylist([*found, *found[:cut]], SCHEMA)
+    check(table)
+    check(pa.concat_tables([table.slice(0, cut), table.slice(cut)]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=70), min_size=1, max_size=30))
+def test_digests_differ_exactly_where_the_bytes_do(values: list[bytes]) -> None:
+    column = pa.array(values, pa.large_binary())
+    digests = parts.digests_of(
+        parts.parts_of(column, SECRET), len(values), SECRET, num_threads=1
+    ).reshape(-1, 2)
+    assert len({tuple(pair) for pair in digests.tolist()}) == len(set(values))
+
+
+SECRET = seen.fresh_secret()
+
+
+def test_every_single_bit_changes_both_words_of_a_digest() -> None:
+    for length in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100):
+        base = bytes(length)
+        flipped = [
+            bytes(base[:at] + bytes([1 << bit]) + base[at + 1 :])
+            for at in range(length)
+            for bit in range(8)
+        ]
+        column = pa.array([base, *flipped], pa.large_binary())
+        digests = parts.digests_of(parts.parts_of(column, SECRET), len(column), SECRET, 1)
+        assert len(set(digests[::2].tolist())) == len(set(digests[1::2].tolist())) == len(column)
