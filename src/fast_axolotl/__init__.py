@@ -15,7 +15,9 @@ from fast_axolotl.integrations.axolotl import install, status, uninstall
 if TYPE_CHECKING:
     from fast_axolotl.collate import create_padding_mask, pad_sequences
     from fast_axolotl.dedupe import (
+        DedupeSummary,
         SeenRows,
+        dedupe_files,
         deduplicate_indices,
         parallel_hash_rows,
         unique_rows,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RUST_AVAILABLE",
     "CsvDialect",
+    "DedupeSummary",
     "Reader",
     "RustStreamingDataset",
     "SeenRows",
@@ -45,6 +48,7 @@ __all__ = [
     "concatenate_and_pack",
     "create_padding_mask",
     "create_rust_streaming_dataset",
+    "dedupe_files",
     "deduplicate_indices",
     "detect_format",
     "get_version",
@@ -77,7 +81,9 @@ _HOMES = {
     "streaming_dataset_reader": "streaming",
     "concatenate_and_pack": "packing",
     "pack_sequences": "packing",
+    "DedupeSummary": "dedupe",
     "SeenRows": "dedupe",
+    "dedupe_files": "dedupe",
     "deduplicate_indices": "dedupe",
     "parallel_hash_rows": "dedupe",
     "unique_rows": "dedupe",

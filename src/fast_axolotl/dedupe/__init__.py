@@ -2,11 +2,20 @@
 
 Reading order: ``hashing`` is SHA-256 over lists and Arrow columns. ``parts`` turns a column into
 the bytes that are compared, ``seen`` is the set of rows met so far, ``rows`` finds the new ones of
-a table, and ``select`` takes them out.
+a table, and ``select`` takes them out. ``files`` does the same for datasets of any size, with
+``spill`` for what memory does not hold and ``output`` for the result.
 """
 
+from fast_axolotl.dedupe.files import DedupeSummary, dedupe_files
 from fast_axolotl.dedupe.hashing import deduplicate_indices, parallel_hash_rows
 from fast_axolotl.dedupe.rows import unique_rows
 from fast_axolotl.dedupe.seen import SeenRows
 
-__all__ = ["SeenRows", "deduplicate_indices", "parallel_hash_rows", "unique_rows"]
+__all__ = [
+    "DedupeSummary",
+    "SeenRows",
+    "dedupe_files",
+    "deduplicate_indices",
+    "parallel_hash_rows",
+    "unique_rows",
+]

@@ -71,6 +71,8 @@ class Kernel:
         self._signatures = signatures
         self._compiled: Any = None
         self._lock = threading.Lock()
+        self.is_kept = False
+        """Whether the machine code is on disk for the next process."""
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any) -> Any:
@@ -85,9 +87,11 @@ class Kernel:
 
     def _cached(self) -> Any:
         try:
-            return self._dispatcher(cache=True)
+            dispatcher = self._dispatcher(cache=True)
         except (OSError, RuntimeError):
             return None
+        self.is_kept = True
+        return dispatcher
 
     def _dispatcher(self, *, cache: bool) -> Any:
         dispatcher = numba.njit(cache=cache, **_OPTIONS)(self._function)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from fast_axolotl.reading.blocks import CsvDialect, Rejection
 from fast_axolotl.reading.convert import OUTPUTS, convert
 from fast_axolotl.reading.files import FormatWarning
-from fast_axolotl.reading.formats import detect_format, list_supported_formats
+from fast_axolotl.reading.formats import detect_format, format_of_name, list_supported_formats
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
+from fast_axolotl.reading.schema import TypeClash, conform, join_schemas
 from fast_axolotl.reading.state import find_states
 
 __all__ = [
@@ -22,9 +23,13 @@ __all__ = [
     "ReadStats",
     "Reader",
     "Rejection",
+    "TypeClash",
+    "conform",
     "convert",
     "detect_format",
     "find_states",
+    "format_of_name",
+    "join_schemas",
     "list_supported_formats",
     "open_dataset",
 ]

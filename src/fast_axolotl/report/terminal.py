@@ -14,13 +14,21 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
-__all__ = ["format_bytes", "format_seconds", "reading_progress", "show_matrix", "show_pairs"]
+__all__ = [
+    "format_bytes",
+    "format_seconds",
+    "phase_progress",
+    "reading_progress",
+    "show_matrix",
+    "show_pairs",
+]
 
 _PIPE_WIDTH = 160
 
@@ -66,6 +74,33 @@ def reading_progress(total_bytes: int) -> Iterator[Callable[[int, int], None]]:
     ) as bar:
         task = bar.add_task("reading", total=max(1, total_bytes), rows=0)
         yield lambda num_bytes, rows: bar.update(task, completed=num_bytes, rows=rows)
+
+
+@contextmanager
+def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int], None]]:
+    """A bar for work in several phases; the callable takes the phase, done, total and a count."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn(f"{{task.fields[count]:,}} {unit}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def update(phase: str, done: int, total: int, count: int) -> None:
+            if phase not in tasks:
+                for task in tasks.values():
+                    bar.remove_task(task)
+                tasks.clear()
+                tasks[phase] = bar.add_task(phase, count=0, total=total or None)
+            bar.update(tasks[phase], completed=done, count=count)
+
+        yield update
 
 
 def format_bytes(value: float | None) -> str:

@@ -1,0 +1,92 @@
+"""The command line: parse, one call, print.
+
+Errors that the package raises on purpose become one line on stderr: exit code 1 for the data, 2 for
+the way the command was called. Everything heavy is imported inside the commands, so that ``--help``
+is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from fast_axolotl import __version__
+from fast_axolotl.cli.bench import bench_app
+from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
+from fast_axolotl.cli.read import READ_EXAMPLES, read
+from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
+from fast_axolotl.errors import FastAxolotlError, UsageError
+
+__all__ = ["app", "main"]
+
+_INTERRUPTED = 130
+"""What a shell reports for a command that was stopped with Ctrl-C."""
+
+app = typer.Typer(
+    name="fast-axolotl",
+    help="Measure a fine-tune honestly, accelerate its data path, prove the difference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command(epilog=READ_EXAMPLES)(read)
+app.command(epilog=DEDUPE_EXAMPLES)(dedupe)
+app.command(epilog=WARMUP_EXAMPLES)(warmup)
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """The console script."""
+    warnings.showwarning = _show_warning
+    try:
+        code = app(standalone_mode=False)
+    except FastAxolotlError as error:
+        code = 2 if isinstance(error, UsageError) else 1
+        sys.exit(_fail(str(error), code))
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_fail("interrupted", _INTERRUPTED))
+    except Exception as error:
+        _exit_on_usage_error(error)
+        raise
+    # typer turns an interrupt into this result.
+    sys.exit(_fail("interrupted", code) if code == _INTERRUPTED else code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"fast-axolotl {__version__}")
+        raise typer.Exit
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"fast-axolotl: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _exit_on_usage_error(error: Exception) -> None:
+    """typer's own complaints about flags and arguments."""
+    show, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
+    if show is not None and code is not None:
+        message = show().rstrip(".")
+        sys.exit(_fail(f"{message}; see --help", 2) if message else 2)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    print(f"fast-axolotl: warning: {message}", file=sys.stderr)

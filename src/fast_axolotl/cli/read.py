@@ -1,0 +1,139 @@
+"""``fast-axolotl read``: a pass over a dataset, and what it came to."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fast_axolotl.cli.parsing import parse_names, parse_shard, parse_size
+
+if TYPE_CHECKING:
+    from fast_axolotl.bench.tally import ReadTally
+    from fast_axolotl.reading import Reader
+
+__all__ = ["READ_EXAMPLES", "read"]
+
+READ_EXAMPLES = (
+    "Examples:\n\n  fast-axolotl read train.jsonl.zst\n\n"
+    "  fast-axolotl read data/ --split train --columns messages --head 3\n\n"
+    "  fast-axolotl read 's3://bucket/*.parquet' --shard 0/8 --json"
+)
+
+
+def read(
+    paths: Annotated[
+        list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
+    ],
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns: names with commas between.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 1000,
+    shard: Annotated[
+        str | None, typer.Option(help="Only one share of the rows: 0/8 is the first of eight.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Print so many rows as JSON lines and stop.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    format: Annotated[str, typer.Option(help="auto, or a format's name.")] = "auto",
+    split: Annotated[
+        str | None, typer.Option(help="The split of a folder that has several; all for all.")
+    ] = None,
+    shuffle: Annotated[int | None, typer.Option(help="Shuffle with this seed.", min=0)] = None,
+    on_error: Annotated[
+        Literal["raise", "skip"], typer.Option(help="What to do with rows that cannot be read.")
+    ] = "raise",
+    on_conflict: Annotated[
+        Literal["raise", "json"],
+        typer.Option(help="What to do with a column of clashing types: stop, or JSON text."),
+    ] = "raise",
+    infer: Annotated[
+        Literal["auto", "scan"],
+        typer.Option(help="scan reads JSON and CSV twice, to know the final types at once."),
+    ] = "auto",
+    json_field: Annotated[
+        str | None, typer.Option(help="The field of a JSON document that holds the rows.")
+    ] = None,
+    num_threads: Annotated[
+        int, typer.Option(help="Decode threads; 0 takes what this process may use.")
+    ] = 0,
+    memory_budget: Annotated[
+        str, typer.Option(help="What reading ahead may hold, such as 256MiB.")
+    ] = "256MiB",
+) -> None:
+    """Read a dataset through and report rows/s, MB/s, working set and rejected rows."""
+    from fast_axolotl.reading import open_dataset
+
+    start = time.perf_counter()
+    reader = open_dataset(
+        list(paths),
+        format=format,
+        columns=None if columns is None else parse_names(columns),
+        batch_size=batch_size,
+        num_threads=num_threads,
+        memory_budget=parse_size(memory_budget),
+        shard=None if shard is None else parse_shard(shard),
+        shuffle=shuffle,
+        on_error=on_error,
+        on_conflict=on_conflict,
+        infer=infer,
+        split=split,
+        json_field=json_field,
+    )
+    summary, rows = _read_with_progress(reader, head, start)
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False, default=str))
+    if as_json:
+        print(json.dumps(summary.to_json(), ensure_ascii=False, indent=None if rows else 2))
+    elif head is None:
+        _print_tally(summary)
+
+
+def _read_with_progress(
+    reader: Reader, head: int | None, start: float
+) -> tuple[ReadTally, list[dict[str, Any]]]:
+    from fast_axolotl.bench.tally import tally
+    from fast_axolotl.report.terminal import reading_progress
+
+    with reading_progress(reader.num_bytes) as progress:
+        return tally(reader, head=head, progress=progress, start=start)
+
+
+def _print_tally(summary: ReadTally) -> None:
+    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
+
+    rejected = f"{summary.rejected_rows:,}"
+    rejected += "".join(
+        f"\n{item['path']}, {item['place']}: {item['reason']}" for item in summary.rejections[:20]
+    )
+    if len(summary.rejections) > 20:
+        rejected += f"\n… {len(summary.rejections) - 20} more; --json lists them"
+    pairs = [
+        (
+            "rows",
+            f"{summary.rows:,} in {summary.batches:,} batches from {_count(summary.files, 'file')}",
+        ),
+        (
+            "time",
+            f"{format_seconds(summary.seconds)}, first batch after "
+            f"{format_seconds(summary.first_batch_seconds)}",
+        ),
+        ("rows/s", f"{summary.rows_per_second or 0:,.0f}"),
+        ("bytes/s", f"{format_bytes(summary.bytes_per_second)} encoded"),
+        (
+            "working set",
+            format_bytes(summary.working_set_bytes)
+            if summary.working_set_reason is None
+            else f"– ({summary.working_set_reason})",
+        ),
+        ("rejected rows", rejected),
+        ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary.columns.items())),
+    ]
+    show_pairs("", pairs)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

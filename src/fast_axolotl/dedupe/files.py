@@ -1,0 +1,385 @@
+"""Remove repeated rows from a dataset, within a memory budget however many rows it has.
+
+A quarter of the budget, and at least 128 MiB, is for reading and writing; the rest is for the set
+of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass
+decides every row and writes the new ones. When it no longer does, everything known and every later
+row goes to disk as records of 24 bytes (``spill``), the repeated rows are found there, and a second
+pass, from where memory ran out, writes the others. The answer is the same.
+
+JSON and CSV are read once more before that, so that all rows are compared under their final types.
+Rows are known by a 128-bit digest, and are not compared with one another: most are gone by then.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.dedupe.output import GROUP_BYTES, Output, check_target, disk_errors
+from fast_axolotl.dedupe.parts import plain_type
+from fast_axolotl.dedupe.rows import digest_batch
+from fast_axolotl.dedupe.seen import SeenRows
+from fast_axolotl.dedupe.select import take_rows
+from fast_axolotl.dedupe.spill import Spill
+from fast_axolotl.errors import ConflictError, DataError, UsageError
+from fast_axolotl.reading import Reader, TypeClash, conform, join_schemas, open_dataset
+
+__all__ = ["DedupeSummary", "dedupe_files"]
+
+MIB = 1024 * 1024
+DEFAULT_MEMORY_BUDGET = 1024 * MIB
+_LEAST_MEMORY_BUDGET = 192 * MIB
+_LEAST_WORKING_BYTES = 128 * MIB
+_BATCH_ROWS = 16_384
+
+Paths = str | Path | Sequence[str | Path]
+Progress = Callable[[str, int, int, int], None]
+"""Hears of a phase, its bytes done, its bytes in all, and its rows done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupeSummary:
+    """What was read, dropped and written."""
+
+    rows_in: int
+    rows_out: int
+    duplicates: int
+    """Rows dropped, whichever they repeat."""
+    duplicates_of_others: int
+    """Of those, rows that repeat one of ``against``."""
+    rejected_rows: int
+    """Rows that could not be read, under ``on_error="skip"``."""
+    bytes_in: int
+    """The size of the input files."""
+    bytes_out: int
+    seconds: float
+    rows_per_second: float | None
+    state_bytes: int
+    """The most memory that the set of rows seen took."""
+    spilled_bytes: int
+    """Written to disk because the set did not fit; 0 where it did."""
+    output: str
+    report: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def dedupe_files(
+    inputs: Paths,
+    output: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    against: Paths | None = None,
+    report: str | Path | None = None,
+    overwrite: bool = False,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    num_threads: int = 0,
+    temp_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    **read_options: Any,
+) -> DedupeSummary:
+    """Writes the rows of ``inputs`` that come for the first time, in their order.
+
+    Args:
+        inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
+        output: A ``.parquet``, ``.arrow``, ``.feather`` or ``.jsonl`` file (also ``.jsonl.gz`` and
+            ``.jsonl.zst``). It appears whole or not at all.
+        columns: Compare these columns only; whole rows are written all the same.
+        against: Other data, whose rows are left out as well.
+        report: A file of the same kinds that lists every dropped row and which one it repeats.
+        overwrite: Replace ``output`` and ``report`` where they exist.
+        memory_budget: Bytes for this work, beside what the process holds already.
+        num_threads: Decode threads; 0 takes what this process may use.
+        temp_dir: Where records go that memory does not hold; beside ``output`` by default.
+        progress: Called after every batch.
+        read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
+    """
+    started = time.perf_counter()
+    target = Path(output)
+    listing = None if report is None else Path(report)
+    _check_arguments(target, listing, memory_budget, overwrite=overwrite)
+    working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
+    settings = {
+        "batch_size": _BATCH_ROWS,
+        "num_threads": num_threads,
+        "memory_budget": working_bytes // 4,
+        "infer": "scan",
+        **read_options,
+    }
+    if progress is not None:
+        progress("looking at the files", 0, 0, 0)
+    reader = open_dataset(_as_paths(inputs), **settings)
+    others = None if against is None else open_dataset(_as_paths(against), **settings)
+    _check_not_an_input(reader, others, (target, listing))
+    key = _key_schema(reader, others, columns)
+    folder = target.parent if temp_dir is None else Path(temp_dir)
+    group_bytes = min(GROUP_BYTES, working_bytes // 16)
+    with ExitStack() as stack:
+        writer = stack.enter_context(Output(target, reader.schema, group_bytes))
+        dropped = None
+        if listing is not None:
+            schema = _report_schema(reader.schema)
+            dropped = stack.enter_context(Output(listing, schema, group_bytes))
+        ledger = stack.enter_context(
+            _Ledger(key, folder, memory_budget - working_bytes, num_threads)
+        )
+        work = _Work(reader, others, ledger, writer, dropped, progress)
+        work.run()
+        outputs = [item for item in (dropped, writer) if item is not None]
+        for item in outputs:
+            item.finish()
+        for item in outputs:
+            item.publish()
+    return work.summary(time.perf_counter() - started, target, listing)
+
+
+class _Ledger:
+    """Decides rows in memory while they fit, and afterwards only writes them down."""
+
+    def __init__(self, key: pa.Schema, folder: Path, limit: int, num_threads: int) -> None:
+        self._key = key
+        self._key_types = [plain_type(field.type) for field in key]
+        self._num_threads = num_threads
+        self._folder = folder
+        self._limit = limit
+        self._seen = SeenRows()
+        self.spill: Spill | None = None
+        self.state_bytes = 0
+        """The most that the set has held."""
+
+    def firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
+        """The number of the first row like each, or ``None`` where that is found out later."""
+        digests = digest_batch(self._keys(batch), self._seen.secret, self._num_threads)
+        if self.spill is not None:
+            with disk_errors(self._folder):
+                self.spill.add(digests, numbers)
+            return None
+        firsts = self._seen.enter(digests, numbers)
+        self.state_bytes = max(self.state_bytes, self._seen.num_bytes)
+        if self._seen.num_bytes > self._limit:
+            with disk_errors(self._folder):
+                self._move_to_disk()
+        return firsts
+
+    def __enter__(self) -> _Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.spill is not None:
+            self.spill.close()
+
+    def _keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        keys = batch.select(self._key.names)
+        if [plain_type(field.type) for field in keys.schema] == self._key_types:
+            return keys
+        try:
+            table = conform(pa.Table.from_batches([keys]), self._key)
+        except TypeClash as clash:
+            raise _conflict(clash) from None
+        return table.combine_chunks().to_batches()[0]
+
+    def _move_to_disk(self) -> None:
+        folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
+        self.spill = Spill(Path(folder), limit=self._limit)
+        secret = self._seen.secret
+        for digests, numbers in self._seen.entries():
+            self.spill.add(digests, numbers)
+        self._seen = SeenRows()
+        self._seen.secret = secret
+
+
+class _Work:
+    """One run over the data, with its counts."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        others: Reader | None,
+        ledger: _Ledger,
+        writer: Output,
+        dropped: Output | None,
+        progress: Progress | None,
+    ) -> None:
+        self._reader = reader
+        self._others = others
+        self._ledger = ledger
+        self._writer = writer
+        self._dropped = dropped
+        self._progress = progress
+        self._rows_in = self._rows_out = self._of_others = 0
+        self._decided = 0
+        self._state: dict[str, Any] | None = None
+        """Where the reader stood when memory ran out."""
+
+    def run(self) -> None:
+        if self._others is not None:
+            for batch, start in self._batches(self._others, "reading what to leave out"):
+                # Rows of the other data are numbered -1, -2, …: before any row of the input.
+                self._ledger.firsts(batch, -1 - np.arange(start, start + batch.num_rows))
+        for batch, start in self._batches(self._reader, "reading"):
+            self._rows_in = start + batch.num_rows
+            firsts = self._ledger.firsts(batch, np.arange(start, self._rows_in))
+            if firsts is not None:
+                self._write(batch, start, firsts)
+                self._decided = self._rows_in
+                if self._ledger.spill is not None:
+                    self._state = self._reader.state_dict()
+        self._rejected = self._reader.stats.rejected_rows
+        if self._ledger.spill is not None and self._decided < self._rows_in:
+            self._second_pass(self._ledger.spill)
+
+    def summary(self, seconds: float, output: Path, report: Path | None) -> DedupeSummary:
+        spill = self._ledger.spill
+        return DedupeSummary(
+            rows_in=self._rows_in,
+            rows_out=self._rows_out,
+            duplicates=self._rows_in - self._rows_out,
+            duplicates_of_others=self._of_others,
+            rejected_rows=self._rejected,
+            bytes_in=sum(file.source.num_bytes for file in self._reader.files),
+            bytes_out=output.stat().st_size,
+            seconds=seconds,
+            rows_per_second=self._rows_in / seconds if seconds else None,
+            state_bytes=self._ledger.state_bytes,
+            spilled_bytes=0 if spill is None else spill.num_bytes,
+            output=str(output),
+            report=None if report is None else str(report),
+        )
+
+    def _second_pass(self, spill: Spill) -> None:
+        if self._progress is not None:
+            self._progress("finding repeated rows on disk", 0, 0, self._rows_in)
+        with disk_errors(spill.folder):
+            spill.resolve()
+        if self._state is not None:
+            self._reader.load_state_dict(self._state)
+        row = self._decided
+        for batch, start in self._batches(self._reader, "writing", self._decided):
+            row = start + batch.num_rows
+            if row > self._rows_in:
+                break
+            self._write(batch, start, spill.firsts(start, row))
+        if row != self._rows_in:
+            raise DataError(
+                f"the input had {self._rows_in:,} rows when it was first read and has others now: "
+                "it changed meanwhile; run again when nothing writes to it"
+            )
+
+    def _batches(
+        self, reader: Reader, phase: str, start: int = 0
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Batches and the number of their first row."""
+        total = reader.num_bytes
+        for batch in reader:
+            yield batch, start
+            start += batch.num_rows
+            pa.default_memory_pool().release_unused()
+            if self._progress is not None:
+                self._progress(phase, reader.stats.num_bytes, total, start)
+
+    def _write(self, batch: pa.RecordBatch, start: int, firsts: Any) -> None:
+        numbers = np.arange(start, start + batch.num_rows)
+        new = firsts == numbers
+        self._writer.write(take_rows(batch, np.flatnonzero(new)))
+        self._rows_out += int(np.count_nonzero(new))
+        self._of_others += int(np.count_nonzero(firsts < 0))
+        repeated = np.flatnonzero(~new)
+        if self._dropped is not None and len(repeated):
+            rows = take_rows(batch, repeated)
+            self._dropped.write(_report(rows, numbers[repeated], firsts[repeated]))
+
+
+def _report(rows: pa.RecordBatch, numbers: Any, firsts: Any) -> pa.RecordBatch:
+    of_others = firsts < 0
+    columns = [
+        pa.array(numbers),
+        pa.array(np.where(of_others, -1 - firsts, firsts)),
+        pa.array(np.where(of_others, "against", "input")),
+        pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
+
+
+def _report_schema(schema: pa.Schema) -> pa.Schema:
+    """Row numbers count from 0 in the order of reading."""
+    return pa.schema(
+        [
+            ("row", pa.int64()),
+            ("repeats_row", pa.int64()),
+            ("repeats_in", pa.string()),
+            ("dropped", pa.struct(list(schema))),
+        ]
+    )
+
+
+def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | None) -> pa.Schema:
+    """The columns that are compared, under types that both sides can be brought to."""
+    names = reader.schema.names if columns is None else list(columns)
+    if isinstance(columns, str) or columns == [] or len(set(names)) != len(names):
+        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+    key = _select(reader.schema, names, "the input")
+    if others is None:
+        return key
+    theirs = _select(others.schema, names, "what it is compared against")
+    if [plain_type(field.type) for field in key] == [plain_type(field.type) for field in theirs]:
+        return key
+    try:
+        return join_schemas(key, theirs)
+    except TypeClash as clash:
+        raise _conflict(clash) from None
+
+
+def _conflict(clash: TypeClash) -> ConflictError:
+    return ConflictError(
+        f"column {clash.path!r} is {clash.known} in one of the two datasets and {clash.found} in "
+        "the other, so their rows cannot be equal; bring them to one type, or compare other columns"
+    )
+
+
+def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise UsageError(
+            f"{side} has no column {missing[0]!r}, only {', '.join(schema.names)}: choose columns "
+            "that both have"
+        )
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _check_arguments(
+    output: Path, report: Path | None, memory_budget: int, *, overwrite: bool
+) -> None:
+    if memory_budget < _LEAST_MEMORY_BUDGET:
+        raise UsageError(
+            f"memory_budget must be at least {_LEAST_MEMORY_BUDGET // MIB} MiB, not "
+            f"{memory_budget:,} bytes"
+        )
+    check_target(output, "output", overwrite=overwrite)
+    if report is not None:
+        check_target(report, "report", overwrite=overwrite)
+        if report.absolute() == output.absolute():
+            raise UsageError(f"output and report are the same file, {output}")
+
+
+def _check_not_an_input(
+    reader: Reader, others: Reader | None, targets: Sequence[Path | None]
+) -> None:
+    files = [
+        file.source.path for side in (reader, others) if side is not None for file in side.files
+    ]
+    for target in (item for item in targets if item is not None and item.exists()):
+        if any(Path(path).exists() and target.samefile(path) for path in files):
+            raise UsageError(f"{target} is one of the files to read: write to another name")
+
+
+def _as_paths(paths: Paths) -> Any:
+    return paths if isinstance(paths, str | Path) else list(paths)

@@ -1,0 +1,341 @@
+"""``dedupe_files`` and its command: exact, in order, whole or not at all, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl import dedupe_files, open_dataset
+from fast_axolotl.dedupe import files, spill
+from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
+
+BUDGET = 192 * 1024 * 1024
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [row for batch in open_dataset(str(path)) for row in batch.to_pylist()]
+
+
+def first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({str(row): row for row in reversed(rows)}.values())[::-1]
+
+
+def numbered(count: int, distinct: int, seed: int = 0) -> pa.Table:
+    ids = np.random.default_rng(seed).integers(0, distinct, count)
+    return pa.table({"id": ids, "text": [f"row {number}" for number in ids]})
+
+
+def left_behind(folder: Path) -> list[str]:
+    return sorted(item.name for item in folder.iterdir())
+
+
+ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": None}] * 3
+
+
+@pytest.mark.parametrize(
+    "ending", ["parquet", "arrow", "feather", "jsonl", "jsonl.gz", "jsonl.zst"]
+)
+def test_every_output_holds_the_first_of_each_row_in_order(tmp_path: Path, ending: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    output = tmp_path / f"out.{ending}"
+    summary = dedupe_files(source, output)
+    assert rows_of(output) == ROWS[:2] + ROWS[3:4]
+    assert (summary.rows_in, summary.rows_out, summary.duplicates) == (12, 3, 9)
+    assert summary.bytes_in == source.stat().st_size
+    assert summary.bytes_out == output.stat().st_size
+    assert summary.spilled_bytes == 0
+    assert left_behind(tmp_path) == ["in.jsonl", output.name]
+
+
+def test_several_inputs_are_one_dataset(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "1.jsonl", [{"a": 1}, {"a": 2}])
+    second = tmp_path / "2.parquet"
+    pq.write_table(pa.table({"a": [2, 3, 1]}), second)
+    dedupe_files([first, second], tmp_path / "out.parquet")
+    assert rows_of(tmp_path / "out.parquet") == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+def test_types_found_late_are_compared_as_what_they_are(tmp_path: Path) -> None:
+    rows = [{"a": 1}, {"a": None}, {"a": 1.0}, {"a": 2.5}, {"a": 1, "late": "x"}]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    dedupe_files(source, tmp_path / "out.parquet")
+    assert rows_of(tmp_path / "out.parquet") == [
+        {"a": 1.0, "late": None},
+        {"a": None, "late": None},
+        {"a": 2.5, "late": None},
+        {"a": 1.0, "late": "x"},
+    ]
+
+
+def test_chosen_columns_decide_and_whole_rows_are_written(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "b": 1}, {"a": 1, "b": 2}])
+    dedupe_files(source, tmp_path / "out.jsonl", columns=["a"])
+    assert rows_of(tmp_path / "out.jsonl") == [{"a": 1, "b": 1}]
+
+
+def test_rows_of_the_other_data_are_left_out(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": n, "b": "x"} for n in (1, 2, 1, 3, 4)])
+    other = tmp_path / "test.parquet"
+    pq.write_table(pa.table({"b": ["x", "x"], "a": pa.array([2, 4], pa.int8())}), other)
+    summary = dedupe_files(source, tmp_path / "out.jsonl", against=other)
+    assert [row["a"] for row in rows_of(tmp_path / "out.jsonl")] == [1, 3]
+    assert (summary.duplicates, summary.duplicates_of_others) == (3, 2)
+
+
+def test_the_other_data_must_have_the_columns_under_types_that_meet(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "b": "x"}])
+    other = write_jsonl(tmp_path / "other.jsonl", [{"a": "one"}])
+    with pytest.raises(UsageError, match="compared against has no column 'b'"):
+        dedupe_files(source, tmp_path / "out.jsonl", against=other)
+    with pytest.raises(ConflictError, match="'a' is int64 in one of the two datasets"):
+        dedupe_files(source, tmp_path / "out.jsonl", against=other, columns=["a"])
+    assert left_behind(tmp_path) == ["in.jsonl", "other.jsonl"]
+
+
+def test_the_report_lists_what_was_dropped_and_which_row_it_repeats(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": n} for n in (7, 8, 7, 9, 8, 5)])
+    other = write_jsonl(tmp_path / "other.jsonl", [{"a": 4}, {"a": 5}])
+    report = tmp_path / "dropped.parquet"
+    dedupe_files(source, tmp_path / "out.jsonl", against=other, report=report)
+    assert pq.read_table(report).to_pylist() == [
+        {"row": 2, "repeats_row": 0, "repeats_in": "input", "dropped": {"a": 7}},
+        {"row": 4, "repeats_row": 1, "repeats_in": "input", "dropped": {"a": 8}},
+        {"row": 5, "repeats_row": 1, "repeats_in": "against", "dropped": {"a": 5}},
+    ]
+
+
+def test_nothing_dropped_gives_an_empty_report(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1}])
+    dedupe_files(source, tmp_path / "out.jsonl", report=tmp_path / "dropped.jsonl")
+    assert (tmp_path / "dropped.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("limit", [0, 40_000, 400_000])
+@pytest.mark.parametrize("with_others", [False, True])
+def test_spilling_gives_the_same_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, with_others: bool
+) -> None:
+    pq.write_table(numbered(60_000, 30_000), tmp_path / "in.parquet", row_group_size=7000)
+    pq.write_table(numbered(9000, 30_000, seed=1), tmp_path / "other.parquet")
+    other = tmp_path / "other.parquet" if with_others else None
+    monkeypatch.setattr(files, "_BATCH_ROWS", 1000)
+    kept = dedupe_files(
+        tmp_path / "in.parquet",
+        tmp_path / "a.parquet",
+        against=other,
+        report=tmp_path / "ar.parquet",
+    )
+    monkeypatch.setattr(files, "_LEAST_WORKING_BYTES", BUDGET - limit)
+    monkeypatch.setattr(spill, "_BLOCK_ROWS", 500)
+    spilled = dedupe_files(
+        tmp_path / "in.parquet",
+        tmp_path / "b.parquet",
+        against=other,
+        report=tmp_path / "br.parquet",
+        memory_budget=BUDGET,
+    )
+    assert spilled.spilled_bytes > 0 == kept.spilled_bytes
+    assert pq.read_table(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "b.parquet"))
+    assert pq.read_table(tmp_path / "ar.parquet").equals(pq.read_table(tmp_path / "br.parquet"))
+    assert kept.duplicates_of_others == spilled.duplicates_of_others
+    assert (kept.duplicates_of_others > 0) == with_others
+    assert not [name for name in left_behind(tmp_path) if name.startswith(".")]
+
+
+def test_a_partition_too_large_for_memory_is_dealt_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "_LEAST_LIMIT", 0)
+    rng = np.random.default_rng(3)
+    digests = rng.integers(0, 2**64, 2 * 20_000, np.uint64)
+    digests[0::2] &= np.uint64(0xFFFF_FFFF_FFFF_FFC0)
+    doubled = np.concatenate([digests, digests])
+    work = spill.Spill(tmp_path / "spill", limit=200_000)
+    work.add(doubled, np.arange(40_000))
+    work.resolve()
+    firsts = np.concatenate([work.firsts(at, at + 777) for at in range(0, 40_000, 777)])[:40_000]
+    assert (firsts == np.tile(np.arange(20_000), 2)).all()
+    work.close()
+    assert left_behind(tmp_path) == []
+
+
+def test_an_input_that_changes_between_the_passes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": f"{n:05}"} for n in range(40_000)])
+    monkeypatch.setattr(files, "_LEAST_WORKING_BYTES", BUDGET)
+
+    def shrink(phase: str, *_: int) -> None:
+        if "disk" in phase:
+            lines = source.read_text().splitlines()
+            source.write_text("\n".join(lines[:30_000]).ljust(source.stat().st_size - 1) + "\n")
+
+    with pytest.raises(FastAxolotlError):
+        dedupe_files(source, tmp_path / "out.jsonl", memory_budget=BUDGET, progress=shrink)
+    assert left_behind(tmp_path) == ["in.jsonl"]
+
+
+def test_a_second_run_refuses_to_overwrite_and_says_how_to(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    output = tmp_path / "out.jsonl"
+    dedupe_files(source, output)
+    before = output.read_bytes()
+    with pytest.raises(UsageError, match=r"out\.jsonl exists.*overwrite=True \(--overwrite\)"):
+        dedupe_files(source, output)
+    with pytest.raises(UsageError, match=r"report .* exists"):
+        dedupe_files(source, tmp_path / "new.jsonl", report=output)
+    assert output.read_bytes() == before
+    dedupe_files(source, output, overwrite=True)
+    assert output.read_bytes() == before
+
+
+def test_an_error_half_way_leaves_the_old_output_and_nothing_else(tmp_path: Path) -> None:
+    good = [{"a": n} for n in range(50_000)]
+    source = write_jsonl(tmp_path / "in.jsonl", good)
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    calls = []
+
+    def fail(phase: str, *_: int) -> None:
+        calls.append(phase)
+        if phase == "reading":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dedupe_files(source, output, overwrite=True, progress=fail, report=tmp_path / "r.parquet")
+    assert output.read_text() == "old"
+    assert left_behind(tmp_path) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_disk_that_fails_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(DataError, match=r"out\.parquet: writing failed \(No space left"):
+        dedupe_files(source, tmp_path / "out.parquet")
+    assert left_behind(tmp_path) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "message"),
+    [
+        ("out.csv", {}, "cannot be written: use .parquet"),
+        ("out.parquet.gz", {}, "cannot be written"),
+        ("nowhere/out.parquet", {}, "does not exist; make it"),
+        (".", {}, "cannot be written|is a folder"),
+        ("in.jsonl", {"overwrite": True}, "is one of the files to read"),
+        ("out.jsonl", {"report": "out.jsonl"}, "same file"),
+        ("out.jsonl", {"memory_budget": 1000}, "at least 192 MiB, not 1,000"),
+        ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope', only a, b"),
+        ("out.jsonl", {"columns": "a"}, "list of different names"),
+        ("out.jsonl", {"columns": []}, "list of different names"),
+        ("out.jsonl", {"format": "nope"}, "format"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with pytest.raises(FastAxolotlError, match=message):
+        dedupe_files("in.jsonl", output, **options)
+    assert left_behind(tmp_path) == ["in.jsonl"]
+
+
+def test_bytes_are_refused_in_json(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [[b"x"]]}), tmp_path / "in.parquet")
+    with pytest.raises(UsageError, match="JSON has no bytes: write"):
+        dedupe_files(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert left_behind(tmp_path) == ["in.parquet"]
+
+
+def test_an_empty_dataset_gives_an_empty_output(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "in.parquet")
+    summary = dedupe_files(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert (summary.rows_in, summary.rows_out) == (0, 0)
+    assert pq.read_table(tmp_path / "out.parquet").schema.names == ["a"]
+
+
+def test_nested_and_view_types_survive(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "chat": [[{"role": "user", "content": "hi"}], [], None, []],
+            "view": pa.array(["a", "b", None, "b"], pa.string_view()),
+        }
+    )
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    dedupe_files(tmp_path / "in.arrow", tmp_path / "out.arrow")
+    with pa.ipc.open_file(str(tmp_path / "out.arrow")) as reader:
+        assert reader.read_all().to_pylist() == table.to_pylist()[:3]
+        assert reader.schema == table.schema
+
+
+def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fast_axolotl.cli", "dedupe", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+def test_the_command_prints_a_summary_and_json(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", ROWS)
+    done = run_cli("in.jsonl", "-o", "out.parquet", "--report", "r.parquet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in ("rows in", "duplicates   9 (75.0%)", "rows out", "peak memory", "out.parquet"):
+        assert line in done.stdout
+    done = run_cli("in.jsonl", "-o", "out.parquet", "--overwrite", "--json", cwd=tmp_path)
+    summary = json.loads(done.stdout)
+    assert (summary["rows_in"], summary["rows_out"], summary["duplicates"]) == (12, 3, 9)
+    assert summary["peak_memory_bytes"] is not None or summary["peak_memory_reason"]
+
+
+def test_the_command_run_twice_refuses_with_exit_code_2(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", ROWS)
+    assert run_cli("in.jsonl", "-o", "out.jsonl", cwd=tmp_path).returncode == 0
+    again = run_cli("in.jsonl", "-o", "out.jsonl", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
+def test_an_interrupted_command_leaves_nothing_behind(tmp_path: Path) -> None:
+    pq.write_table(numbered(400_000, 300_000), tmp_path / "in.parquet", row_group_size=5000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fast_axolotl.cli", "dedupe", "in.parquet", "-o", "out.jsonl"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(left_behind(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert left_behind(tmp_path) == ["in.parquet"]
