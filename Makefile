@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+AXOLOTL ?= axolotl==0.19.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -14,8 +15,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.package
 	$(BIN)/fast-axolotl bench demo
 
+# The tests of the kernels run a second time, with every index checked.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/boundscheck \
+		$(BIN)/python -m pytest -m kernels
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -49,5 +53,5 @@ $(VENV)/.bench: $(VENV)/.package
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) '$(TORCH)'
-	$(PIP) --editable '.[dev,test]'
+	$(PIP) '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
 	touch $@

@@ -193,6 +193,8 @@ def test_without_axolotl_its_import_still_says_so(run: Run, package: Path) -> No
     (package / "axolotl").rename(package / "elsewhere")
     run(
         """
+import sys
+sys.path = [folder for folder in sys.path if "site-packages" not in folder]
 import fast_axolotl, importlib.util
 for attempt in range(2):
     assert importlib.util.find_spec("axolotl") is None

@@ -19,6 +19,8 @@ from fast_axolotl import SeenRows, unique_rows
 from fast_axolotl.dedupe import parts, rows, seen
 from fast_axolotl.errors import DataError, UsageError
 
+pytestmark = pytest.mark.kernels
+
 
 def oracle(table: pa.Table) -> list[int]:
     """What Axolotl keeps: the first row of each ``str``."""

@@ -1,0 +1,244 @@
+"""Which pack each length goes to: first-fit, best-fit of decreasing lengths, and next-fit.
+
+Every kernel takes lengths in the order of placement and works through them group by group; packs
+never cross groups. It writes the pack of each length over the length, since at ten million of them
+fresh pages for another array cost 0.15 s, and returns how many packs there are. Packs are numbered
+as they open. A length above the capacity gets a pack to itself, into which nothing else goes, be it
+of length zero. ``collect`` then turns packs of lengths into members of packs.
+
+Cost, for n lengths and p packs, whatever the capacity: ``next_fit`` O(n); ``first_fit`` O(n log p),
+by a tree of the largest free space below each node; ``best_fit`` O(n log p), by a stack and a heap.
+Memory beside the arrays passed in: O(p).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from fast_axolotl.kernels import jit
+
+__all__ = ["best_fit", "collect", "first_fit", "next_fit"]
+
+_CLOSED = -1
+"""Free space of a pack that takes nothing more: too little even for a length of zero."""
+
+_FANOUT = 4
+"""Children of a node of the tree, as ``_set_free`` spells out. Searching 4 one by one takes half as
+long as a tree of 2, and half as long as searching 4 without branches; 8 gain nothing more."""
+
+_SIGNATURE = types.int64(
+    jit.MUTABLE_INT64,  # lengths, none negative, that add up to less than 2**63; becomes packs
+    types.int64,  # lengths per group, at least 1
+    types.int64,  # capacity, at least 1
+    types.int64,  # most lengths in a pack, at least 1
+)
+
+
+@jit.kernel(_SIGNATURE)
+def first_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int:
+    """Puts each length into the first pack with room for it."""
+    opened_before = 0
+    tree, rows = np.empty(0, np.int64), np.empty(0, np.int64)
+    for start in range(0, values.size, group_size):
+        group = values[start : start + group_size]
+        most = _most_packs(group, capacity, max_rows)
+        first = _first_leaf(most)
+        if rows.size < most:
+            tree, rows = np.empty(_FANOUT * first + 1, np.int64), np.empty(most, np.int64)
+        _clear(tree, first, most, capacity)
+        opened = 0
+        for index in range(group.size):
+            length = group[index]
+            # A pack not yet opened is a leaf with all its space free: every search finds one.
+            pack = opened if length > capacity else _leaf_with(tree, first, length) - first
+            if pack == opened:
+                rows[pack] = 0
+                opened += 1
+            rows[pack] += 1
+            is_closed = rows[pack] == max_rows or length > capacity
+            _set_free(tree, first + pack, _CLOSED if is_closed else tree[first + pack] - length)
+            group[index] = opened_before + pack
+        opened_before += opened
+    return opened_before
+
+
+@jit.kernel(_SIGNATURE)
+def best_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int:
+    """Puts each length into the pack it leaves least space in, of several the one opened first.
+
+    Lengths never increase within a group. So the packs with room for the present length have room
+    for all that follow: they form a stack with the tightest on top. All other packs sleep in
+    a heap with the largest space on top, and as lengths shrink they wake onto the stack, where each
+    is tighter than those below it.
+    """
+    opened_before = 0
+    awake_free, awake_pack = np.empty(0, np.int64), np.empty(0, np.int64)
+    asleep_free, asleep_pack = np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = np.empty(0, np.int64)
+    for start in range(0, values.size, group_size):
+        group = values[start : start + group_size]
+        shortest = group[group.size - 1]
+        most = _most_packs(group, capacity, max_rows)
+        if rows.size < most:
+            awake_free, awake_pack = np.empty(most, np.int64), np.empty(most, np.int64)
+            asleep_free, asleep_pack = np.empty(most, np.int64), np.empty(most, np.int64)
+            rows = np.empty(most, np.int64)
+        opened = awake = asleep = 0
+        for index in range(group.size):
+            length = group[index]
+            while asleep and asleep_free[0] >= length:
+                awake_free[awake], awake_pack[awake] = asleep_free[0], asleep_pack[0]
+                awake += 1
+                asleep = _pop(asleep_free, asleep_pack, asleep)
+            if awake:
+                awake -= 1
+                free, pack = awake_free[awake] - length, awake_pack[awake]
+                rows[pack] += 1
+            else:
+                free, pack = capacity - length, opened
+                rows[pack] = 1
+                opened += 1
+            group[index] = opened_before + pack
+            if rows[pack] == max_rows or free < shortest:
+                continue
+            if free >= length:
+                awake_free[awake], awake_pack[awake] = free, pack
+                awake += 1
+            else:
+                asleep = _push(asleep_free, asleep_pack, asleep, free, pack)
+        opened_before += opened
+    return opened_before
+
+
+@jit.kernel(_SIGNATURE)
+def next_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int:
+    """Fills one pack at a time: what does not fit closes it and opens the next."""
+    pack, free, rows = -1, _CLOSED, 0
+    for index in range(values.size):
+        length = values[index]
+        if length > free or rows == max_rows or index % group_size == 0:
+            pack, free, rows = pack + 1, capacity, 0
+        free -= length
+        rows += 1
+        values[index] = pack
+    return pack + 1
+
+
+@jit.kernel(types.void(jit.INT64, jit.INT64, jit.MUTABLE_INT64, jit.MUTABLE_INT64))
+def collect(keys: Any, order: Any, offsets: Any, indices: Any) -> None:
+    """Sorts by counting, stably: what has key 0, then what has key 1, …; O(n + keys).
+
+    ``order`` holds the index that each key stands for; empty, it means 0, 1, …. ``offsets`` has one
+    element more than there are keys, all zero; it becomes where each key begins in ``indices``.
+    """
+    for key in keys:
+        offsets[key] += 1
+    total = 0
+    for key in range(offsets.size):
+        count = offsets[key]
+        offsets[key] = total
+        total += count
+    for position in range(keys.size):
+        key = keys[position]
+        indices[offsets[key]] = order[position] if order.size else position
+        offsets[key] += 1
+    # Each offset now stands where the next one belongs.
+    for key in range(offsets.size - 1, 0, -1):
+        offsets[key] = offsets[key - 1]
+    offsets[0] = 0
+
+
+@jit.inlined
+def _most_packs(group: Any, capacity: int, max_rows: int) -> int:
+    """A bound on the packs of first-fit and best-fit, so that no array has to grow.
+
+    Two packs that are full neither by rows nor by one long member hold more than one capacity
+    together, or the later one would not have been opened; so those are fewer than 2 Σ / capacity,
+    or one.
+    """
+    total = long = 0
+    for length in group:
+        if length > capacity:
+            long += 1
+        else:
+            total += length
+    most: int = min(group.size, 2 * (total // capacity) + 2 + long + group.size // max_rows)
+    return most
+
+
+@jit.inlined
+def _first_leaf(most: int) -> int:
+    """Where the lowest level begins in a tree with so many leaves: node 0 is the root of all."""
+    leaves = 1
+    while leaves < most:
+        leaves *= _FANOUT
+    return leaves // (_FANOUT - 1)
+
+
+@jit.inlined
+def _clear(tree: Any, first: int, most: int, capacity: int) -> None:
+    """Makes all space free, in each level no further than the packs can come."""
+    width = most
+    while first:
+        width = (width + _FANOUT - 1) // _FANOUT
+        tree[first : first + _FANOUT * width] = capacity
+        first = (first - 1) // _FANOUT
+    tree[0] = capacity
+
+
+@jit.inlined
+def _leaf_with(tree: Any, first: int, length: int) -> int:
+    """The first leaf with so much space; there is one."""
+    node = 0
+    while node < first:
+        node = _FANOUT * node + 1
+        while tree[node] < length:
+            node += 1
+    return node
+
+
+@jit.inlined
+def _set_free(tree: Any, node: int, free: int) -> None:
+    """Sets a leaf and the nodes above it, up to the first that stays as it is."""
+    tree[node] = free
+    while node:
+        node = (node - 1) // _FANOUT
+        child = _FANOUT * node + 1
+        free = max(max(tree[child], tree[child + 1]), max(tree[child + 2], tree[child + 3]))
+        if tree[node] == free:
+            return
+        tree[node] = free
+
+
+@jit.inlined
+def _push(frees: Any, packs: Any, size: int, free: int, pack: int) -> int:
+    """Adds to the heap, whose first element has the most space, of several the last opened."""
+    hole = size
+    while hole:
+        parent = (hole - 1) // 2
+        if (frees[parent], packs[parent]) > (free, pack):
+            break
+        frees[hole], packs[hole] = frees[parent], packs[parent]
+        hole = parent
+    frees[hole], packs[hole] = free, pack
+    return size + 1
+
+
+@jit.inlined
+def _pop(frees: Any, packs: Any, size: int) -> int:
+    """Takes the first element off the heap."""
+    size -= 1
+    free, pack = frees[size], packs[size]
+    hole, child = 0, 1
+    while child < size:
+        if child + 1 < size and (frees[child + 1], packs[child + 1]) > (frees[child], packs[child]):
+            child += 1
+        if (free, pack) > (frees[child], packs[child]):
+            break
+        frees[hole], packs[hole] = frees[child], packs[child]
+        hole, child = child, 2 * child + 1
+    frees[hole], packs[hole] = free, pack
+    return size

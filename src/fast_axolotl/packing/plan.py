@@ -1,0 +1,250 @@
+"""Decide which sequences share a row, from their lengths alone.
+
+``first_fit`` gives the very packs of Axolotl's ``pack_parallel`` (0.19.0), group by group and in
+the same order; ``sequential`` those of its ``allocate_sequentially`` for one rank. Like there, a
+length above the capacity is not left out: it gets a pack to itself, and ``over_long`` names it.
+
+Cost: O(n log n) time and O(n) memory, whatever the capacity; Axolotl's search is O(n · packs).
+``sequential`` is O(n). The decreasing methods sort first, by counting unless lengths are huge.
+
+It does not touch tokens, and it does not shuffle or batch the packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fast_axolotl.errors import UsageError
+
+__all__ = ["Method", "PackPlan", "plan_packs"]
+
+Method = Literal["first_fit", "first_fit_decreasing", "best_fit_decreasing", "sequential"]
+
+_Integers = npt.NDArray[np.int64]
+
+_MOST = np.iinfo(np.int64).max
+_NONE: _Integers = np.empty(0, np.int64)
+_SMALL_TABLE = 1 << 16
+"""Lengths up to this, or up to their number, are sorted by counting; memory stays O(n)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PackPlan:
+    """Which lengths go into which pack; a sequence of arrays of indices, one per pack."""
+
+    indices: _Integers
+    """The indices of all lengths, pack after pack."""
+    offsets: _Integers
+    """Pack ``i`` is ``indices[offsets[i]:offsets[i + 1]]``; one longer than there are packs."""
+    capacity: int
+    """What the lengths of one pack add up to at most, but for a length above it."""
+    method: Method
+    """The method that made the plan."""
+    over_long: _Integers
+    """The indices of the lengths above the capacity, ascending; each is alone in its pack."""
+    total_length: int
+    """The sum of all lengths."""
+    lower_bound: int
+    """Packs that no plan can do with fewer than, but for ``max_rows`` and groups: the sum of the
+    lengths that fit, over the capacity, and one for each over-long one."""
+    efficiency: float | None
+    """The share of all places that is filled, from 0 to 1; an over-long length fills one pack.
+    ``None`` where there are no packs."""
+
+    def __len__(self) -> int:
+        """The number of packs."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, pack: int) -> _Integers:
+        """The indices of one pack, as a view."""
+        start = range(len(self))[pack]
+        return self.indices[self.offsets[start] : self.offsets[start + 1]]
+
+    def __iter__(self) -> Iterator[_Integers]:
+        return (self[pack] for pack in range(len(self)))
+
+    def tolist(self) -> list[list[int]]:
+        """The packs as lists of ``int``, the form that Axolotl's sampler hands on."""
+        flat, edges = self.indices.tolist(), self.offsets.tolist()
+        return [flat[start:stop] for start, stop in pairwise(edges)]
+
+    def __repr__(self) -> str:
+        filled = "" if self.efficiency is None else f", {self.efficiency:.1%} filled"
+        long = f", {len(self.over_long):,} over-long" if len(self.over_long) else ""
+        return (
+            f"<PackPlan: {len(self.indices):,} lengths in {len(self):,} packs of {self.capacity:,}"
+            f" by {self.method}{filled}, lower bound {self.lower_bound:,}{long}>"
+        )
+
+
+def plan_packs(
+    lengths: Sequence[int] | npt.NDArray[np.integer[Any]] | pa.Array | pa.ChunkedArray,
+    capacity: int,
+    *,
+    max_rows: int | None = None,
+    method: Method = "first_fit",
+    group_size: int | None = None,
+) -> PackPlan:
+    """Distribute lengths over packs that hold ``capacity`` each, and ``max_rows`` lengths at most.
+
+    - ``first_fit``: each length, in order, into the first pack with room for it.
+    - ``first_fit_decreasing``: the same, longest first; equal lengths in order of their index.
+    - ``best_fit_decreasing``: longest first, into the pack it leaves the least space in; among
+      equals, the one opened first.
+    - ``sequential``: one pack open at a time; what does not fit closes it. The order is kept.
+
+    Packs come in the order in which they were opened, their members in that in which they were
+    placed. ``group_size`` plans every so many lengths on their own, as Axolotl does each 100,000;
+    ``None`` plans all together. What is not a non-negative integer is an error that names it.
+    """
+    if method not in get_args(Method):
+        raise UsageError(f"method is {method!r}; it is one of {', '.join(get_args(Method))}")
+    capacity = _at_least_one("capacity", capacity)
+    values = _as_lengths(lengths)
+    # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.
+    most = max(1, len(values))
+    max_rows = most if max_rows is None else min(most, _at_least_one("max_rows", max_rows))
+    group_size = most if group_size is None else min(most, _at_least_one("group_size", group_size))
+    total_length = _sum(values)
+    indices, offsets = _place(values, capacity, max_rows, group_size, method)
+    over_long = np.flatnonzero(values > capacity)
+    fitting = total_length - _sum(values[over_long])
+    slots = (len(offsets) - 1) * capacity
+    return PackPlan(
+        indices=indices,
+        offsets=offsets,
+        capacity=capacity,
+        method=method,
+        over_long=over_long,
+        total_length=total_length,
+        lower_bound=-(-fitting // capacity) + len(over_long),
+        efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
+    )
+
+
+def _place(
+    lengths: _Integers, capacity: int, max_rows: int, group_size: int, method: Method
+) -> tuple[_Integers, _Integers]:
+    """The indices, pack after pack, and the offsets of the packs."""
+    from fast_axolotl.kernels import binpack
+
+    kernels: dict[Method, Callable[..., int]] = {
+        "first_fit": binpack.first_fit,
+        "first_fit_decreasing": binpack.first_fit,
+        "best_fit_decreasing": binpack.best_fit,
+        "sequential": binpack.next_fit,
+    }
+    is_sorted = method.endswith("_decreasing") and len(lengths) > 0
+    order, packs = _decreasing(lengths, group_size) if is_sorted else (_NONE, lengths.copy())
+    num_packs = kernels[method](packs, group_size, capacity, max_rows)
+    return _collect(packs, num_packs, order)
+
+
+def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
+    """Indices and lengths, group by group, longest first; of equal ones the first index first."""
+    longest = int(lengths.max())
+    if longest > max(_SMALL_TABLE, len(lengths)):
+        order: _Integers = np.argsort(longest - lengths, kind="stable")
+    else:
+        order, edges = _collect(longest - lengths, longest + 1)
+        if group_size >= len(lengths):
+            # At ten million, lengths[order] takes a third of the whole call; this does not.
+            return order, np.repeat(np.arange(longest, -1, -1), np.diff(edges))
+    if group_size < len(lengths):
+        order, _ = _collect(order // group_size, -(-len(lengths) // group_size), order)
+    return order, lengths[order]
+
+
+def _collect(
+    keys: _Integers, num_keys: int, order: _Integers = _NONE
+) -> tuple[_Integers, _Integers]:
+    """What has key 0, then what has key 1, …, each in order; and where each key begins."""
+    from fast_axolotl.kernels import binpack
+
+    offsets, indices = np.zeros(num_keys + 1, np.int64), np.empty_like(keys)
+    binpack.collect(keys, order, offsets, indices)
+    return indices, offsets
+
+
+def _sum(lengths: _Integers) -> int:
+    if not len(lengths) or int(lengths.max()) <= _MOST // len(lengths):
+        return int(lengths.sum())
+    total: int = sum(lengths.tolist())
+    if total > _MOST:
+        raise UsageError(f"the lengths add up to {total}, above 2**63 - 1; check their unit")
+    return total
+
+
+def _at_least_one(name: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; pass an integer")
+    number = int(cast(Any, value).__index__())
+    if not 1 <= number <= _MOST:
+        raise UsageError(f"{name} is {number}; pass an integer from 1 to 2**63 - 1")
+    return number
+
+
+def _as_lengths(lengths: Any) -> _Integers:
+    """Contiguous int64, without a copy where they are; or an error that names the first bad one."""
+    if isinstance(lengths, pa.Array | pa.ChunkedArray):
+        values = _from_arrow(lengths)
+    else:
+        values = _from_sequence(lengths)
+    if not len(values):
+        return np.empty(0, np.int64)
+    if values.min() < 0 or values.max() > _MOST:
+        index = int(np.argmax((values < 0) | (values > _MOST)))
+        raise _out_of_range(index, int(values[index]))
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _from_arrow(lengths: Any) -> npt.NDArray[Any]:
+    if lengths.null_count or not pa.types.is_integer(lengths.type):
+        return _one_by_one(lengths)
+    return np.asarray(lengths)
+
+
+def _from_sequence(lengths: Any) -> npt.NDArray[Any]:
+    try:
+        values = np.asarray(lengths)
+    except ValueError:  # lists of several lengths among the lengths
+        return _one_by_one(lengths)
+    if not values.ndim:
+        raise TypeError(
+            f"lengths is of type {type(lengths).__name__}; "
+            "pass a list, a numpy array or an Arrow array of integers"
+        )
+    if values.ndim > 1 or values.dtype.kind not in "iu":
+        return _one_by_one(lengths)
+    return values
+
+
+def _one_by_one(lengths: Iterable[Any]) -> _Integers:
+    """For what numpy makes no integers of: says why, or converts what is right all the same."""
+    for index, value in enumerate(lengths):
+        plain = _plain(value)
+        if isinstance(plain, bool) or not isinstance(plain, int):
+            raise TypeError(
+                f"lengths[{index}] is {plain!r}, a {type(plain).__name__}; pass integers, "
+                "such as [len(ids) for ids in input_ids]"
+            )
+        if not 0 <= plain <= _MOST:
+            raise _out_of_range(index, plain)
+    return np.array([_plain(value) for value in lengths], np.int64)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _out_of_range(index: int, length: int) -> UsageError:
+    return UsageError(f"lengths[{index}] is {length}; pass lengths from 0 to 2**63 - 1")

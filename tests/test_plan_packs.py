@@ -1,0 +1,329 @@
+"""Packs are those of a plain-Python search, for every method, and bad lengths are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.packing import PackPlan, plan_packs
+from fast_axolotl.packing.plan import Method
+
+pytestmark = pytest.mark.kernels
+
+METHODS = get_args(Method)
+DECREASING = ("first_fit_decreasing", "best_fit_decreasing")
+DISTRIBUTIONS = ("uniform", "lognormal", "bimodal", "heavy_tail")
+
+
+def searched_packs(
+    lengths: list[int], capacity: int, max_rows: int | None, method: str, group_size: int | None
+) -> list[list[int]]:
+    """The oracle: every pack is looked at for every length."""
+    packs: list[list[int]] = []
+    free: list[int] = []
+    size = group_size or max(1, len(lengths))
+    for start in range(0, len(lengths), size):
+        first = len(packs)
+        order = list(range(start, min(start + size, len(lengths))))
+        if method in DECREASING:
+            order.sort(key=lambda index: -lengths[index])
+        for index in order:
+            seen = range(
+                max(first, len(packs) - 1) if method == "sequential" else first, len(packs)
+            )
+            fits = [
+                pack
+                for pack in seen
+                if free[pack] >= lengths[index] and len(packs[pack]) < (max_rows or size)
+            ]
+            if not fits:
+                packs.append([index])
+                free.append(capacity - lengths[index])
+                continue
+            is_best = method == "best_fit_decreasing"
+            pack = min(fits, key=lambda pack: (free[pack], pack)) if is_best else fits[0]
+            packs[pack].append(index)
+            free[pack] -= lengths[index]
+    return packs
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    capacity = draw(st.integers(1, 40))
+    length = st.one_of(
+        st.integers(0, capacity),
+        st.integers(0, capacity // 4 + 1),
+        st.sampled_from(
+            [0, capacity, capacity + 1, 3 * capacity, capacity // 2, capacity // 2 + 1]
+        ),
+    )
+    lengths = draw(st.lists(length, max_size=80))
+    # A unit as large as this leaves no table of counts: the lengths are sorted the other way.
+    unit = draw(st.sampled_from([1, 1, 1, 1 << 40]))
+    return {
+        "lengths": [unit * value for value in lengths],
+        "capacity": unit * capacity,
+        "max_rows": draw(st.none() | st.integers(1, 6)),
+        "group_size": draw(st.none() | st.integers(1, 100)),
+    }
+
+
+def numbers(low: int, high: int, **more: Any) -> dict[str, Any]:
+    return {
+        "lengths": list(range(low, high)),
+        "capacity": 10,
+        "max_rows": None,
+        "group_size": None,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(deadline=None, max_examples=300)
+@given(problem=problems())
+@example(problem=numbers(0, 0))
+@example(problem=numbers(0, 0, group_size=3, max_rows=1))
+@example(problem=numbers(0, 30, group_size=1))
+@example(problem=numbers(0, 30, max_rows=1))
+@example(problem=numbers(11, 40))
+@example(problem=numbers(0, 30, group_size=1 << 60, max_rows=1 << 60))
+def test_packs_are_those_of_the_plain_search(method: Method, problem: dict[str, Any]) -> None:
+    plan = plan_packs(method=method, **problem)
+    assert plan.tolist() == searched_packs(method=method, **problem)
+    assert_is_whole(plan, **problem)
+
+
+def assert_is_whole(
+    plan: PackPlan,
+    lengths: list[int],
+    capacity: int,
+    max_rows: int | None,
+    group_size: int | None,
+) -> None:
+    """Each index once; no pack over a limit, but those of one over-long length; true totals."""
+    assert sorted(plan.indices.tolist()) == list(range(len(lengths)))
+    assert (plan.indices.dtype, plan.offsets.dtype) == (np.int64, np.int64)
+    long = [index for index, length in enumerate(lengths) if length > capacity]
+    assert plan.over_long.tolist() == long
+    for pack in plan.tolist():
+        assert 1 <= len(pack) <= (max_rows or len(lengths))
+        is_long = len(pack) == 1 and pack[0] in long
+        assert is_long or sum(lengths[index] for index in pack) <= capacity
+        assert len({index // (group_size or len(lengths)) for index in pack}) == 1
+    assert plan.total_length == sum(lengths)
+    filled = sum(min(length, capacity) for length in lengths)
+    fitting = filled - len(long) * capacity
+    assert plan.lower_bound == len(long) + -(-fitting // capacity) <= len(plan)
+    assert plan.efficiency == (filled / (len(plan) * capacity) if lengths else None)
+
+
+def test_lengths_add_up_to_more_than_a_float_holds() -> None:
+    plan = plan_packs([2**62, 2**62 - 1], 2**63 - 1)
+    assert (plan.tolist(), plan.total_length) == ([[0, 1]], 2**63 - 1)
+    assert (plan.efficiency, plan.lower_bound) == (1.0, 1)
+
+
+def benchmark_lengths(name: str, count: int) -> tuple[Any, int]:
+    rng = np.random.default_rng(7)
+    if name == "uniform":
+        return rng.integers(10, 101, count), 512
+    if name == "lognormal":  # of mean 365, as a chat set has
+        return rng.lognormal(np.log(365) - 0.5, 1, count).astype(np.int64).clip(1, 4096), 4096
+    if name == "bimodal":
+        short, long = rng.integers(20, 200, count), rng.integers(1500, 3000, count)
+        return np.where(rng.random(count) < 0.7, short, long), 4096
+    return (100 * (rng.pareto(0.6, count) + 1)).clip(1, 4096).astype(np.int64), 4096
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("count", [1_000, 100_000])
+def test_sorting_first_never_takes_more_packs(name: str, count: int) -> None:
+    lengths, capacity = benchmark_lengths(name, count)
+    packs = {method: len(plan_packs(lengths, capacity, method=method)) for method in METHODS}
+    assert packs["first_fit_decreasing"] <= packs["first_fit"] <= packs["sequential"]
+    assert packs["best_fit_decreasing"] <= packs["first_fit"]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_packs_of_a_benchmark_set_are_those_of_the_plain_search(name: str, method: Method) -> None:
+    lengths, capacity = benchmark_lengths(name, 3_000)
+    for max_rows, group_size in ((None, None), (4, None), (None, 700)):
+        plan = plan_packs(
+            lengths, capacity, method=method, max_rows=max_rows, group_size=group_size
+        )
+        expected = searched_packs(lengths.tolist(), capacity, max_rows, method, group_size)
+        assert plan.tolist() == expected
+
+
+def test_equal_lengths_keep_their_order_and_go_to_the_pack_opened_first() -> None:
+    assert plan_packs([6, 6, 4, 4, 6], 10, method="first_fit_decreasing").tolist() == [
+        [0, 2],
+        [1, 3],
+        [4],
+    ]
+    # After 7, 7, 5: packs with 3, 3 and 5 left. The two threes go to the first of the equals.
+    assert plan_packs([3, 7, 5, 7, 3], 10, method="best_fit_decreasing").tolist() == [
+        [1, 0],
+        [3, 4],
+        [2],
+    ]
+
+
+def test_sequential_keeps_the_order_of_all_lengths() -> None:
+    lengths, capacity = benchmark_lengths("uniform", 5_000)
+    plan = plan_packs(lengths, capacity, method="sequential")
+    assert plan.indices.tolist() == list(range(5_000))
+
+
+def test_an_over_long_length_is_alone_and_named() -> None:
+    plan = plan_packs([4, 11, 0, 5], 10)
+    assert plan.tolist() == [[0, 2, 3], [1]]
+    assert plan.over_long.tolist() == [1]
+    assert (plan.total_length, plan.lower_bound, plan.efficiency) == (20, 2, 19 / 20)
+
+
+def test_a_plan_is_a_frozen_sequence_of_packs() -> None:
+    plan = plan_packs([4, 7, 6, 3], 10, max_rows=2)
+    assert (len(plan), plan.capacity, plan.method) == (2, 10, "first_fit")
+    assert [pack.tolist() for pack in plan] == plan.tolist() == [[0, 2], [1, 3]]
+    assert plan[1].tolist() == plan[-1].tolist() == [1, 3]
+    assert plan.offsets.tolist() == [0, 2, 4]
+    assert {type(index) for pack in plan.tolist() for index in pack} == {int}
+    with pytest.raises(IndexError):
+        plan[2]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.capacity = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PackPlan(plan.indices)  # type: ignore[call-arg,misc]
+    assert not hasattr(plan, "__dict__")
+
+
+def test_a_plan_shows_its_figures() -> None:
+    assert repr(plan_packs([4, 99, 6, 3], 10)) == (
+        "<PackPlan: 4 lengths in 3 packs of 10 by first_fit, 76.7% filled, lower bound 3,"
+        " 1 over-long>"
+    )
+    empty = plan_packs([], 2048, method="sequential")
+    assert repr(empty) == "<PackPlan: 0 lengths in 0 packs of 2,048 by sequential, lower bound 0>"
+    assert (empty.tolist(), empty.offsets.tolist(), empty.efficiency) == ([], [0], None)
+
+
+LENGTHS = [3, 9, 0, 10, 4, 5, 5]
+
+
+@pytest.mark.parametrize("kind", ["b", "h", "i", "q", "B", "H", "I", "Q", ">i4", "<u8"])
+def test_every_integer_type_gives_the_same_packs(kind: str) -> None:
+    expected = plan_packs(LENGTHS, 10).tolist()
+    array = np.array(LENGTHS, dtype=kind)
+    assert plan_packs(array, 10).tolist() == expected
+    assert plan_packs(np.repeat(array, 2)[::2], 10).tolist() == expected
+    array.flags.writeable = False
+    assert plan_packs(array, 10, method="best_fit_decreasing").tolist() == [
+        [3, 2],
+        [1],
+        [5, 6],
+        [4, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        tuple(LENGTHS),
+        [np.int32(length) for length in LENGTHS],
+        np.array(LENGTHS, dtype=object),
+        pa.array(LENGTHS, pa.uint8()),
+        pa.array([1, *LENGTHS], pa.int64())[1:],
+        pa.chunked_array([LENGTHS[:2], [], LENGTHS[2:]], pa.int32()),
+    ],
+    ids=lambda lengths: type(lengths).__name__,
+)
+def test_tuples_and_arrow_arrays_give_the_packs_of_a_list(lengths: Any) -> None:
+    assert plan_packs(lengths, 10).tolist() == plan_packs(LENGTHS, 10).tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_lengths_passed_in_stay_as_they_are(method: Method) -> None:
+    lengths = np.array(LENGTHS)
+    plan_packs(lengths, 10, method=method, group_size=3)
+    assert lengths.tolist() == LENGTHS
+
+
+@pytest.mark.parametrize("lengths", [[], (), np.array([]), np.array([], np.int8), pa.array([])])
+def test_no_lengths_give_no_packs(lengths: Any) -> None:
+    for method in METHODS:
+        assert plan_packs(lengths, 10, method=method, group_size=2, max_rows=1).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1, 1.0], TypeError, r"lengths\[1\] is 1\.0, a float; pass integers"),
+        ([1, 2, 2.5], TypeError, r"lengths\[2\] is 2\.5, a float"),
+        (np.array([1.0, 2.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
+        (pa.array([1.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
+        ([1, None], TypeError, r"lengths\[1\] is None"),
+        (pa.array([1, 2, None]), TypeError, r"lengths\[2\] is None"),
+        (pa.chunked_array([[1], [None, 2]]), TypeError, r"lengths\[1\] is None"),
+        ([1, "2"], TypeError, r"lengths\[1\] is '2', a str"),
+        ([True, False], TypeError, r"lengths\[0\] is True, a bool"),
+        (np.array([True]), TypeError, r"lengths\[0\] is True, a bool"),
+        ([[1, 2], [3]], TypeError, r"lengths\[0\] is \[1, 2\], a list"),
+        (np.ones((2, 2), int), TypeError, r"lengths\[0\] is array\(\[1, 1\]\), a ndarray"),
+        (5, TypeError, "lengths is of type int; pass a list, a numpy array or an Arrow array"),
+        ("123", TypeError, "lengths is of type str"),
+        (iter([1]), TypeError, "lengths is of type list_iterator"),
+        ([4, -3], UsageError, r"lengths\[1\] is -3; pass lengths from 0"),
+        (np.array([4, 5, -1], np.int8), UsageError, r"lengths\[2\] is -1"),
+        (pa.array([-7]), UsageError, r"lengths\[0\] is -7"),
+        ([1, 2**63], UsageError, r"lengths\[1\] is 9223372036854775808; pass lengths from 0"),
+        ([2**70], UsageError, r"lengths\[0\] is 1180591620717411303424"),
+        ([2**63 - 1, 1], UsageError, r"add up to 9223372036854775808, above 2\*\*63 - 1"),
+    ],
+)
+def test_bad_lengths_are_named(lengths: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan_packs(lengths, 10)
+
+
+@pytest.mark.parametrize("name", ["capacity", "max_rows", "group_size"])
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0, UsageError, "{} is 0; pass an integer from 1"),
+        (-4, UsageError, "{} is -4; pass an integer from 1"),
+        (2**63, UsageError, "{} is 9223372036854775808; pass an integer from 1"),
+        (8.0, TypeError, "{} is 8.0, a float; pass an integer"),
+        (True, TypeError, "{} is True, a bool; pass an integer"),
+        ("8", TypeError, "{} is '8', a str; pass an integer"),
+    ],
+)
+def test_a_bad_limit_is_named(name: str, value: Any, error: type[Exception], message: str) -> None:
+    limits: dict[str, Any] = {"capacity": 10, name: value}
+    with pytest.raises(error, match=message.format(name)):
+        plan_packs([1, 2], **limits)
+
+
+def test_an_unknown_method_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="method is 'worst_fit'; it is one of first_fit, first_"):
+        plan_packs([1], 10, method="worst_fit")  # type: ignore[arg-type]
+
+
+def test_limits_may_be_numpy_integers() -> None:
+    plan = plan_packs([1, 2], np.int32(3), max_rows=np.int64(1), group_size=np.uint8(2))
+    assert (plan.tolist(), type(plan.capacity)) == ([[0], [1]], int)
+
+
+def test_importing_packing_leaves_numba_alone() -> None:
+    code = "import sys, fast_axolotl.packing.plan; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
