@@ -22,7 +22,12 @@ if TYPE_CHECKING:
         parallel_hash_rows,
         unique_rows,
     )
-    from fast_axolotl.packing import concatenate_and_pack, pack_sequences
+    from fast_axolotl.packing import (
+        PackPlan,
+        concatenate_and_pack,
+        pack_sequences,
+        plan_packs,
+    )
     from fast_axolotl.reading import (
         CsvDialect,
         Reader,
@@ -41,6 +46,7 @@ __all__ = [
     "RUST_AVAILABLE",
     "CsvDialect",
     "DedupeSummary",
+    "PackPlan",
     "Reader",
     "RustStreamingDataset",
     "SeenRows",
@@ -59,6 +65,7 @@ __all__ = [
     "pack_sequences",
     "pad_sequences",
     "parallel_hash_rows",
+    "plan_packs",
     "should_use_rust_streaming",
     "status",
     "streaming_dataset_reader",
@@ -79,8 +86,10 @@ _HOMES = {
     "create_rust_streaming_dataset": "streaming",
     "should_use_rust_streaming": "streaming",
     "streaming_dataset_reader": "streaming",
+    "PackPlan": "packing",
     "concatenate_and_pack": "packing",
     "pack_sequences": "packing",
+    "plan_packs": "packing",
     "DedupeSummary": "dedupe",
     "SeenRows": "dedupe",
     "dedupe_files": "dedupe",

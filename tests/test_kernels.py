@@ -1,0 +1,192 @@
+"""Kernels compile on first use, for their own types, and keep or forget the result without fuss."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import types
+
+import fast_axolotl
+from fast_axolotl.kernels import jit, threads
+
+pytestmark = pytest.mark.kernels
+
+PACKAGE = Path(fast_axolotl.__file__).parent
+
+
+@jit.kernel(types.int64(jit.INT64), types.int64(jit.INT32))
+def total(values: np.ndarray) -> int:
+    result = 0
+    for index in range(len(values)):
+        result += values[index]
+    return result
+
+
+def run_python(code: str, **environment: str) -> str:
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_kernel_takes_its_types_writeable_or_not_and_no_others() -> None:
+    values = np.arange(10)
+    assert total(values) == 45
+    values.flags.writeable = False
+    assert total(values) == 45
+    assert total(values.astype(np.int32)) == 45
+    for wrong in (values.astype(np.float64), np.arange(20)[::2], values.reshape(2, 5)):
+        with pytest.raises(TypeError):
+            total(wrong)
+
+
+def test_threads_that_call_at_once_compile_once() -> None:
+    fresh = jit.Kernel(total._function, total._signatures)
+    results: list[int] = []
+    callers = [
+        threading.Thread(target=lambda: results.append(fresh(np.arange(10)))) for _ in range(8)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert results == [45] * 8
+
+
+def test_every_kernel_is_listed_and_none_compiles_before_it_is_called() -> None:
+    listed = run_python(
+        "import json\n"
+        "from fast_axolotl.kernels.jit import all_kernels\n"
+        "print(json.dumps([[item.name, item._compiled is None] for item in all_kernels()]))"
+    )
+    names, untouched = zip(*json.loads(listed), strict=True)
+    assert all(untouched)
+    decorator = re.compile(r"^@(?:jit\.)?kernel\(", re.MULTILINE)
+    written = [decorator.findall(path.read_text()) for path in PACKAGE.glob("kernels/*.py")]
+    assert len(set(names)) == sum(map(len, written))
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/cache", "/proc/cache"])
+def test_a_cache_that_cannot_be_written_is_no_error(folder: str, tmp_path: Path) -> None:
+    # A copy, whose own folder cannot serve as a cache either: a file is in its place.
+    copy = tmp_path / "fast_axolotl"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for module in ("kernels", "dedupe", "reading"):
+        (copy / module / "__pycache__").write_text("")
+    code = (
+        "import pyarrow as pa\n"
+        "from fast_axolotl import unique_rows\n"
+        "from fast_axolotl.kernels.rowhash import absorb\n"
+        "print(unique_rows(pa.table({'x': ['a', 'b', 'a']})).tolist(), absorb.is_kept)"
+    )
+    home = {"HOME": folder, "XDG_CACHE_HOME": folder, "NUMBA_CACHE_DIR": folder}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "error", "-c", code],
+        env={**os.environ, **home, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0, 1] False\n"
+
+
+def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = jit.Kernel(total._function, total._signatures)
+    real = fresh._dispatcher
+
+    def full(*, cache: bool) -> object:
+        if cache:
+            raise OSError(28, "No space left on device")
+        return real(cache=False)
+
+    monkeypatch.setattr(fresh, "_dispatcher", full)
+    assert fresh(np.arange(10)) == 45
+    assert not fresh.is_kept
+
+
+def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
+    code = (
+        "import os, pyarrow as pa\n"
+        "from fast_axolotl import unique_rows\n"
+        "table = pa.table({'x': [str(i % 90_000) for i in range(100_000)]})\n"
+        "assert len(unique_rows(table)) == 90_000\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if len(unique_rows(table)) == 90_000 else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    run_python(code)
+
+
+def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fast_axolotl.cli", "warmup"]
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for flags in (["--json"], []):
+        done = subprocess.run(
+            [*command, *flags],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        if flags:
+            result = json.loads(done.stdout)
+            names = {item.name for item in jit.all_kernels()}
+            assert names < set(result["seconds"])
+            assert result["kept"] is True
+            assert result["total"] == pytest.approx(sum(result["seconds"].values()))
+        else:
+            assert "total" in done.stdout
+    assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_processors_are_those_of_the_affinity_and_the_quota(tmp_path: Path) -> None:
+    here = len(os.sched_getaffinity(0))
+    assert threads.usable_processors(tmp_path / "missing") == here
+    for text, expected in (
+        ("max 100000", here),
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("nonsense", here),
+    ):
+        (tmp_path / "cpu.max").write_text(text)
+        assert threads.usable_processors(tmp_path / "cpu.max") == expected
+
+
+@pytest.mark.parametrize("total_rows", [0, 1, 2, 7, 100])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_slices_cover_everything_once(total_rows: int, count: int) -> None:
+    found = threads.slices(total_rows, count)
+    assert [row for start, stop in found for row in range(start, stop)] == list(range(total_rows))
+    assert len(found) <= count
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    def fail(start: int, _: int) -> None:
+        if start:
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        threads.spread(fail, [(0, 1), (1, 2)], 2)
