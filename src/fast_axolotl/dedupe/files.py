@@ -1,6 +1,6 @@
 """Remove repeated rows from a dataset, within a memory budget however many rows it has.
 
-A quarter of the budget, and at least 128 MiB, is for reading and writing; the rest is for the set
+A quarter of the budget, and at least 144 MiB, is for reading and writing; the rest is for the set
 of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass
 decides every row and writes the new ones. When it no longer does, everything known and every later
 row goes to disk as records of 24 bytes (``spill``), the repeated rows are found there, and a second
@@ -37,7 +37,7 @@ __all__ = ["DedupeSummary", "dedupe_files"]
 MIB = 1024 * 1024
 DEFAULT_MEMORY_BUDGET = 1024 * MIB
 _LEAST_MEMORY_BUDGET = 192 * MIB
-_LEAST_WORKING_BYTES = 128 * MIB
+_LEAST_WORKING_BYTES = 144 * MIB
 _BATCH_ROWS = 16_384
 
 Paths = str | Path | Sequence[str | Path]
@@ -122,7 +122,7 @@ def dedupe_files(
     _check_not_an_input(reader, others, (target, listing))
     key = _key_schema(reader, others, columns)
     folder = target.parent if temp_dir is None else Path(temp_dir)
-    group_bytes = min(GROUP_BYTES, working_bytes // 16)
+    group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     with ExitStack() as stack:
         writer = stack.enter_context(Output(target, reader.schema, group_bytes))
         dropped = None
