@@ -1,10 +1,11 @@
-"""Hashing equals hashlib, dedupe equals a dict, and a bad row is named."""
+"""Keeping the first of equal rows equals a dict, for lists and Arrow columns, few rows and many."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +13,17 @@ from hypothesis import strategies as st
 from fast_axolotl import deduplicate_indices, parallel_hash_rows
 from fast_axolotl.errors import UsageError
 
-utf8_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+MANY = 300
+"""More rows than are left to plain Python."""
 
 
-def test_the_hash_of_a_row_is_its_sha256_in_hex() -> None:
-    assert parallel_hash_rows(["a", "é", b"a", ""]) == [
-        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
-        "4a99557e4033c3539de2eb65472017cad5f9557f7a0625a09f1c3f6e2ba69c4c",
-        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
-        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-    ]
+def first_of_each(rows: list[str], known: list[str]) -> tuple[list[int], list[str]]:
+    """The oracle."""
+    first: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        if row not in known:
+            first.setdefault(row, index)
+    return list(first.values()), [hashlib.sha256(row.encode()).hexdigest() for row in first]
 
 
 def test_the_first_of_equal_rows_is_kept() -> None:
@@ -30,58 +32,83 @@ def test_the_first_of_equal_rows_is_kept() -> None:
     assert hashes == parallel_hash_rows(["a", "b", "c"])
 
 
+def test_text_and_its_utf8_are_one_row() -> None:
+    assert deduplicate_indices(["é", "é".encode(), b"e"] * MANY)[0] == [0, 2]
+
+
 def test_existing_hashes_are_hashes_and_not_rows() -> None:
     _, seen = deduplicate_indices(["a", "b"])
     assert deduplicate_indices(["b", "c", "a", "d"], existing_hashes=seen)[0] == [1, 3]
     assert deduplicate_indices(["b", "c"], existing_hashes=["b"])[0] == [0, 1]
 
 
+@pytest.mark.parametrize("count", [1, MANY])
+def test_an_existing_hash_written_otherwise_matches_nothing(count: int) -> None:
+    rows = [f"{index}" for index in range(count)]
+    hashes = parallel_hash_rows(rows)
+    others = [
+        hashes[0].upper(),
+        f" {hashes[0]}",
+        hashes[0][:-1] + "g",
+        hashes[0][:-1] + "é",
+        hashes[0][:-1] + " ",
+        hashes[0].encode(),
+        None,
+        7,
+    ]
+    assert deduplicate_indices(rows, existing_hashes=others) == (list(range(count)), hashes)
+    assert deduplicate_indices(rows, existing_hashes=iter([*others, *hashes])) == ([], [])
+
+
 def test_no_rows_give_no_hashes() -> None:
-    assert parallel_hash_rows([]) == []
     assert deduplicate_indices([]) == ([], [])
     assert deduplicate_indices([], ["x"]) == ([], [])
+    assert deduplicate_indices(pa.chunked_array([], pa.string())) == ([], [])
+    assert deduplicate_indices([], parallel_hash_rows([f"{index}" for index in range(MANY)])) == (
+        [],
+        [],
+    )
 
 
-def test_a_lone_surrogate_is_refused_with_its_index() -> None:
-    with pytest.raises(UsageError, match=r"row 1 holds the lone surrogate '\\ud800' at char.* 2"):
-        parallel_hash_rows(["a", "xy\ud800"])
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="row 0 holds"):
         deduplicate_indices(["\udfff"])
-
-
-@pytest.mark.parametrize(("row", "kind"), [(3, "int"), (None, "NoneType"), (["a"], "list")])
-def test_a_row_of_another_type_is_refused_with_index_and_type(row: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=f"row 1 is of type {kind}"):
-        parallel_hash_rows(["a", row])
-
-
-def test_one_string_is_not_taken_for_a_list_of_them() -> None:
+    with pytest.raises(TypeError, match="row 1 is of type int"):
+        deduplicate_indices(["a", 3])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="rows is one str"):
-        parallel_hash_rows("ab")
+        deduplicate_indices("ab")
     with pytest.raises(TypeError, match="existing_hashes is one str"):
         deduplicate_indices(["a"], existing_hashes=parallel_hash_rows(["a"])[0])
-
-
-def test_a_negative_number_of_threads_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"num_threads must be 0 .* not -1"):
-        parallel_hash_rows(["a"], num_threads=-1)
+    with pytest.raises(TypeError, match="unhashable"):
+        deduplicate_indices(["a"], existing_hashes=[["a"]])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="num_threads"):
         deduplicate_indices([], num_threads=-2)
 
 
-@given(st.lists(utf8_text | st.binary(max_size=4)), st.integers(0, 4))
-def test_hashing_equals_hashlib(rows: list[str | bytes], num_threads: int) -> None:
-    raw = [row.encode() if isinstance(row, str) else row for row in rows]
-    expected = [hashlib.sha256(row).hexdigest() for row in raw]
-    assert parallel_hash_rows(rows, num_threads) == expected
+@pytest.mark.parametrize("count", [1, MANY])
+def test_a_null_in_a_column_is_refused_with_its_index(count: int) -> None:
+    column = pa.array(["a"] * count + [None], pa.string())
+    for rows in (column, pa.chunked_array([column]), column.dictionary_encode()):
+        with pytest.raises(TypeError, match=f"row {count} is null"):
+            deduplicate_indices(rows)
 
 
-@given(st.lists(st.sampled_from("abcdefgh")), st.lists(st.sampled_from("abcd")))
-def test_dedupe_equals_a_dict(rows: list[str], known: list[str]) -> None:
-    first: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        if row not in known:
-            first.setdefault(row, index)
-    indices, hashes = deduplicate_indices(rows, parallel_hash_rows(known))
-    assert indices == list(first.values())
-    assert hashes == parallel_hash_rows(list(first))
+@given(
+    st.lists(st.sampled_from("abcdefgh")),
+    st.lists(st.sampled_from("abcd")),
+    st.sampled_from([1, MANY]),
+)
+def test_dedupe_equals_a_dict(rows: list[str], known: list[str], times: int) -> None:
+    many = rows * times
+    expected = first_of_each(many, known)
+    known_hashes = parallel_hash_rows(known)
+    column = pa.array(many, pa.string())
+    given_rows: list[Any] = [many, column, pa.chunked_array([column[:3], column[3:]])]
+    for some in given_rows:
+        assert deduplicate_indices(some, known_hashes) == expected
+
+
+def test_many_different_rows_are_all_kept() -> None:
+    rows = [f"{index % 7000}" for index in range(20_000)]
+    known = [f"{index}" for index in range(100, 1000)]
+    assert deduplicate_indices(rows, parallel_hash_rows(known)) == first_of_each(rows, known)

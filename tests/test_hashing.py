@@ -1,0 +1,432 @@
+"""Hashing equals hashlib for any length, container and thread count; a bad row is named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl import parallel_hash_rows
+from fast_axolotl.dedupe import hashing
+from fast_axolotl.errors import UsageError
+
+DIGEST = pa.binary(32)
+MANY = hashing._FEW_ROWS
+"""Rows from which on the kernel does the work."""
+LONG = 16384
+"""Rows past this many bytes go to hashlib on every processor."""
+EDGES = [0, 1, 54, 55, 56, 57, 63, 64, 65, 118, 119, 120, 121, 127, 128, 129, 183, 184, 191, 192]
+"""Lengths at which the padding or the number of blocks changes."""
+
+utf8_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+any_row = utf8_text | st.binary(max_size=200) | st.integers(0, 3000).map(lambda n: b"x" * n)
+
+
+def raw(row: str | bytes) -> bytes:
+    return row.encode() if isinstance(row, str) else row
+
+
+def expected(rows: Any) -> list[str]:
+    return [hashlib.sha256(raw(row)).hexdigest() for row in rows]
+
+
+def expected_column(values: list[Any]) -> list[bytes | None]:
+    return [None if row is None else hashlib.sha256(raw(row)).digest() for row in values]
+
+
+def random_rows(lengths: list[int], seed: int = 0) -> list[bytes]:
+    generator = np.random.default_rng(seed)
+    return [generator.bytes(length) for length in lengths]
+
+
+def texts(count: int) -> list[str]:
+    return [f"row {index} " + "é" * (index % 70) for index in range(count)]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few hundred rows are many pieces and tasks."""
+    monkeypatch.setattr(hashing, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(hashing, "_PIECE_ROWS", 1)
+    monkeypatch.setattr(hashing, "_THREADED_BYTES", 0)
+    monkeypatch.setattr(hashing, "_TASK_BYTES", 4096)
+    monkeypatch.setattr(hashing, "_HEX_ROWS", 7)
+
+
+def test_the_hash_of_a_row_is_its_sha256_in_hex() -> None:
+    assert parallel_hash_rows(["a", "é", b"a", ""]) == [
+        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
+        "4a99557e4033c3539de2eb65472017cad5f9557f7a0625a09f1c3f6e2ba69c4c",
+        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    ]
+
+
+def test_every_length_up_to_300_bytes_is_hashed_right() -> None:
+    rows = random_rows(list(range(301)))
+    assert parallel_hash_rows(rows) == expected(rows)
+    assert parallel_hash_rows(rows[::-1]) == expected(rows[::-1])
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_a_last_row_of_any_length_stays_inside_the_data(length: int) -> None:
+    rows = random_rows([1] * MANY + [length])
+    assert parallel_hash_rows(rows) == expected(rows)
+    assert parallel_hash_rows(pa.array(rows)).to_pylist() == expected_column(rows)
+
+
+@pytest.mark.parametrize("count", [MANY - 1, MANY, MANY + 1, 5000])
+def test_any_number_of_rows_comes_back_in_order(count: int) -> None:
+    rows = texts(count)
+    assert parallel_hash_rows(rows) == expected(rows)
+    assert parallel_hash_rows(pa.array(rows)).to_pylist() == expected_column(rows)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_short_and_very_long_rows_mix(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.choice([0, 3, 56, 1000, 2048, 2049, LONG, LONG + 1, 70_000], 600).tolist()
+    rows = random_rows(lengths, seed)
+    assert parallel_hash_rows(rows) == expected(rows)
+    assert parallel_hash_rows(pa.array(rows)).to_pylist() == expected_column(rows)
+
+
+def test_rows_that_are_all_long_need_no_lane() -> None:
+    rows = random_rows([LONG + 1] * MANY)
+    mixed = [row.hex() if index % 2 else row for index, row in enumerate(rows)]
+    assert parallel_hash_rows(mixed) == expected(mixed)
+    assert parallel_hash_rows(pa.array(rows)).to_pylist() == expected_column(rows)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 7])
+@pytest.mark.usefixtures("small_pieces")
+def test_threads_and_pieces_change_nothing(num_threads: int) -> None:
+    rows = random_rows([*EDGES * 20, LONG + 5, 0, 0, 7])
+    assert parallel_hash_rows(rows, num_threads) == expected(rows)
+    column = pa.array(rows)
+    chunked = pa.chunked_array([column[:5], column[5:6], column[6:]])
+    for given_rows in (column, chunked):
+        assert parallel_hash_rows(given_rows, num_threads).to_pylist() == expected_column(rows)
+
+
+def test_automatic_threads_are_the_usable_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fast_axolotl.kernels import threads
+
+    asked: list[int] = []
+    monkeypatch.setattr(threads, "usable_processors", lambda: 3)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", _pool_that_notes(asked))
+    rows = ["x" * 1000] * 9000
+    parallel_hash_rows(rows)
+    parallel_hash_rows(pa.array(rows))
+    assert asked == [3, 3]
+
+
+def _pool_that_notes(asked: list[int]) -> Callable[[int], Any]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def make(count: int) -> Any:
+        asked.append(count)
+        return ThreadPoolExecutor(count)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["ascii"] * MANY,
+        ["naïve", "日本語", "🙂", ""] * MANY,
+        ["text", b"bytes", "té", b"\xff"] * MANY,
+        [b"bytes", b"\x00\xff", b""] * MANY,
+        ["", ""] * MANY,
+        [b"", b""] * MANY,
+        ["\n", "\x00", "a\nb"] * MANY,
+        [np.str_("numpy"), "own"] * MANY,
+    ],
+    ids=["ascii", "wide", "mixed", "bytes", "empty", "empty bytes", "newlines", "subclass"],
+)
+def test_text_and_bytes_of_any_kind_are_hashed_as_they_are(rows: list[Any]) -> None:
+    assert parallel_hash_rows(rows) == expected(rows)
+
+
+class OwnLength(str):
+    def __len__(self) -> int:
+        return 1
+
+
+def test_the_length_that_a_row_claims_is_not_believed() -> None:
+    rows = [OwnLength("abc"), OwnLength("")] * MANY
+    assert parallel_hash_rows(rows) == expected([str(row) for row in rows])
+
+
+@pytest.mark.parametrize("count", [0, 3, MANY + 1])
+def test_rows_may_come_as_any_iterable(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "_BATCH_ROWS", MANY)
+    rows = texts(count)
+    for given_rows in (tuple(rows), iter(rows), (row for row in rows), dict.fromkeys(rows)):
+        assert parallel_hash_rows(given_rows) == expected(rows)
+
+
+def test_no_rows_give_no_hashes() -> None:
+    assert parallel_hash_rows([]) == []
+    assert parallel_hash_rows(iter(())) == []
+
+
+@given(st.lists(any_row, max_size=20), st.integers(0, 4))
+def test_hashing_equals_hashlib(rows: list[str | bytes], num_threads: int) -> None:
+    assert parallel_hash_rows(rows, num_threads) == expected(rows)
+
+
+@given(st.lists(any_row, min_size=1, max_size=30), st.integers(0, 4))
+def test_the_kernel_equals_hashlib(rows: list[str | bytes], num_threads: int) -> None:
+    many = rows * (MANY // len(rows) + 1)
+    assert parallel_hash_rows(many, num_threads) == expected(many)
+
+
+@given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=300), st.data())
+def test_a_slice_of_a_column_equals_hashlib(
+    values: list[bytes | None], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    stop = data.draw(st.integers(start, len(values)))
+    many = values * (MANY // len(values) + 1)
+    column = pa.array(many, pa.binary())
+    for got, want in ((column[start:stop], many[start:stop]), (column[start:], many[start:])):
+        hashed = parallel_hash_rows(got)
+        hashed.validate(full=True)
+        assert hashed.to_pylist() == expected_column(want)
+
+
+# Arrow columns
+
+
+TYPES = [
+    pa.string(),
+    pa.binary(),
+    pa.large_string(),
+    pa.large_binary(),
+    pa.string_view(),
+    pa.binary_view(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.uint32(), pa.large_binary()),
+]
+
+
+def columns(kind: pa.DataType, count: int) -> Iterator[tuple[pa.Array, list[Any]]]:
+    """A column of a type whole, cut at both ends, without nulls, of nothing else, and of none."""
+    values = [None if index % 7 == 3 else f"é{index % 50}" for index in range(count)]
+    for some in (values, [value or "" for value in values], [None] * count, []):
+        column = pa.array(some, pa.string())
+        column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
+        column = column.cast(kind)
+        yield column, some
+        yield column[5:-3], some[5:-3]
+
+
+@pytest.mark.parametrize("count", [40, MANY + 20])
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_a_column_gives_a_column_of_32_bytes(kind: pa.DataType, count: int) -> None:
+    for column, values in columns(kind, count):
+        hashed = parallel_hash_rows(column)
+        assert isinstance(hashed, pa.FixedSizeBinaryArray)
+        assert hashed.type == DIGEST
+        hashed.validate(full=True)
+        assert hashed.to_pylist() == expected_column(values)
+
+
+@pytest.mark.parametrize("width", [0, 1, 5, 64])
+@pytest.mark.parametrize("count", [0, 30, MANY + 20])
+def test_rows_of_one_fixed_size_are_hashed(width: int, count: int) -> None:
+    values = [None if index % 5 == 2 else bytes([index % 256]) * width for index in range(count)]
+    column = pa.array(values, pa.binary(width))
+    assert parallel_hash_rows(column).to_pylist() == expected_column(values)
+    assert parallel_hash_rows(column[3:]).to_pylist() == expected_column(values[3:])
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize("count", [40, MANY + 20])
+def test_a_chunked_column_keeps_its_chunks(kind: pa.DataType, count: int) -> None:
+    column, values = next(columns(kind, count))
+    chunked = pa.chunked_array([column[:7], column[7:7], column[7:30], column[30:]])
+    hashed = parallel_hash_rows(chunked)
+    assert isinstance(hashed, pa.ChunkedArray)
+    assert hashed.type == DIGEST
+    assert [len(chunk) for chunk in hashed.chunks] == [7, 0, 23, count - 30]
+    assert hashed.to_pylist() == expected_column(values)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), TYPES[-1], pa.null()], ids=str)
+def test_a_column_without_chunks_stays_without(kind: pa.DataType) -> None:
+    hashed = parallel_hash_rows(pa.chunked_array([], kind))
+    assert (hashed.num_chunks, hashed.type) == (0, DIGEST)
+
+
+def test_chunks_may_have_dictionaries_of_their_own() -> None:
+    first = pa.DictionaryArray.from_arrays([0, 1, None, 0], ["a", "b"])
+    second = pa.DictionaryArray.from_arrays([1, 0, 1], ["c", None])
+    hashed = parallel_hash_rows(pa.chunked_array([first, first[1:], second]))
+    rows = ["a", "b", None, "a", "b", None, "a", None, "c", None]
+    assert hashed.to_pylist() == expected_column(rows)
+
+
+def test_a_column_that_knows_no_type_has_nulls_only() -> None:
+    assert parallel_hash_rows(pa.nulls(3)).equals(pa.nulls(3, DIGEST))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.list_(pa.string()), pa.dictionary(pa.int8(), pa.int16())], ids=str
+)
+def test_another_type_of_column_is_refused_with_the_cure(kind: pa.DataType) -> None:
+    named = kind.value_type if pa.types.is_dictionary(kind) else kind
+    for rows in (pa.array([], kind), pa.chunked_array([], kind)):
+        with pytest.raises(TypeError) as caught:
+            parallel_hash_rows(rows)
+        assert f"the Arrow type {named}" in str(caught.value)
+        assert "rows.cast(pyarrow.string())" in str(caught.value)
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 4], [0, -5, 4]])
+def test_offsets_outside_the_data_are_refused(offsets: list[int]) -> None:
+    numbers = np.array(offsets + offsets[-1:] * MANY, np.int32)
+    buffers = [None, pa.py_buffer(numbers), pa.py_buffer(b"abcdefgh")]
+    column = pa.Array.from_buffers(pa.binary(), len(numbers) - 1, buffers)
+    with pytest.raises(UsageError, match="offsets leave its data"):
+        parallel_hash_rows(column)
+
+
+def test_a_column_is_hashed_without_python_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "_encode", None)
+    monkeypatch.setattr(hashing, "sha256", None)
+    assert len(parallel_hash_rows(pa.array(texts(3000)))) == 3000
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("count", [1, MANY, 3 * MANY])
+def test_a_lone_surrogate_is_refused_with_its_index(count: int) -> None:
+    message = rf"row {count} holds the lone surrogate '\\ud800' at char.* 2"
+    with pytest.raises(UsageError, match=message):
+        parallel_hash_rows(["a"] * count + ["xy\ud800"] + ["b", None] * count)  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=message):
+        parallel_hash_rows(iter(["a"] * count + ["xy\ud800" + "z" * 2 * LONG]))
+
+
+@pytest.mark.parametrize("count", [1, MANY, 3 * MANY])
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (3, "int"),
+        (None, "NoneType"),
+        (["a"], "list"),
+        (bytearray(b"a"), "bytearray"),
+        (memoryview(b"a"), "memoryview"),
+        ({}, "dict"),
+        (pa.scalar("a"), "StringScalar"),
+        (["a"] * (LONG + 1), "list"),
+    ],
+)
+def test_a_row_of_another_type_is_refused_with_index_and_type(
+    row: Any, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashing, "_BATCH_ROWS", MANY)
+    for first in ("a", b"a"):
+        rows = [first] * count + [row] + ["a"] * count
+        for given_rows in (rows, iter(rows)):
+            with pytest.raises(TypeError, match=f"row {count} is of type {kind}"):
+                parallel_hash_rows(given_rows)
+
+
+def test_one_string_is_not_taken_for_a_list_of_them() -> None:
+    with pytest.raises(TypeError, match="rows is one str"):
+        parallel_hash_rows("ab")
+    with pytest.raises(TypeError, match="rows is one bytes"):
+        parallel_hash_rows(b"ab")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [["a"], pa.array(["a"])], ids=["list", "column"])
+def test_a_negative_number_of_threads_is_refused(rows: Any) -> None:
+    with pytest.raises(UsageError, match=r"num_threads must be 0 .* not -1"):
+        parallel_hash_rows(rows, num_threads=-1)
+
+
+# The kernel
+
+
+def test_the_kernel_knows_the_constants_of_the_standard() -> None:
+    from fast_axolotl.kernels import sha256
+
+    assert sha256._FIRST_STATE[::7] == (0x6A09E667, 0x5BE0CD19)
+    assert sha256._ROUND_CONSTANTS[::63] == (0x428A2F98, 0xC67178F2)
+
+
+@pytest.mark.parametrize(
+    ("features", "lanes", "longest"),
+    [
+        ({"avx512f": True, "avx2": True, "sha": True}, 16, 16384),
+        ({"avx512f": False, "avx2": True, "sha": True}, 8, 2048),
+        ({"avx2": True}, 8, 16384),
+        ({"neon": True, "sha2": True}, 4, 2048),
+        ({}, 4, 16384),
+    ],
+)
+def test_the_lanes_fit_the_processor(features: dict[str, bool], lanes: int, longest: int) -> None:
+    from fast_axolotl.kernels import sha256
+
+    assert sha256._lane_count(features) == lanes
+    assert sha256._longest_bytes(features, lanes) == longest
+
+
+def test_few_rows_load_no_compiler() -> None:
+    code = (
+        "import sys, pyarrow as pa\n"
+        "from fast_axolotl.dedupe.hashing import deduplicate_indices, parallel_hash_rows\n"
+        "parallel_hash_rows(['a'] * 199); parallel_hash_rows(pa.array(['a'] * 199))\n"
+        "deduplicate_indices(['a', 'b'] * 99, existing_hashes=['x'])\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+BOUNDS_CHECKED = """
+import hashlib, sys
+import numpy as np
+import pyarrow as pa
+from fast_axolotl.dedupe.hashing import deduplicate_indices, parallel_hash_rows
+from fast_axolotl.kernels import sha256
+if lanes := int(sys.argv[1]):
+    sha256.LANES, sha256.LONGEST_BYTES = lanes, 2048
+lengths = [*range(301), 5000, 20000, *range(140)]
+rows = [np.random.default_rng(0).bytes(length) for length in lengths]
+want = [hashlib.sha256(row).hexdigest() for row in rows]
+assert parallel_hash_rows(rows) == want
+assert [digest.hex() for digest in parallel_hash_rows(pa.array(rows)[1:]).to_pylist()] == want[1:]
+assert deduplicate_indices(rows + rows)[1] == list(dict.fromkeys(want))
+"""
+
+
+@pytest.mark.parametrize("lanes", [0, 4, 8, 16])
+def test_every_access_is_in_bounds_with_any_number_of_lanes(lanes: int, tmp_path: Path) -> None:
+    checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDS_CHECKED, str(lanes)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **checks},
+    )
+    assert done.returncode == 0, done.stderr
