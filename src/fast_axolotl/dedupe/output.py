@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading import convert, format_of_name
+from fast_axolotl.reading import convert, format_of_name, held_bytes
 
 __all__ = ["GROUP_BYTES", "Output", "check_target", "disk_errors"]
 
@@ -124,7 +124,7 @@ class _Parquet:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
+        self._waiting_bytes += held_bytes(batch)
         if self._waiting_bytes >= self._group_bytes:
             self._flush()
 

@@ -199,11 +199,11 @@ def _fixed_bytes(array: pa.Array) -> tuple[Any, int]:
         return _NO_BYTES, width
     start = array.offset * width
     data = np.frombuffer(buffer, np.uint8)[start : start + len(array) * width]
-    return (_one_nan(data, kind) if pa.types.is_floating(kind) else data), width
+    return (_one_nan(data, width) if pa.types.is_floating(kind) else data), width
 
 
-def _one_nan(data: Any, kind: pa.DataType) -> Any:
-    values = np.frombuffer(data.tobytes() if data.ctypes.data % 8 else data, kind.to_pandas_dtype())
+def _one_nan(data: Any, width: int) -> Any:
+    values = data.view(f"f{width}")
     unordered = np.isnan(values)
     if not unordered.any():
         return data

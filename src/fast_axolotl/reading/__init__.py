@@ -8,6 +8,7 @@ decodes ahead; ``settle`` and ``batching`` make one stream of batches of it; ``r
 
 from __future__ import annotations
 
+from fast_axolotl.reading.batching import held_bytes
 from fast_axolotl.reading.blocks import CsvDialect, Rejection
 from fast_axolotl.reading.convert import OUTPUTS, convert
 from fast_axolotl.reading.files import FormatWarning
@@ -29,6 +30,7 @@ __all__ = [
     "detect_format",
     "find_states",
     "format_of_name",
+    "held_bytes",
     "join_schemas",
     "list_supported_formats",
     "open_dataset",

@@ -19,7 +19,7 @@ from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.settle import is_joinable
 
-__all__ = ["Batcher", "value_bytes"]
+__all__ = ["Batcher", "held_bytes", "value_bytes"]
 
 _OFFSET_BYTES = 4
 
@@ -120,6 +120,14 @@ def value_bytes(table: pa.Table) -> int:
     return sum(_array_bytes(chunk) for column in table.columns for chunk in column.chunks)
 
 
+def held_bytes(data: pa.Table | pa.RecordBatch | pa.Array) -> int:
+    """What the data takes in memory."""
+    try:
+        return int(data.nbytes)
+    except pa.ArrowTypeError:  # pyarrow 21 cannot tell the share of a slice in its views
+        return int(data.get_total_buffer_size())
+
+
 def _array_bytes(array: pa.Array) -> int:
     """Constant time a column: the first and the last offset say how much lies between."""
     kind, types = array.type, pa.types
@@ -137,7 +145,7 @@ def _array_bytes(array: pa.Array) -> int:
         return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
     if types.is_primitive(kind) or types.is_boolean(kind):
         return int(kind.bit_width) * len(array) // 8
-    return 0 if types.is_null(kind) else int(array.nbytes)
+    return 0 if types.is_null(kind) else held_bytes(array)
 
 
 def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.batching import held_bytes
 from fast_axolotl.reading.blocks import (
     Block,
     BrokenBlock,
@@ -120,7 +121,7 @@ def make_tasks(
 def decode_task(task: Task, known: Known, options: ReadOptions) -> tuple[Decoded, int]:
     """Runs on a decode thread."""
     decoded = decode_or_reject(task.item.content, known.schema, options)
-    return decoded, decoded.table.nbytes
+    return decoded, held_bytes(decoded.table)
 
 
 def base_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:

@@ -69,9 +69,10 @@ def reading_progress(total_bytes: int) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[rows]:,} rows"),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    if not console.is_terminal:
+        yield lambda num_bytes, rows: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=max(1, total_bytes), rows=0)
         yield lambda num_bytes, rows: bar.update(task, completed=num_bytes, rows=rows)
 
@@ -87,9 +88,10 @@ def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int]
         TextColumn(f"{{task.fields[count]:,}} {unit}"),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    if not console.is_terminal:
+        yield lambda phase, done, total, count: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
         def update(phase: str, done: int, total: int, count: int) -> None:
