@@ -229,7 +229,9 @@ def test_every_width_keeps_its_type() -> None:
         pa.uint64(),
         pa.float32(),
     ):
-        assert numpy_values(pa.array([1, 2], type=kind)).dtype == str(kind).replace("float", "float32")
+        assert numpy_values(pa.array([1, 2], type=kind)).dtype == str(kind).replace(
+            "float", "float32"
+        )
 
 
 def test_torch_tensors_may_be_written_to() -> None:

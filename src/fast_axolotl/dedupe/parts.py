@@ -32,7 +32,11 @@ DIGEST_BYTES = 16
 
 _NO_NULLS = np.zeros(0, np.bool_)
 _NO_BYTES = np.zeros(0, np.uint8)
-_ROWS_PER_THREAD = 5000
+_BYTES_PER_THREAD = 2 * 1024 * 1024
+_PART_BYTES = 32
+"""What a part of a row costs beside its bytes, in bytes hashed."""
+
+_SLICES_PER_THREAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,10 @@ def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: i
                 last,
             )
 
-    threads = min(num_threads, 1 + num_rows // _ROWS_PER_THREAD)
-    spread(fold, slices(num_rows, threads), threads)
+    num_bytes = sum(int(part.offsets[-1] - part.offsets[0]) for part in parts)
+    work = num_bytes + _PART_BYTES * len(parts) * num_rows
+    threads = min(num_threads, 1 + work // _BYTES_PER_THREAD)
+    spread(fold, slices(num_rows, threads * _SLICES_PER_THREAD), threads)
     return digests
 
 

@@ -26,7 +26,7 @@ from fast_axolotl.kernels.threads import slices, spread, usable_processors
 __all__ = ["digest_batch", "first_rows", "unique_rows"]
 
 _PAIRS_AT_ONCE = 16_384
-_PAIRS_PER_THREAD = 4096
+_PAIRS_PER_THREAD = 32_768
 _MOST_TRIES = 4
 
 
@@ -106,7 +106,7 @@ def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -
         for part in parts:
             differing_rows(part.data, part.offsets, part.valid, lefts, rights, differs, first, last)
 
-    spread(compare, slices(len(lefts), threads), threads)
+    spread(compare, slices(len(lefts), 4 * threads), threads)
     return not differs.any()
 
 

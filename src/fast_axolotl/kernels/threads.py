@@ -7,10 +7,12 @@ Threads live for one call: nothing stays behind that a fork could break. Startin
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 __all__ = ["slices", "spread", "usable_processors"]
 
@@ -35,14 +37,31 @@ def slices(total: int, count: int) -> list[tuple[int, int]]:
 def spread(
     work: Callable[[int, int], object], ranges: Sequence[tuple[int, int]], num_threads: int
 ) -> None:
-    """Calls ``work(start, stop)`` for every range, on so many threads; raises the first error."""
-    if num_threads <= 1 or len(ranges) <= 1:
-        for start, stop in ranges:
-            work(start, stop)
-        return
-    with ThreadPoolExecutor(min(num_threads, len(ranges))) as pool:
-        for _ in pool.map(lambda edges: work(*edges), ranges):
-            pass
+    """Calls ``work(start, stop)`` for every range, on so many threads; raises the first error.
+
+    The calling thread is one of them, and each takes the next range as it becomes free: where the
+    others are slow to start, the caller does their share.
+    """
+    waiting = deque(ranges)
+    errors: list[BaseException] = []
+
+    def take_turns() -> None:
+        with suppress(IndexError):
+            while not errors:
+                edges = waiting.popleft()
+                try:
+                    work(*edges)
+                except BaseException as error:  # noqa: BLE001 - raised again in the caller
+                    errors.append(error)
+
+    helpers = [Thread(target=take_turns) for _ in range(min(num_threads, len(ranges)) - 1)]
+    for helper in helpers:
+        helper.start()
+    take_turns()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
 
 
 def _cgroup_processors(path: Path) -> int | None:
