@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from fast_axolotl.bench.corpus import WRITERS, write_inputs
-from fast_axolotl.bench.demo import run_demo
+from fast_axolotl.bench.demo import demo_tables, run_demo
 from fast_axolotl.bench.earlier import EarlierPackage, PeerError
 from fast_axolotl.bench.fingerprint import difference, fingerprint
 from fast_axolotl.bench.goals import memory_goals, timing_goals
@@ -156,11 +156,30 @@ def test_a_small_run_gives_equal_rows_with_every_peer_that_is_installed(tmp_path
     assert str(tmp_path) not in json.dumps(result.to_json())
 
 
-def test_the_demo_reads_five_formats_with_equal_rows(tmp_path: Path) -> None:
-    result = run_demo(tmp_path, rows=200, repeats=1)
-    assert [case.name for case in result.cases] == ["parquet", "jsonl", "csv", "arrow", "text"]
-    assert all(item.equal for case in result.cases for item in case.timings)
+def test_the_demo_reads_five_formats_and_does_four_jobs_with_equal_answers(
+    tmp_path: Path,
+) -> None:
+    result = run_demo(tmp_path, rows=200, repeats=1, job_scale=0.01)
+    formats = ["parquet", "jsonl", "csv", "arrow", "text"]
+    assert [case.name for case in result.reader.cases] == formats
+    assert [case.name for case in result.jobs.cases] == ["sample-parquet", "pack", "pad", "hash"]
+    for cases in (result.reader.cases, result.jobs.cases):
+        assert all(item.equal for case in cases for item in case.timings)
     assert list(tmp_path.iterdir()) == []
+    assert result.to_json()["jobs"]["title"] == "demo"
+
+
+def test_the_demo_shows_the_four_jobs_beside_the_published_ratios(tmp_path: Path) -> None:
+    table = demo_tables(run_demo(tmp_path, rows=200, repeats=1, job_scale=0.01))[-1]
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("stream 500 rows of Parquet", "77.26×"),
+        ("pack 100 sequences into 512", "0.42×"),
+        ("hash 1,000 rows", "1.90×"),
+        ("pad 100 sequences to 256", "0.53×"),
+    ]
+    assert all("–" not in row for row in table.rows)
+    assert any(note.startswith("earlier package: left out") for note in table.notes)
+    assert any("kernels compiled or loaded" in note for note in table.notes)
 
 
 def test_an_environment_without_the_earlier_package_says_so(tmp_path: Path) -> None:

@@ -9,9 +9,18 @@ from pathlib import Path
 
 from fast_axolotl.bench.matrix import Machine
 
-__all__ = ["describe_machine"]
+__all__ = ["available_bytes", "describe_machine"]
 
-_DISTRIBUTIONS = ("numpy", "pyarrow", "datasets", "polars", "duckdb")
+_DISTRIBUTIONS = (
+    "numpy",
+    "numba",
+    "pyarrow",
+    "datasets",
+    "polars",
+    "duckdb",
+    "torch",
+    "axolotl",
+)
 
 
 def describe_machine(proc: Path = Path("/proc")) -> Machine:
@@ -34,6 +43,12 @@ def describe_machine(proc: Path = Path("/proc")) -> Machine:
         versions=versions,
         load_average=_load_average(proc / "loadavg"),
     )
+
+
+def available_bytes(proc: Path = Path("/proc")) -> int | None:
+    """Memory that can be had without swapping; ``None`` where the system does not say."""
+    found = _value(proc / "meminfo", "MemAvailable")
+    return None if found is None else int(found.split()[0]) * 1024
 
 
 def _cores() -> int:

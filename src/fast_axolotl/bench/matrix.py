@@ -16,6 +16,7 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 
 __all__ = [
+    "GOAL_HEADER",
     "OURS_ARROW",
     "OURS_PYTHON",
     "BenchResult",
@@ -26,7 +27,14 @@ __all__ = [
     "MemoryRun",
     "PeerTiming",
     "Table",
+    "goal_cells",
+    "machine_notes",
     "matrix_rows",
+    "require_new",
+    "save_json",
+    "show_figure",
+    "show_ratio",
+    "show_time",
     "speed_up",
 ]
 
@@ -34,6 +42,7 @@ SCHEMA_VERSION = 1
 OURS_ARROW = "fast-axolotl arrow"
 OURS_PYTHON = "fast-axolotl python"
 _MEGABYTE = 1_000_000
+GOAL_HEADER = ("goal", "target", "measured", "met", "decided by")
 _TIMING_HEADER = (
     "reader",
     "gives",
@@ -116,7 +125,7 @@ class Goal:
     at_least: bool
     """Whether the bound is a least value; otherwise it is a most."""
     unit: str
-    """``×``, ``MB``, ``s`` or ``%``."""
+    """``×``, ``MB``, ``bytes``, ``s`` or ``%``."""
     measured: float | None
     """``None`` where it could not be measured."""
     detail: str | None
@@ -212,11 +221,7 @@ class BenchResult:
 
     def save(self, path: Path) -> None:
         """Writes the JSON; a file that is there already is refused."""
-        if path.exists():
-            raise UsageError(f"{path} is there already; name another file or remove it first")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        save_json(self.to_json(), path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +232,20 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+
+
+def require_new(path: Path) -> None:
+    """Raises where a file is there already."""
+    if path.exists():
+        raise UsageError(f"{path} is there already; name another file or remove it first")
+
+
+def save_json(data: Mapping[str, Any], path: Path) -> None:
+    """Writes a result; a file that is there already is refused."""
+    require_new(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _case_from(data: dict[str, Any]) -> CaseResult:
@@ -265,15 +284,21 @@ def _timing_table(result: BenchResult) -> Table:
             rows.append((f"{case.name}: {size}", *[""] * (len(_TIMING_HEADER) - 1)))
         rows += [_timing_cells(case, timing) for timing in case.timings]
         notes += _case_notes(case)
-    machine = result.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     notes += [
         *result.notes,
-        f"{machine.cores} × {machine.cpu or 'unknown processor'}, {machine.system}",
-        f"Python {machine.python}, {versions}",
+        *machine_notes(result.machine),
         f"{result.date}: {result.command}",
     ]
     return Table(title=result.title, header=_TIMING_HEADER, rows=tuple(rows), notes=tuple(notes))
+
+
+def machine_notes(machine: Machine) -> list[str]:
+    """Processor, system and versions, in two lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return [
+        f"{machine.cores} × {machine.cpu or 'unknown processor'}, {machine.system}",
+        f"Python {machine.python}, {versions}",
+    ]
 
 
 def _timing_cells(case: CaseResult, timing: PeerTiming) -> tuple[str, ...]:
@@ -281,12 +306,12 @@ def _timing_cells(case: CaseResult, timing: PeerTiming) -> tuple[str, ...]:
     return (
         f"  {timing.name}",
         timing.output,
-        _time(timing.median_seconds),
-        f"{_time(min(timing.seconds))} – {_time(max(timing.seconds))}",
+        show_time(timing.median_seconds),
+        f"{show_time(min(timing.seconds))} – {show_time(max(timing.seconds))}",
         f"{timing.rows_per_second:,.0f}",
         f"{share * case.num_bytes / timing.median_seconds / _MEGABYTE:,.0f}",
-        _ratio(speed_up(case, OURS_ARROW, timing.name)),
-        _ratio(speed_up(case, OURS_PYTHON, timing.name)),
+        show_ratio(speed_up(case, OURS_ARROW, timing.name)),
+        show_ratio(speed_up(case, OURS_PYTHON, timing.name)),
         "yes" if timing.equal else "no",
     )
 
@@ -313,10 +338,10 @@ def _memory_table(result: BenchResult) -> Table:
             (
                 f"  {run.name}",
                 f"{run.file}, {run.num_bytes / _MEGABYTE:,.0f} MB",
-                _time(run.seconds),
+                show_time(run.seconds),
                 f"{run.above_bytes / _MEGABYTE:,.0f} MB",
-                _time(run.first_batch_seconds),
-                _time(run.first_batch_seconds + run.import_seconds),
+                show_time(run.first_batch_seconds),
+                show_time(run.first_batch_seconds + run.import_seconds),
             )
             for run in case.memory
         ]
@@ -325,33 +350,40 @@ def _memory_table(result: BenchResult) -> Table:
 
 def _goal_table(result: BenchResult) -> Table:
     goals = [(case, goal) for case in result.cases for goal in case.goals]
-    rows = tuple(
-        (
-            f"{case.name}: {goal.text}",
-            f"{'≥' if goal.at_least else '≤'} {_figure(goal.target, goal.unit)}",
-            "–" if goal.measured is None else _figure(goal.measured, goal.unit),
-            {True: "yes", False: "no", None: "–"}[goal.met],
-            goal.detail or "",
-        )
-        for case, goal in goals
-    )
+    rows = tuple(goal_cells(case.name, goal) for case, goal in goals)
     met = sum(goal.met is True for _, goal in goals)
     return Table(
         title=f"{result.title}: goals",
-        header=("goal", "target", "measured", "met", "decided by"),
+        header=GOAL_HEADER,
         rows=rows,
         notes=(f"{met} of {len(goals)} goals met",),
     )
 
 
-def _time(seconds: float) -> str:
+def goal_cells(case: str, goal: Goal) -> tuple[str, ...]:
+    """The cells under ``GOAL_HEADER``."""
+    return (
+        f"{case}: {goal.text}",
+        f"{'≥' if goal.at_least else '≤'} {show_figure(goal.target, goal.unit)}",
+        "–" if goal.measured is None else show_figure(goal.measured, goal.unit),
+        {True: "yes", False: "no", None: "–"}[goal.met],
+        goal.detail or "",
+    )
+
+
+def show_time(seconds: float) -> str:
+    """In µs, ms or s."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:,.0f} µs"
     return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else _figure(value, "×")
+def show_ratio(value: float | None) -> str:
+    """``2.50×``; a dash for what was not measured."""
+    return "–" if value is None else show_figure(value, "×")
 
 
-def _figure(value: float, unit: str) -> str:
+def show_figure(value: float, unit: str) -> str:
+    """With three digits, more or less, and its unit."""
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f}{'' if unit == '×' else ' '}{unit}"

@@ -11,14 +11,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from fast_axolotl.bench.corpus import MESSAGE_ROWS, SAMPLE_ROWS, write_inputs, write_sample
-from fast_axolotl.bench.earlier import EarlierPackage, PeerError
+from fast_axolotl.bench.earlier import EARLIER, EarlierPackage, start_earlier
 from fast_axolotl.bench.goals import timing_goals
 from fast_axolotl.bench.machine import describe_machine
 from fast_axolotl.bench.matrix import BenchResult, CaseResult, LeftOut, PeerTiming
 from fast_axolotl.bench.memory import MEMORY_CASES, run_memory_case
 from fast_axolotl.bench.peers import OURS, PEERS, Peer
 from fast_axolotl.bench.timing import (
-    EARLIER,
     Contestant,
     EarlierContestant,
     compare,
@@ -111,7 +110,7 @@ def run_reader_bench(
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder(work_dir))
         timed = [case for case in _TIMED if case.name in chosen]
-        earlier = _start_earlier(peer_python, folder, stack) if timed else None
+        earlier = start_earlier(peer_python, folder, stack) if timed else None
         if isinstance(earlier, EarlierPackage):
             versions = {**machine.versions, EARLIER: earlier.version}
             machine = replace(machine, versions=versions)
@@ -201,17 +200,6 @@ def _earlier_format(case: TimedCase) -> str:
     if case.file.endswith((".gz", ".zst")):
         return ""
     return "arrow" if case.format == "arrow-stream" else case.format
-
-
-def _start_earlier(
-    peer_python: str | None, folder: Path, stack: ExitStack
-) -> EarlierPackage | LeftOut:
-    if peer_python is None:
-        return LeftOut(name=EARLIER, reason="no interpreter of its environment was given")
-    try:
-        return stack.enter_context(EarlierPackage(peer_python, folder))
-    except PeerError as error:
-        return LeftOut(name=EARLIER, reason=str(error))
 
 
 def _write(

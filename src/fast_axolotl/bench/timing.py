@@ -17,15 +17,21 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from fast_axolotl.bench.earlier import EarlierPackage, PeerError
+from fast_axolotl.bench.earlier import EARLIER, EarlierPackage, PeerError
 from fast_axolotl.bench.fingerprint import Fingerprint, difference, fingerprint
 from fast_axolotl.bench.matrix import LeftOut, PeerTiming
 from fast_axolotl.bench.peers import Pass, Peer
 from fast_axolotl.errors import FastAxolotlError
 
-__all__ = ["Contestant", "EarlierContestant", "LocalContestant", "compare", "local_contestants"]
-
-EARLIER = "earlier package"
+__all__ = [
+    "Contestant",
+    "EarlierContestant",
+    "LocalContestant",
+    "Reference",
+    "compare",
+    "local_contestants",
+    "one_line",
+]
 
 _LEAST_SECONDS = 0.2
 _MOST_PASSES = 50
@@ -33,7 +39,7 @@ _MOST_PASSES = 50
 
 
 class Contestant(Protocol):
-    """A reader with its input."""
+    """A reader, or another function, with its input."""
 
     name: str
     version: str | None
@@ -44,6 +50,12 @@ class Contestant(Protocol):
     def fingerprint(self) -> Fingerprint: ...
 
     def seconds(self) -> float: ...
+
+
+class Reference(Contestant, Protocol):
+    """Ours, which the others are compared with: also on its first rows alone."""
+
+    def fingerprint(self, limit: int | None = None) -> Fingerprint: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +116,7 @@ def local_contestants(
             run = prepare(path)
             version = peer.version
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way; its reason is told
-            left_out.append(LeftOut(name=peer.name, reason=_one_line(error)))
+            left_out.append(LeftOut(name=peer.name, reason=one_line(error)))
             continue
         contestants.append(
             LocalContestant(
@@ -120,7 +132,7 @@ def local_contestants(
 
 
 def compare(
-    ours: LocalContestant,
+    ours: Reference,
     others: Sequence[Contestant],
     repeats: int,
     progress: Callable[[str], None],
@@ -132,13 +144,13 @@ def compare(
     left_out: list[LeftOut] = []
     taking_part: list[Contestant] = [ours]
     for contestant in others:
-        progress(f"checking rows of {contestant.name}")
+        progress(f"checking {contestant.name}")
         try:
             found = contestant.fingerprint()
         except FastAxolotlError:
             raise
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way; its reason is told
-            left_out.append(LeftOut(name=contestant.name, reason=_one_line(error)))
+            left_out.append(LeftOut(name=contestant.name, reason=one_line(error)))
             continue
         wanted = expected
         if contestant.most_rows is not None and expected.rows > contestant.most_rows:
@@ -190,7 +202,8 @@ def _one_repeat(contestant: Contestant) -> float:
     return median(passes)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Why a peer takes no part."""
     text = " ".join(str(error).split())[:200]
     if isinstance(error, PeerError):
         return text

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fast_axolotl.cli.parsing import parse_names
+
+if TYPE_CHECKING:
+    from fast_axolotl.bench.matrix import Table
 
 __all__ = ["bench_app"]
 
@@ -17,31 +21,54 @@ bench_app = typer.Typer(
     help="Benchmarks against the peers that are installed.", no_args_is_help=True
 )
 
+_Repeats = Annotated[int, typer.Option(help="Timed repeats of every peer.", min=1)]
+_PeerPython = Annotated[
+    str | None,
+    typer.Option(help="Python of an environment that holds the earlier package (0.2.0)."),
+]
+_WorkDir = Annotated[
+    Path | None, typer.Option(help="Where data is generated; a temporary folder by default.")
+]
+_Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the result to this JSON file.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+_Sizes = Annotated[
+    str, typer.Option(help="Numbers of rows with commas between: 10k, 1M, or plain numbers.")
+]
+_SIZES = "10k,100k,1M"
 
-@bench_app.command("reader")
+
+def _examples(*commands: str) -> str:
+    return "Examples:\n\n" + "\n\n".join(f"  fast-axolotl bench {item}" for item in commands)
+
+
+@bench_app.command(
+    "reader",
+    epilog=_examples(
+        "reader --scale 0.01",
+        "reader --cases messages-jsonl,messages-csv",
+        "reader --peer-python other/bin/python -o benchmarks/results/2030-01-31-reader.json",
+    ),
+)
 def bench_reader(
     cases: Annotated[
         str | None, typer.Option(help="Only these cases: names with commas between.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of every peer.", min=1)] = 5,
+    repeats: _Repeats = 5,
     scale: Annotated[
         float, typer.Option(help="Shrinks the data: 0.1 is a tenth of the rows.", min=0.0001)
     ] = 1.0,
-    peer_python: Annotated[
-        str | None,
-        typer.Option(help="Python of an environment that holds the earlier package (0.2.0)."),
-    ] = None,
-    work_dir: Annotated[
-        Path | None, typer.Option(help="Where data is generated; a temporary folder by default.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the result to this JSON file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    peer_python: _PeerPython = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Time the reader against its peers on the same files, after checking that rows are equal."""
+    from fast_axolotl.bench.matrix import matrix_rows
     from fast_axolotl.bench.reader import run_reader_bench
 
+    _refuse_existing(output)
     result = run_reader_bench(
         cases=parse_names(cases) if cases else (),
         repeats=repeats,
@@ -50,24 +77,132 @@ def bench_reader(
         work_dir=work_dir,
         progress=_say,
     )
-    _finish_bench(result, output, as_json)
+    _finish(result, matrix_rows(result), output, as_json)
 
 
-@bench_app.command("demo")
-def bench_demo(
-    work_dir: Annotated[
-        Path | None, typer.Option(help="Where data is generated; a temporary folder by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+@bench_app.command(
+    "hash",
+    epilog=_examples(
+        "hash --sizes 100k",
+        "hash --sizes 10k,100k,1M,10M --peer-python other/bin/python",
+        "hash -o benchmarks/results/2030-01-31-hash.json",
+    ),
+)
+def bench_hash(
+    sizes: _Sizes = _SIZES,
+    repeats: _Repeats = 5,
+    peer_python: _PeerPython = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
 ) -> None:
-    """Read generated data in every format, beside plain Python and pyarrow: make demo."""
-    from fast_axolotl.bench.demo import run_demo
-
-    _finish_bench(run_demo(work_dir, _say), None, as_json)
+    """Time SHA-256 of many rows against the loop of hashlib, after checking the digests."""
+    _bench_operation("hash", sizes, repeats, peer_python, work_dir, output, as_json)
 
 
-def _finish_bench(result: Any, output: Path | None, as_json: bool) -> None:
-    from fast_axolotl.bench.matrix import matrix_rows
+@bench_app.command(
+    "dedupe",
+    epilog=_examples(
+        "dedupe --sizes 100k",
+        "dedupe --sizes 1M,10M --repeats 3",
+        "dedupe --peer-python other/bin/python -o benchmarks/results/2030-01-31-dedupe.json",
+    ),
+)
+def bench_dedupe(
+    sizes: _Sizes = _SIZES,
+    repeats: _Repeats = 5,
+    peer_python: _PeerPython = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Time dedupe against Axolotl, Polars, DuckDB and plain Python, after checking what is kept."""
+    _bench_operation("dedupe", sizes, repeats, peer_python, work_dir, output, as_json)
+
+
+@bench_app.command(
+    "pack",
+    epilog=_examples(
+        "pack --sizes 10k",
+        "pack --sizes 10k,100k,1M,10M --peer-python other/bin/python",
+        "pack -o benchmarks/results/2030-01-31-pack.json",
+    ),
+)
+def bench_pack(
+    sizes: _Sizes = _SIZES,
+    repeats: _Repeats = 5,
+    peer_python: _PeerPython = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Time packing, and planning packs, against plain Python, torch.tensor and Axolotl."""
+    _bench_operation("pack", sizes, repeats, peer_python, work_dir, output, as_json)
+
+
+@bench_app.command(
+    "pad",
+    epilog=_examples(
+        "pad --sizes 10k",
+        "pad --sizes 10k,100k,1M,10M --peer-python other/bin/python",
+        "pad -o benchmarks/results/2030-01-31-pad.json",
+    ),
+)
+def bench_pad(
+    sizes: _Sizes = _SIZES,
+    repeats: _Repeats = 5,
+    peer_python: _PeerPython = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Time padding against plain Python and torch.tensor, after checking the rows."""
+    _bench_operation("pad", sizes, repeats, peer_python, work_dir, output, as_json)
+
+
+@bench_app.command("demo", epilog=_examples("demo", "demo --json"))
+def bench_demo(work_dir: _WorkDir = None, as_json: _AsJson = False) -> None:
+    """Read generated data in every format, then pack, hash and pad, beside plain Python."""
+    from fast_axolotl.bench.demo import demo_tables, run_demo
+
+    result = run_demo(work_dir, _say)
+    _finish(result, demo_tables(result), None, as_json)
+
+
+def _bench_operation(
+    operation: str,
+    sizes: str,
+    repeats: int,
+    peer_python: str | None,
+    work_dir: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from fast_axolotl.bench.operation_result import operation_tables
+    from fast_axolotl.bench.operations import run_operation_bench
+    from fast_axolotl.bench.sizes import parse_sizes
+
+    _refuse_existing(output)
+    result = run_operation_bench(
+        operation,
+        sizes=parse_sizes(sizes),
+        repeats=repeats,
+        peer_python=peer_python,
+        work_dir=work_dir,
+        progress=_say,
+    )
+    _finish(result, operation_tables(result), output, as_json)
+
+
+def _refuse_existing(output: Path | None) -> None:
+    """Before the minutes that a benchmark takes, rather than after."""
+    from fast_axolotl.bench.matrix import require_new
+
+    if output is not None:
+        require_new(output)
+
+
+def _finish(result: Any, tables: Sequence[Table], output: Path | None, as_json: bool) -> None:
     from fast_axolotl.report.terminal import show_matrix
 
     if output is not None:
@@ -75,7 +210,7 @@ def _finish_bench(result: Any, output: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
         return
-    for table in matrix_rows(result):
+    for table in tables:
         show_matrix(table.title, table.header, table.rows, table.notes)
 
 
