@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import create_padding_mask, pad_sequences
 from fast_axolotl.errors import UsageError
+
+pytestmark = pytest.mark.kernels
+
+OUTPUTS = ["lists", "numpy", "torch"]
 
 sequences_of_tokens = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=9), max_size=12)
 
@@ -91,3 +99,113 @@ def test_removing_the_padding_gives_the_sequences_back(
         assert (kept, filler) == (sequence, [0] * cut)
         assert longest <= len(row) < longest + max(multiple, 1)
         assert multiple == 0 or len(row) % multiple == 0
+
+
+def oracle(
+    sequences: list[list[int]], width: int, padding: int, side: str
+) -> tuple[list[list[int]], list[list[int]]]:
+    rows, masks = [], []
+    for sequence in sequences:
+        row, mask = sequence[:width], [1] * len(sequence[:width])
+        while len(row) < width:
+            at = len(row) if side == "right" else 0
+            row.insert(at, padding)
+            mask.insert(at, 0)
+        rows.append(row)
+        masks.append(mask)
+    return rows, masks
+
+
+def as_lists(result: Any) -> Any:
+    return result if isinstance(result, list) else result.tolist()
+
+
+def flat(sequences: list[list[int]], dtype: str = "int64") -> tuple[Any, Any]:
+    """``(values, offsets)`` with values before and after those that the offsets span."""
+    values = [99, *(token for sequence in sequences for token in sequence), 98, 97]
+    return np.array(values, dtype), np.cumsum([1, *map(len, sequences)])
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@settings(deadline=None)
+@given(
+    sequences=st.lists(st.lists(st.integers(-9, 2**31 - 1), max_size=9), max_size=12),
+    width=st.integers(0, 12),
+    side=st.sampled_from(["right", "left"]),
+    dtype=st.sampled_from(["int32", "int64"]),
+)
+def test_rows_and_masks_are_those_of_the_oracle(
+    output: str, sequences: list[list[int]], width: int, side: str, dtype: str
+) -> None:
+    if output == "torch":
+        pytest.importorskip("torch")
+    options: dict[str, Any] = {"padding_side": side, "output": output, "dtype": dtype}
+    expected = oracle(sequences, width, -7, side)
+    tuples = tuple(map(tuple, sequences))
+    for given_as in (sequences, tuples, flat(sequences), flat(sequences, "int32")):
+        padded, mask = pad_sequences(given_as, width, -7, attention_mask=True, **options)
+        assert (as_lists(padded), as_lists(mask)) == expected
+        assert as_lists(pad_sequences(given_as, width, -7, **options)) == expected[0]
+        if output != "lists":
+            assert tuple(padded.shape) == tuple(mask.shape) == (len(sequences), width)
+            assert str(padded.dtype).endswith(dtype)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_many_sequences_on_several_threads_give_the_same_rows(
+    side: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.kernels.fill._SMALL_PLACES", 0)
+    chance = random.Random(0)
+    sequences = [[chance.randrange(999)] * chance.randrange(70) for _ in range(4000)]
+    padded, mask = pad_sequences(
+        flat(sequences),
+        64,
+        padding_side=side,
+        output="numpy",
+        attention_mask=True,
+        num_threads=num_threads,
+    )
+    assert (padded.tolist(), mask.tolist()) == oracle(sequences, 64, 0, side)
+
+
+def test_the_mask_of_lists_shares_nothing() -> None:
+    _, mask = pad_sequences([[1], [2]], 2, attention_mask=True)
+    mask[0][0] = 9
+    assert mask == [[9, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("given_as", [lambda rows: rows, flat])
+def test_a_longer_sequence_is_an_error_when_asked(given_as: Any) -> None:
+    rows = given_as([[1], [1, 2, 3]])
+    with pytest.raises(UsageError, match="sequence 1 has 3 tokens, and rows have 2"):
+        pad_sequences(rows, 2, too_long="error")
+    assert pad_sequences(rows, 3, too_long="error") == [[1, 0, 0], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "list"}, "output must be 'lists' or 'numpy' or 'torch', not 'list'"),
+        ({"too_long": "split"}, "too_long must be 'truncate' or 'error', not 'split'"),
+        ({"dtype": "int16"}, "dtype must be 'int64' or 'int32', not 'int16'"),
+        ({"num_threads": -2}, "num_threads must be 0"),
+        ({"pad_value": 0.0}, r"pad_value must be an integer, and it is 0.0 \(float\)"),
+        ({"pad_value": 2**31, "dtype": "int32"}, f"pad_value is {2**31}, which int32 cannot"),
+        ({"target_length": 2.5}, "target_length must be an integer, and it is 2.5"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pad_sequences([[1]], **options)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_the_padding_mask_comes_as_an_array_too(output: str) -> None:
+    if output == "torch":
+        pytest.importorskip("torch")
+    assert as_lists(create_padding_mask(3, 6, output=output)) == [0, 1, 2]
+    assert as_lists(create_padding_mask(6, 3, output=output)) == []
+    with pytest.raises(UsageError, match="output must be"):
+        create_padding_mask(1, 2, output="list")

@@ -1,17 +1,32 @@
-"""Packing: the rows of the earlier package, no token lost, and errors that name the place."""
+"""Packing: the rows of the earlier package and of Axolotl, the same in lists and arrays.
+
+Two oracles in plain Python say what the rows are, token by token; every form of input and output,
+every way with sequences too long, and both extra columns are held against them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import random
+import subprocess
+import sys
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences
 from fast_axolotl.errors import UsageError
 
+pytestmark = pytest.mark.kernels
+
 PAD, EOS, LABEL_PAD = 0, 1, -100
+TOO_LONG = ["error", "truncate", "split"]
+OUTPUTS = ["lists", "numpy", "torch"]
 EMPTY: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
 
 # Tokens start at 2, so that PAD and EOS can be told from them.
@@ -170,3 +185,313 @@ def _assert_well_formed(packed: dict[str, list[list[int]]], max_length: int) -> 
     for ids, labels, mask in zip(*packed.values(), strict=True):
         unseen = [(i, lab) for i, lab, m in zip(ids, labels, mask, strict=True) if not m]
         assert set(unseen) <= {(PAD, LABEL_PAD)}
+
+
+def oracle_pack(sequences: list[list[int]], width: int, too_long: str) -> dict[str, Any]:
+    """Rows of (token, label, mask, position), made one sequence at a time."""
+    rows: list[list[tuple[int, int, int, int]]] = [[]]
+    for sequence in sequences:
+        pieces = [sequence]
+        if len(sequence) + 2 > width:
+            assert too_long != "error"
+            pieces = [sequence[: width - 2]]
+            if too_long == "split":
+                pieces = [sequence[at : at + width] for at in range(0, len(sequence), width)]
+                pieces += [[]] if len(pieces[-1]) + 2 > width else []
+        for piece in pieces:
+            places = [(token, token, 1) for token in piece]
+            if len(piece) + 2 <= width:
+                places += [(EOS, EOS, 1), (PAD, LABEL_PAD, 0)]
+            if len(rows[-1]) + len(places) > width:
+                rows.append([])
+            rows[-1] += [(*place, position) for position, place in enumerate(places)]
+    return _oracle_columns([row for row in rows if row], width)
+
+
+def oracle_concatenate(
+    columns: tuple[list[list[int]], list[list[int]], list[list[int]]], width: int, too_long: str
+) -> dict[str, Any]:
+    """The loop of the earlier package, with every row kept longer than it will be."""
+    rows: list[list[tuple[int, int, int, int]]] = []
+    row: list[tuple[int, int, int, int]] = []
+    for sequence in zip(*columns, strict=True):
+        places = list(zip(*sequence, strict=True))
+        step = width if too_long == "split" else max(1, len(places))
+        for at in range(0, max(1, len(places)), step):
+            piece = [(*place, n) for n, place in enumerate(places[at : at + step])]
+            if len(row) + len(piece) > width:
+                rows.append(row[:width])
+                row = []
+            row += piece
+            if len(row) == width:
+                rows.append(row)
+                row = []
+    return _oracle_columns([*rows, row[:width]] if row else rows, width)
+
+
+def _oracle_columns(rows: list[list[tuple[int, int, int, int]]], width: int) -> dict[str, Any]:
+    padded = [row + [(PAD, LABEL_PAD, 0, n) for n in range(width - len(row))] for row in rows]
+    names = ("input_ids", "labels", "attention_mask", "position_ids")
+    columns: dict[str, Any] = {
+        name: [[place[n] for place in row] for row in padded] for n, name in enumerate(names)
+    }
+    flat = [place[3] for row in padded for place in row]
+    starts = [place for place, position in enumerate(flat) if position == 0]
+    return {**columns, "cu_seqlens": [*starts, len(flat)]}
+
+
+def as_lists(packed: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, list) else v.tolist() for k, v in packed.items()}
+
+
+def flat(sequences: list[list[int]], dtype: str = "int64") -> tuple[Any, Any]:
+    """``(values, offsets)`` with values before and after those that the offsets span."""
+    values = [99, *(token for sequence in sequences for token in sequence), 98, 97]
+    return np.array(values, dtype), np.cumsum([1, *map(len, sequences)])
+
+
+def require(output: str) -> None:
+    if output == "torch":
+        pytest.importorskip("torch")
+
+
+small_tokens = st.lists(st.lists(st.integers(2, 2**31 - 1), max_size=30), max_size=20)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("too_long", ["truncate", "split"])
+@settings(deadline=None)
+@given(sequences=small_tokens, width=st.integers(2, 14), dtype=st.sampled_from(["int32", "int64"]))
+def test_packed_rows_are_those_of_the_oracle(
+    output: str, too_long: str, sequences: list[list[int]], width: int, dtype: str
+) -> None:
+    require(output)
+    expected = oracle_pack(sequences, width, too_long)
+    for given_as in (sequences, flat(sequences), flat(sequences, "int32")):
+        packed = pack_sequences(
+            given_as,
+            width,
+            PAD,
+            EOS,
+            output=output,
+            too_long=too_long,
+            dtype=dtype,
+            position_ids=True,
+            cu_seqlens=True,
+        )
+        assert as_lists(packed) == expected
+        assert list(packed) == list(expected)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("too_long", ["truncate", "split"])
+@settings(deadline=None)
+@given(sequences=small_tokens, width=st.integers(1, 14), data=st.data())
+def test_concatenated_rows_are_those_of_the_oracle(
+    output: str, too_long: str, sequences: list[list[int]], width: int, data: st.DataObject
+) -> None:
+    require(output)
+    labels = [[data.draw(st.sampled_from([-100, token])) for token in row] for row in sequences]
+    masks = [[token % 2 for token in row] for row in sequences]
+    expected = oracle_concatenate((sequences, labels, masks), width, too_long)
+    options: dict[str, Any] = {"output": output, "too_long": too_long}
+    options |= {"position_ids": True, "cu_seqlens": True}
+    for columns in (
+        (sequences, labels, masks),
+        (flat(sequences, "int32"), labels, flat(masks, "int8")),
+    ):
+        packed = concatenate_and_pack(*columns, width, PAD, **options)
+        assert as_lists(packed) == expected
+        assert list(packed) == list(expected)
+
+
+@settings(deadline=None)
+@given(sequences_of_tokens, st.integers(2, 12))
+def test_splitting_loses_duplicates_and_reorders_no_token(
+    sequences: list[list[int]], width: int
+) -> None:
+    tokens = [token for sequence in sequences for token in sequence]
+    packed = pack_sequences(sequences, width, PAD, EOS, too_long="split", output="numpy")
+    attended = packed["input_ids"][packed["attention_mask"] == 1]
+    assert [token for token in attended.tolist() if token != EOS] == tokens
+    assert (attended == EOS).sum() == len(sequences)
+    masks = [[1] * len(sequence) for sequence in sequences]
+    packed = concatenate_and_pack(
+        sequences, sequences, masks, width, PAD, too_long="split", output="numpy"
+    )
+    assert packed["input_ids"][packed["attention_mask"] == 1].tolist() == tokens
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_many_sequences_on_several_threads_give_the_same_rows(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.kernels.fill._SMALL_PLACES", 0)
+    chance = random.Random(0)
+    sequences = [
+        [chance.randrange(2, 30_000) for _ in range(chance.randrange(120))] for _ in range(6000)
+    ]
+    options: dict[str, Any] = {"position_ids": True, "cu_seqlens": True, "num_threads": num_threads}
+    expected = pack_sequences(sequences, 128, PAD, EOS, position_ids=True, cu_seqlens=True)
+    assert expected == oracle_pack(sequences, 128, "error")
+    packed = pack_sequences(flat(sequences), 128, PAD, EOS, output="numpy", **options)
+    assert as_lists(packed) == expected
+    assert packed["cu_seqlens"].dtype == np.int32
+
+
+def test_segments_end_where_positions_restart_and_the_padding_is_one() -> None:
+    packed = pack_sequences([[5, 6], [7]], 10, PAD, EOS, position_ids=True, cu_seqlens=True)
+    assert packed["position_ids"] == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
+    assert packed["cu_seqlens"] == [0, 4, 7, 10]
+    assert pack_sequences([], 8, PAD, EOS, cu_seqlens=True)["cu_seqlens"] == [0]
+
+
+def test_a_split_sequence_fills_rows_and_has_one_eos() -> None:
+    def rows(length: int) -> list[list[int]]:
+        packed = pack_sequences([[9], [7] * length, [8]], 5, PAD, EOS, too_long="split")
+        ids: list[list[int]] = packed["input_ids"]
+        return ids
+
+    assert rows(7) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [7, 7, 1, 0, 0], [8, 1, 0, 0, 0]]
+    assert rows(6) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [7, 1, 0, 0, 0], [8, 1, 0, 0, 0]]
+    assert rows(5) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [1, 0, 8, 1, 0]]
+    assert rows(4) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 0], [1, 0, 8, 1, 0]]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_packing_nothing_gives_empty_columns_of_the_width(output: str) -> None:
+    require(output)
+    packed = pack_sequences([], 8, PAD, EOS, output=output)
+    assert as_lists(packed) == EMPTY
+    assert concatenate_and_pack([], [], [], 8, PAD, output=output).keys() == EMPTY.keys()
+    if output != "lists":
+        assert {tuple(column.shape) for column in packed.values()} == {(0, 8)}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_arrays_have_the_dtype_that_was_asked_for(output: str, dtype: str) -> None:
+    require(output)
+    packed = pack_sequences([[5]], 4, PAD, EOS, output=output, dtype=dtype, position_ids=True)
+    if output != "lists":
+        assert {str(column.dtype).removeprefix("torch.") for column in packed.values()} == {dtype}
+
+
+@pytest.mark.parametrize("given_as", [lambda rows: rows, flat])
+def test_too_long_sequences_are_named_whatever_the_input(given_as: Any) -> None:
+    rows = given_as([[2], [2, 3, 4, 5, 6]])
+    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
+        pack_sequences(rows, 6, PAD, EOS, output="numpy")
+    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens, but max_length is 4"):
+        concatenate_and_pack(rows, rows, rows, 4, PAD, too_long="error")
+    for too_long in TOO_LONG:
+        with pytest.raises(UsageError, match="sequence 0 has 1 tokens and needs 3 places"):
+            pack_sequences(rows, 1, PAD, EOS, too_long=too_long)
+
+
+def test_columns_that_disagree_are_refused_in_arrays_too() -> None:
+    with pytest.raises(UsageError, match="sequence 1 has 2 input_ids and 1 labels"):
+        concatenate_and_pack(flat([[5], [6, 7]]), [[5], [6]], [[1], [1, 1]], 4, PAD)
+    with pytest.raises(UsageError, match=r"input_ids has 2 .* labels has 1, so index 1 "):
+        concatenate_and_pack(flat([[5], [6]]), flat([[5]]), [[1], [1]], 4, PAD)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "list"}, "output must be 'lists' or 'numpy' or 'torch', not 'list'"),
+        ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
+        ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
+        ({"num_threads": -1}, "num_threads must be 0, for every processor, or more: not -1"),
+        ({"max_length": 8.0}, r"max_length must be an integer, and it is 8.0 \(float\)"),
+        ({"pad_token_id": None}, r"pad_token_id must be an integer, and it is None"),
+        ({"eos_token_id": "1"}, r"eos_token_id must be an integer, and it is '1' \(str\)"),
+        ({"label_pad_id": 2**31, "dtype": "int32"}, f"label_pad_id is {2**31}, which int32"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    usual = {"max_length": 8, "pad_token_id": PAD, "eos_token_id": EOS}
+    with pytest.raises(UsageError, match=message):
+        pack_sequences([[5]], **(usual | options))
+    if "eos_token_id" not in options:
+        usual.pop("eos_token_id")
+        with pytest.raises(UsageError, match=message):
+            concatenate_and_pack([[5]], [[5]], [[1]], **(usual | options))
+
+
+def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_filled() -> None:
+    from fast_axolotl.kernels.fill import Layout
+    from fast_axolotl.packing.arrays import fill_rows
+
+    layout = Layout(np.array([0, 0]), np.array([0, 2**31]), 1, 2**31, False)
+    with pytest.raises(UsageError, match=f"cu_seqlens would count {2**31} places"):
+        fill_rows(layout, {}, "int64", 1, attention_mask=False, position_ids=False, cu_seqlens=True)
+
+
+def test_lists_that_become_lists_need_no_numba() -> None:
+    code = (
+        "import sys; from fast_axolotl import pack_sequences, concatenate_and_pack, pad_sequences\n"
+        "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True, too_long='split')\n"
+        "concatenate_and_pack([[5]], [[5]], [[1]], 8, 0)\n"
+        "pad_sequences([[5], [6, 7]], attention_mask=True)\n"
+        "print([name for name in ('numba', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+AXOLOTL = """
+import json, sys
+from types import SimpleNamespace
+from axolotl.utils.data.streaming import encode_streaming
+
+class Tokenizer:
+    eos_token_id, pad_token_id = 1, 0
+
+    def __call__(self, texts, truncation, max_length, add_special_tokens):
+        ids = [json.loads(text)[:max_length] for text in texts]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+
+cases = json.load(sys.stdin)
+found = [
+    encode_streaming({"text": [json.dumps(row) for row in rows]}, Tokenizer(), width)
+    for rows, width in cases
+]
+print(json.dumps(found))
+"""
+
+
+def test_packed_rows_are_those_of_axolotls_encode_streaming() -> None:
+    if importlib.util.find_spec("axolotl") is None:
+        pytest.skip("axolotl is not installed: pip install axolotl")
+    chance = random.Random(0)
+    # Not empty: of an empty text, Axolotl makes a tensor of floats.
+    cases = [
+        (
+            [
+                [chance.randrange(2, 999) for _ in range(chance.randint(1, 12))]
+                for _ in range(chance.randrange(30))
+            ],
+            chance.randint(3, 20),
+        )
+        for _ in range(60)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", AXOLOTL],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    for (rows, width), expected in zip(cases, theirs, strict=True):
+        # Axolotl's tokenizer cuts what is too long, as "truncate" does.
+        assert pack_sequences(rows, width, PAD, EOS, too_long="truncate") == expected
+        packed = pack_sequences(
+            flat(rows), width, PAD, EOS, too_long="truncate", output="numpy", dtype="int32"
+        )
+        assert as_lists(packed) == expected

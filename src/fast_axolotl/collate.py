@@ -1,58 +1,168 @@
 """Bring the sequences of one batch to one length.
 
-Each output row is built once, so the cost is one copy of the padded batch. The inputs are never
-changed, and no row of the output shares its list with them.
+Lists become lists by one concatenation a row; everything else is one pass of a kernel over the
+output, on every processor. So the cost is one copy of the padded batch. The inputs are never
+changed, and no row of the output shares its memory with them.
 
-It does not build attention masks or labels, and it does not make tensors.
+Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
+or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
+``sequences`` for what counts as a token. It does not make labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.sequences import (
+    DTYPES,
+    OUTPUTS,
+    Array,
+    Flat,
+    Rows,
+    check_tokens,
+    deliver,
+    flatten,
+    integer,
+    lengths_of,
+    option,
+    read,
+    require_fit,
+    require_threads,
+    untracked,
+)
 
 __all__ = ["create_padding_mask", "pad_sequences"]
 
 
 def pad_sequences(
-    sequences: Sequence[Sequence[int]],
+    sequences: Iterable[Any],
     target_length: int | None = None,
     pad_value: int = 0,
     padding_side: str = "right",
     pad_to_multiple_of: int | None = None,
-) -> list[list[int]]:
+    *,
+    output: str = "lists",
+    too_long: str = "truncate",
+    dtype: str = "int64",
+    attention_mask: bool = False,
+    num_threads: int = 0,
+) -> Any:
     """Pad every sequence to ``target_length``, or to the longest one where that is ``None``.
 
     The length is then rounded up to ``pad_to_multiple_of``; ``None`` and 0 leave it. A longer
-    sequence keeps its first tokens, whichever the padding side.
+    sequence keeps its first tokens, whichever the padding side, or is an error with
+    ``too_long="error"``.
+
+    The rows are lists, or with ``output="numpy"`` or ``"torch"`` one array of ``dtype``, which does
+    not concern lists. With ``attention_mask`` the result is the pair of the rows and their mask: 1
+    for tokens, 0 for padding.
     """
-    if padding_side not in ("right", "left"):
-        raise UsageError(f"padding_side must be 'right' or 'left', not {padding_side!r}")
-    length = max(map(len, sequences), default=0) if target_length is None else target_length
-    _require_length("target_length", length)
-    length = _round_up(length, pad_to_multiple_of or 0)
-    if padding_side == "right":
-        return [[*row[:length], *_missing(row, length, pad_value)] for row in sequences]
-    return [[*_missing(row, length, pad_value), *row[:length]] for row in sequences]
+    option("padding_side", padding_side, ("right", "left"))
+    option("output", output, OUTPUTS)
+    option("too_long", too_long, ("truncate", "error"))
+    option("dtype", dtype, DTYPES)
+    require_threads(num_threads)
+    padding = integer("pad_value", pad_value, dtype)
+    rows = read(sequences)
+    lengths = lengths_of(rows)
+    width = _width(lengths, target_length, pad_to_multiple_of)
+    if too_long == "error":
+        _require_room(lengths, width)
+    is_left = padding_side == "left"
+    if output == "lists" and isinstance(rows, list):
+        check_tokens(rows)
+        padded = _pad_lists(rows, width, padding, is_left)
+        return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
+    tokens = flatten(rows, dtype)
+    columns = _pad_arrays(tokens, width, padding, is_left, dtype, attention_mask, num_threads)
+    results = [deliver(column, output) for column in columns]
+    return tuple(results) if attention_mask else results[0]
 
 
-def create_padding_mask(current_length: int, target_length: int) -> list[int]:
+def create_padding_mask(current_length: int, target_length: int, *, output: str = "lists") -> Any:
     """The position ids of the padding, ``[0, 1, …]``: empty where nothing is missing."""
-    _require_length("current_length", current_length)
-    _require_length("target_length", target_length)
-    return list(range(target_length - current_length))
+    option("output", output, OUTPUTS)
+    current = _length("current_length", current_length)
+    missing = max(0, _length("target_length", target_length) - current)
+    if output == "lists":
+        return list(range(missing))
+    return deliver(np.arange(missing, dtype=np.int64), output)
 
 
-def _missing(row: Sequence[int], length: int, pad_value: int) -> list[int]:
-    return [pad_value] * (length - len(row))
+def _pad_lists(rows: Rows, width: int, padding: int, is_left: bool) -> list[list[int]]:
+    """Each row beside the filler for its length, which is made once for all rows of that length."""
+    cut = (row if type(row) is list and len(row) <= width else list(row[:width]) for row in rows)
+    blank = [padding] * width
+    fillers = {length: blank[length:] for length in {width, *map(len, rows)}}
+    if is_left:
+        return untracked(fillers[len(row)] + row for row in cut)
+    return untracked(row + fillers[len(row)] for row in cut)
 
 
-def _round_up(length: int, multiple: int) -> int:
-    _require_length("pad_to_multiple_of", multiple)
-    return -(-length // multiple) * multiple if multiple else length
+def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
+    ones, zeros = [1] * width, [0] * width
+    masks = {
+        length: zeros[length:] + ones[:length] if is_left else ones[:length] + zeros[length:]
+        for length in set(lengths.tolist())
+    }
+    return untracked(masks[length][:] for length in lengths.tolist())
 
 
-def _require_length(name: str, value: int) -> None:
-    if value < 0:
-        raise UsageError(f"{name} must not be negative, and it is {value}")
+def _pad_arrays(
+    tokens: Flat,
+    width: int,
+    padding: int,
+    is_left: bool,
+    dtype: str,
+    attention_mask: bool,
+    num_threads: int,
+) -> list[Array]:
+    """The rows, and their mask where it is asked for."""
+    from fast_axolotl.kernels import fill
+
+    count = len(tokens)
+    targets = np.arange(count + 1, dtype=np.int64) * width
+    if is_left:
+        targets[:-1] += width - np.minimum(np.diff(tokens.offsets), width)
+    layout = fill.Layout(tokens.offsets, targets, width, width, False)
+    columns = [np.empty(count * width, dtype) for _ in range(1 + attention_mask)]
+    fillers = [partial(fill.lay, tokens.values, *layout, 0, padding, columns[0])]
+    if attention_mask:
+        fillers.append(partial(fill.mark, *layout, columns[1]))
+    try:
+        fill.fill(fillers, layout, num_threads)
+    except OverflowError:
+        require_fit(tokens, dtype, "sequences")
+        raise
+    return [column.reshape(count, width) for column in columns]
+
+
+def _require_room(lengths: Array, width: int) -> None:
+    if len(lengths) and lengths.max() > width:
+        index = int(np.argmax(lengths > width))
+        raise UsageError(
+            f"sequence {index} has {lengths[index]} tokens, and rows have {width}: raise "
+            'target_length, or pass too_long="truncate"'
+        )
+
+
+def _width(lengths: Array, target_length: int | None, multiple: int | None) -> int:
+    """The length of the padded rows."""
+    if target_length is None:
+        width = int(lengths.max()) if len(lengths) else 0
+    else:
+        width = _length("target_length", target_length)
+    step = _length("pad_to_multiple_of", multiple or 0)
+    return -(-width // step) * step if step else width
+
+
+def _length(name: str, value: int) -> int:
+    number = integer(name, value, "int64")
+    if number < 0:
+        raise UsageError(f"{name} must not be negative, and it is {number}")
+    return number

@@ -1,139 +1,290 @@
 """Pack token sequences into rows of one fixed length.
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
-of the closed row is padding, and the next row opens: nothing is reordered and no sequence is split
-over two rows. One pass over the tokens, and one row open at a time.
+of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists
+are packed by list operations (``lists``), everything else by kernels (``arrays``); both give the
+same rows.
 
-It does not search for a tighter layout, and it does not mask attention between the sequences that
-share a row.
+Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
+or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
+``sequences`` for what counts as a token.
+
+It does not search for a tighter layout: that is ``plan_packs``. It masks no attention between the
+sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels that do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.packing import arrays, lists
+from fast_axolotl.sequences import (
+    DTYPES,
+    OUTPUTS,
+    Array,
+    Flat,
+    Rows,
+    check_tokens,
+    deliver,
+    flatten,
+    integer,
+    lengths_of,
+    option,
+    read,
+    require_fit,
+    require_threads,
+)
 
 __all__ = ["concatenate_and_pack", "pack_sequences"]
 
-_NAMES = ("input_ids", "labels", "attention_mask")
 _SEPARATORS = 2
 """Places that ``pack_sequences`` adds to each sequence: one EOS, one PAD."""
 
-_Piece = tuple[Sequence[int], Sequence[int], Sequence[int]]
-_Padding = tuple[int, int, int]
+_NAMES = ("input_ids", "labels", "attention_mask")
+_TOO_LONG = ("error", "truncate", "split")
 
 
 def pack_sequences(
-    sequences: Iterable[Sequence[int]],
+    sequences: Iterable[Any],
     max_length: int,
     pad_token_id: int,
     eos_token_id: int,
     label_pad_id: int = -100,
-) -> dict[str, list[list[int]]]:
+    *,
+    output: str = "lists",
+    too_long: str = "error",
+    dtype: str = "int64",
+    position_ids: bool = False,
+    cu_seqlens: bool = False,
+    num_threads: int = 0,
+) -> dict[str, Any]:
     """Pack sequences, each followed by one EOS (a label, attended) and one PAD (neither).
 
-    Labels repeat the tokens. A sequence that leaves no room for its EOS and PAD is a
-    ``UsageError``.
+    Labels repeat the tokens. The rows are those of Axolotl's ``encode_streaming``, the padded last
+    one included; it cuts over-long texts while it tokenizes them, here ``too_long`` decides about a
+    sequence that leaves no room for its EOS and PAD: ``"error"``; ``"truncate"``, which keeps its
+    first ``max_length - 2`` tokens; or ``"split"``, which gives it rows of its own, cut every
+    ``max_length`` tokens, with EOS and PAD after the last piece alone (in the next row, where the
+    piece leaves no room for both). Others may follow the last piece in its row.
+
+    The result has ``input_ids``, ``labels`` and ``attention_mask``: lists of rows, or with
+    ``output="numpy"`` or ``"torch"`` arrays of ``dtype`` and shape (rows, max_length); ``dtype``
+    does not concern lists. On request also:
+
+    - ``position_ids``, like the others: counted from 0 for each sequence, its EOS and PAD included,
+      for each piece of a split one, and for the padding at the end of a row.
+    - ``cu_seqlens``, flat and of 32 bits, as flash-attention takes it: where those counts start
+      in the rows end to end, then the end. So padding is a segment of its own.
     """
-    _require_room(max_length)
-    pieces = _separated(sequences, max_length, pad_token_id, eos_token_id, label_pad_id)
-    return _pack(pieces, max_length, (pad_token_id, label_pad_id, 0))
+    rules = _Rules(
+        width=_width(max_length),
+        output=output,
+        too_long=too_long,
+        dtype=dtype,
+        position_ids=position_ids,
+        cu_seqlens=cu_seqlens,
+        num_threads=num_threads,
+        separators=_SEPARATORS,
+    )
+    pad = integer("pad_token_id", pad_token_id, dtype)
+    eos = integer("eos_token_id", eos_token_id, dtype)
+    label_pad = integer("label_pad_id", label_pad_id, dtype)
+    rows = read(sequences)
+    rules.check_lengths(lengths_of(rows))
+    if output == "lists" and isinstance(rows, list):
+        check_tokens(rows)
+        pieces = rules.cut(rows)
+        return rules.collect(lists.pack(pieces, rules.width, pad, eos, label_pad))
+    flat = flatten(rows, dtype)
+    tokens = rules.cut_flat(flat)
+    columns = {
+        "input_ids": arrays.Column(tokens, pad, eos),
+        "labels": arrays.Column(tokens, label_pad, eos),
+    }
+    return rules.fill(columns, {"sequences": flat})
 
 
 def concatenate_and_pack(
-    input_ids: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int]],
-    attention_masks: Sequence[Sequence[int]],
+    input_ids: Iterable[Any],
+    labels: Iterable[Any],
+    attention_masks: Iterable[Any],
     max_length: int,
     pad_token_id: int,
     label_pad_id: int = -100,
-) -> dict[str, list[list[int]]]:
+    *,
+    output: str = "lists",
+    too_long: str = "truncate",
+    dtype: str = "int64",
+    position_ids: bool = False,
+    cu_seqlens: bool = False,
+    num_threads: int = 0,
+) -> dict[str, Any]:
     """Pack sequences that already carry their labels and masks, adding nothing between them.
 
-    A sequence longer than ``max_length`` is cut to it; a row of padding alone precedes it at the
-    start and after a full row. Columns that disagree on a length are a ``UsageError``.
+    Columns that disagree on a length are a ``UsageError``. A sequence longer than ``max_length`` is
+    cut to it (``too_long="truncate"``), and a row of padding alone precedes it at the start and
+    after a full row, as in the earlier package; or it is an error (``"error"``); or it is continued
+    in the following rows (``"split"``), where its last piece may be followed by others.
+
+    The result is that of ``pack_sequences``, ``position_ids`` and ``cu_seqlens`` included. An empty
+    sequence has no place, and so no boundary.
     """
-    _require_room(max_length)
-    _require_equal_counts(input_ids, labels, attention_masks)
-    pieces = _aligned(input_ids, labels, attention_masks)
-    return _pack(pieces, max_length, (pad_token_id, label_pad_id, 0))
+    rules = _Rules(
+        width=_width(max_length),
+        output=output,
+        too_long=too_long,
+        dtype=dtype,
+        position_ids=position_ids,
+        cu_seqlens=cu_seqlens,
+        num_threads=num_threads,
+        separators=0,
+    )
+    pad = integer("pad_token_id", pad_token_id, dtype)
+    label_pad = integer("label_pad_id", label_pad_id, dtype)
+    given = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
+    rows = {name: read(column, name) for name, column in given.items()}
+    _require_equal_counts(rows)
+    lengths = {name: lengths_of(column) for name, column in rows.items()}
+    _require_equal_lengths(lengths)
+    rules.check_lengths(lengths["input_ids"])
+    plain = {name: column for name, column in rows.items() if isinstance(column, list)}
+    if output == "lists" and len(plain) == len(rows):
+        return _concatenate_lists(plain, rules, pad, label_pad)
+    flat = {name: flatten(column, dtype, name) for name, column in rows.items()}
+    paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
+    columns = {
+        name: arrays.Column(rules.cut_flat(column), value) for name, column, value in paddings
+    }
+    return rules.fill(columns, flat)
 
 
-def _pack(
-    pieces: Iterable[_Piece], max_length: int, padding: _Padding
-) -> dict[str, list[list[int]]]:
-    packed: dict[str, list[list[int]]] = {name: [] for name in _NAMES}
-    row: list[list[int]] = [[], [], []]
-    for piece in pieces:
-        # A piece too long for any row closes the open one even where that is still empty. The
-        # all-padding row is kept because the earlier package gives it, and row counts must agree;
-        # for the same reason a full row is closed at once, and one too long is not cut before.
-        if len(row[0]) + len(piece[0]) > max_length:
-            row = _close(row, packed, max_length, padding)
-        for column, values in zip(row, piece, strict=True):
-            column.extend(values)
-        if len(row[0]) == max_length:
-            row = _close(row, packed, max_length, padding)
-    if row[0]:
-        _close(row, packed, max_length, padding)
-    return packed
+def _concatenate_lists(
+    rows: Mapping[str, Rows], rules: _Rules, pad: int, label_pad: int
+) -> dict[str, Any]:
+    for name, column in rows.items():
+        check_tokens(column, name)
+    ids, labels, masks = (rules.cut(column) for column in rows.values())
+    pieces = zip(ids, labels, masks, strict=True)
+    return rules.collect(lists.concatenate(pieces, rules.width, pad, label_pad))
 
 
-def _close(
-    row: list[list[int]], packed: dict[str, list[list[int]]], max_length: int, padding: _Padding
-) -> list[list[int]]:
-    """Bring the row to its length, add it to the packed ones, and return the next, empty row."""
-    missing = max_length - len(row[0])
-    for name, column, pad in zip(_NAMES, row, padding, strict=True):
-        column.extend([pad] * missing)
-        packed[name].append(column[:max_length])
-    return [[], [], []]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What both functions ask for, checked."""
 
+    width: int
+    output: str
+    too_long: str
+    dtype: str
+    position_ids: bool
+    cu_seqlens: bool
+    num_threads: int
+    separators: int
+    """Places that each sequence needs beside its tokens."""
 
-def _separated(
-    sequences: Iterable[Sequence[int]], max_length: int, pad: int, eos: int, label_pad: int
-) -> Iterator[_Piece]:
-    for index, sequence in enumerate(sequences):
-        needed = len(sequence) + _SEPARATORS
-        if needed > max_length:
-            raise UsageError(
-                f"sequence {index} has {len(sequence)} tokens and needs {needed} places with its "
-                f"EOS and PAD, but max_length is {max_length}: cut or split the sequence, or "
-                f"raise max_length to at least {needed}"
+    def __post_init__(self) -> None:
+        option("output", self.output, OUTPUTS)
+        option("too_long", self.too_long, _TOO_LONG)
+        option("dtype", self.dtype, DTYPES)
+        require_threads(self.num_threads)
+
+    def check_lengths(self, lengths: Array) -> None:
+        """Raises where a sequence has no room, and is not to be cut, or cannot be."""
+        room = self.width - self.separators
+        can_cut = self.too_long != "error" and room >= 0
+        if can_cut or not len(lengths) or lengths.max() <= room:
+            return
+        index = int(np.argmax(lengths > room))
+        length = int(lengths[index])
+        needed = length + self.separators
+        with_separators = f" and needs {needed} places with its EOS and PAD"
+        raise UsageError(
+            f"sequence {index} has {length} tokens{with_separators if self.separators else ''}, "
+            f"but max_length is {self.width}: cut or split the sequence, which "
+            'too_long="truncate" and too_long="split" do where max_length is at least '
+            f"{self.separators or 1}, or raise max_length to at least {needed}"
+        )
+
+    def cut(self, rows: Rows) -> Iterable[Sequence[int]]:
+        """Sequences that have room; those of ``concatenate_and_pack`` are truncated later."""
+        if self.too_long == "split":
+            return lists.split(rows, self.width, self.separators)
+        if self.too_long == "truncate" and self.separators:
+            room = self.width - self.separators
+            return [row if len(row) <= room else row[:room] for row in rows]
+        return rows
+
+    def cut_flat(self, tokens: Flat) -> Flat:
+        """The same, but that truncating is left to the kernels."""
+        if self.too_long == "split":
+            return arrays.split(tokens, self.width, self.separators)
+        return tokens
+
+    def fill(
+        self, columns: Mapping[str, arrays.Column], given: Mapping[str, Flat]
+    ) -> dict[str, Any]:
+        """The rows, by kernels; ``given`` is what the caller passed, for messages."""
+        layout = arrays.plan_rows(
+            columns["input_ids"].tokens.offsets,
+            self.width,
+            self.width if self.too_long == "split" else max(0, self.width - self.separators),
+            closing=self.separators > 0,
+        )
+        try:
+            filled = arrays.fill_rows(
+                layout,
+                columns,
+                self.dtype,
+                self.num_threads,
+                attention_mask="attention_mask" not in columns,
+                position_ids=self.position_ids,
+                cu_seqlens=self.cu_seqlens,
             )
-        mask = [1] * (len(sequence) + 1) + [0]
-        yield [*sequence, eos, pad], [*sequence, eos, label_pad], mask
+        except OverflowError:
+            for name, tokens in given.items():
+                require_fit(tokens, self.dtype, name)
+            raise
+        return {name: deliver(column, self.output) for name, column in filled.items()}
+
+    def collect(self, packed: lists.PackedLists) -> dict[str, Any]:
+        """The rows, made of lists."""
+        result: dict[str, Any] = {name: getattr(packed, name) for name in _NAMES}
+        if self.position_ids:
+            result["position_ids"] = lists.positions(packed.starts(self.width), self.width)
+        if self.cu_seqlens:
+            result["cu_seqlens"] = lists.boundaries(packed.starts(self.width), self.width)
+        return result
 
 
-def _aligned(
-    input_ids: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int]],
-    attention_masks: Sequence[Sequence[int]],
-) -> Iterator[_Piece]:
-    for index, piece in enumerate(zip(input_ids, labels, attention_masks, strict=True)):
-        for name, values in zip(("labels", "attention_masks"), piece[1:], strict=True):
-            if len(values) != len(piece[0]):
-                raise UsageError(
-                    f"sequence {index} has {len(piece[0])} input_ids and {len(values)} {name}: "
-                    "give every token one label and one mask value"
-                )
-        yield piece
-
-
-def _require_equal_counts(
-    input_ids: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int]],
-    attention_masks: Sequence[Sequence[int]],
-) -> None:
-    for name, other in (("labels", labels), ("attention_masks", attention_masks)):
-        if len(other) != len(input_ids):
+def _require_equal_counts(rows: Mapping[str, Rows | Flat]) -> None:
+    count = len(rows["input_ids"])
+    for name, column in rows.items():
+        if len(column) != count:
             raise UsageError(
-                f"input_ids has {len(input_ids)} sequences and {name} has {len(other)}, so index "
-                f"{min(len(input_ids), len(other))} has no partner: pass lists of equal length"
+                f"input_ids has {count} sequences and {name} has {len(column)}, so index "
+                f"{min(count, len(column))} has no partner: pass columns of equal length"
             )
 
 
-def _require_room(max_length: int) -> None:
-    if max_length < 1:
-        raise UsageError(f"max_length must be at least 1, not {max_length}")
+def _require_equal_lengths(lengths: Mapping[str, Array]) -> None:
+    ids = lengths["input_ids"]
+    for name, others in lengths.items():
+        differ = ids != others
+        if differ.any():
+            index = int(np.argmax(differ))
+            raise UsageError(
+                f"sequence {index} has {ids[index]} input_ids and {others[index]} {name}: "
+                "give every token one label and one mask value"
+            )
+
+
+def _width(max_length: int) -> int:
+    width = integer("max_length", max_length, "int64")
+    if width < 1:
+        raise UsageError(f"max_length must be at least 1, not {width}")
+    return width

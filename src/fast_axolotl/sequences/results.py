@@ -1,0 +1,80 @@
+"""Results as lists, numpy or torch, and the options that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.sequences.tokens import Array
+
+__all__ = ["OUTPUTS", "deliver", "option", "untracked", "untracker"]
+
+OUTPUTS = ("lists", "numpy", "torch")
+
+_BLOCK_ROWS = 256
+"""Rows made before they leave the collector's sight: it runs at every 700 new lists."""
+
+
+def option(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises where ``value`` is not one of the allowed ones, or needs a package that is missing."""
+    if value not in allowed:
+        names = " or ".join(map(repr, allowed))
+        raise UsageError(f"{name} must be {names}, not {value!r}")
+    if name == "output" and value == "torch":
+        _torch()
+
+
+def deliver(result: Array, output: str) -> Any:
+    """An array as one of the ``OUTPUTS``; numpy and torch share its memory."""
+    if output == "numpy":
+        return result
+    if output == "torch":
+        return _torch().from_numpy(result)
+    if result.ndim == 1:
+        return result.tolist()
+    starts = range(0, len(result), _BLOCK_ROWS)
+    blocks = (result[start : start + _BLOCK_ROWS] for start in starts)
+    return untracked(row for block in blocks for row in block.tolist())
+
+
+def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
+    """The rows in a list, each out of the garbage collector's sight from the moment it is made.
+
+    The collector looks for cycles. It walks every token of every new list several times over, which
+    takes longer than making them, and lists of integers have none to find. CPython itself leaves
+    tuples and dicts of such values untracked. Rows are freed as ever when nothing refers to them;
+    only one that is made part of a cycle later would stay.
+    """
+    untrack = untracker()
+    kept = []
+    for row in rows:
+        untrack(row)
+        kept.append(row)
+    return kept
+
+
+@cache
+def untracker() -> Callable[[list[int]], object]:
+    """Takes one list out of the garbage collector's sight; does nothing beside CPython."""
+    try:
+        import ctypes
+
+        library = ctypes.pythonapi
+        untrack: Callable[[list[int]], object] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
+            ("PyObject_GC_UnTrack", library)
+        )
+    except (ImportError, AttributeError):
+        return lambda row: None
+    return untrack
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError(
+            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
+        ) from None
+    return torch

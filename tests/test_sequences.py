@@ -1,0 +1,324 @@
+"""Sequences: every form of input is the same tokens, and what is no token is named by its place."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from array import array
+from collections import deque
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
+from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.sequences import Flat, check_tokens, flatten, read
+
+pytestmark = pytest.mark.kernels
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+ROWS = [[3, 1], [], [4, 1, 5], [9]]
+
+
+def tokens_of(given_as: Any) -> list[list[int]]:
+    flat = flatten(read(given_as), "int64")
+    assert flat.values.dtype in (np.int32, np.int64)
+    assert flat.values.flags.c_contiguous
+    assert flat.offsets.dtype == np.int64
+    edges = zip(flat.offsets[:-1], flat.offsets[1:], strict=True)
+    return [flat.values[start:stop].tolist() for start, stop in edges]
+
+
+def both(given_as: Any) -> list[list[int]]:
+    """The tokens, by way of lists and by way of arrays."""
+    padded, mask = pad_sequences(given_as, 9, attention_mask=True)
+    rows = [row[: sum(seen)] for row, seen in zip(padded, mask, strict=True)]
+    assert rows == tokens_of(given_as)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        ROWS,
+        tuple(ROWS),
+        [tuple(row) for row in ROWS],
+        [ROWS[0], tuple(ROWS[1]), *ROWS[2:]],
+        [np.array(row, np.int64) for row in ROWS],
+        [np.array(row) for row in ROWS],  # The empty one is of floats.
+        [ROWS[0], np.array([], np.int32), np.array(ROWS[2], np.uint8), deque(ROWS[3])],
+        [array("q", row) for row in ROWS],
+        np.array([np.array(row, np.int64) for row in ROWS] + [None], object)[:-1],
+        (np.array([3, 1, 4, 1, 5, 9]), np.array([0, 2, 2, 5, 6])),
+        (np.array([3, 1, 4, 1, 5, 9], np.int16), np.array([0, 2, 2, 5, 6], np.uint64)),
+        (np.array([3, 0, 1, 0, 4, 0, 1, 0, 5, 0, 9, 0])[::2], np.array([0, 2, 2, 5, 6])),
+        pa.array(ROWS),
+        pa.array(ROWS, pa.large_list(pa.uint16())),
+        pa.array(ROWS, pa.list_view(pa.int64())),
+        pa.array(ROWS, pa.large_list_view(pa.int32())),
+        pa.chunked_array([ROWS[:1], [], ROWS[1:]], pa.list_(pa.int32())),
+        pa.array([[7], *ROWS, [8]]).slice(1, 4),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_form_gives_the_same_tokens(given_as: Any) -> None:
+    assert both(given_as) == ROWS
+
+
+def test_an_iterator_is_read_once() -> None:
+    assert pad_sequences(row for row in ROWS) == pad_sequences(ROWS)
+    assert pack_sequences(iter(ROWS), 9, 0, 1, output="numpy")["input_ids"].shape == (2, 9)
+    assert pad_sequences(map(range, range(3))) == [[0, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_every_kind_of_integer_is_taken_with_its_largest_value(dtype: str) -> None:
+    most = min(np.iinfo(dtype).max, 2**63 - 1)
+    least = int(np.iinfo(dtype).min)
+    expected = [[most, least], [1, 2]]
+    matrix = np.array(expected, dtype)
+    assert both(matrix) == expected
+    assert both(matrix.astype(matrix.dtype.newbyteorder())) == expected
+    assert both(np.asfortranarray(matrix)) == expected
+    assert both(list(matrix)) == expected
+    assert both((matrix.ravel(), np.array([0, 2, 4]))) == expected
+    kind = getattr(pa, dtype)()
+    for arrow in (pa.list_(kind), pa.large_list(kind), pa.list_(kind, 2)):
+        assert both(pa.array(expected, arrow)) == expected
+        assert both(pa.array([[0, 0], *expected], arrow)[1:]) == expected
+        assert both(pa.chunked_array([expected[:1], expected[1:]], arrow)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "int64", "uint8", "bool"])
+def test_torch_tensors_are_taken(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.tensor(row, dtype=getattr(torch, dtype)) for row in ([1, 0], [1], [])]
+    assert both(rows) == [[1, 0], [1], []]
+    assert both([rows[0], [7]]) == [[1, 0], [7]]
+    assert both(torch.stack([rows[0], rows[0]])) == [[1, 0], [1, 0]]
+
+
+def test_arrays_of_different_integers_are_joined_without_loss() -> None:
+    rows = [np.array([2**63 - 1], np.uint64), np.array([-1], np.int8), np.array([2**40])]
+    assert both(rows) == [[2**63 - 1], [-1], [2**40]]
+
+
+def test_bools_count_as_zero_and_one() -> None:
+    assert both([[True, 7], [False]]) == [[1, 7], [0]]
+    assert both(np.array([[True, False]])) == [[1, 0]]
+    assert both(pa.array([[True, False], [True]])) == [[1, 0], [1]]
+
+
+def test_scalars_of_numpy_are_integers_in_lists() -> None:
+    rows = [list(np.array([100, 100, 100], np.int8)), [np.int64(2**62)] * 3, [5, np.uint8(6)]]
+    assert both(rows) == [[100, 100, 100], [2**62] * 3, [5, 6]]
+
+
+def test_arrays_of_32_and_64_bits_are_used_where_they_lie() -> None:
+    for dtype in ("int32", "int64"):
+        values = np.arange(6, dtype=dtype)
+        values.flags.writeable = False
+        for given_as in (
+            (values, np.array([0, 6])),
+            values.reshape(2, 3),
+            pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
+            pa.LargeListArray.from_arrays(pa.array([0, 2, 6]), pa.array(values)),
+        ):
+            found = read(given_as)
+            assert isinstance(found, Flat)
+            if not isinstance(given_as, pa.Array):
+                assert np.shares_memory(found.values, values)
+            assert pack_sequences(given_as, 9, 0, 1, output="numpy")["labels"].sum() < 99
+
+
+BAD_TOKENS: list[tuple[Any, str]] = [
+    (1.0, r"is 1\.0 \(float\)"),
+    (1.5, r"is 1\.5 \(float\)"),
+    (float("nan"), r"is nan \(float\)"),
+    (np.float64(2), r"float64\)"),
+    ("a", r"is 'a' \(str\)"),
+    (None, r"is None \(NoneType\)"),
+    ([5], r"is \[5\] \(list\)"),
+    (Fraction(4, 2), r"\(Fraction\)"),
+    (2j, r"\(complex\)"),
+]
+
+
+@pytest.mark.parametrize("output", ["lists", "numpy"])
+@pytest.mark.parametrize("wrap", [list, tuple])
+@pytest.mark.parametrize(("bad", "message"), BAD_TOKENS, ids=repr)
+def test_what_is_no_integer_is_named_by_its_place(
+    bad: Any, message: str, wrap: Any, output: str
+) -> None:
+    rows = [wrap([5]), wrap([6, 7, bad, 8])]
+    fine = [[1], [1] * 4]
+    with pytest.raises(UsageError, match=r"sequences\[1\]\[2\] .*" + message):
+        pack_sequences(rows, 9, 0, 1, output=output)
+    with pytest.raises(UsageError, match=r"sequences\[1\]\[2\] .*" + message):
+        pad_sequences(rows, output=output)
+    with pytest.raises(UsageError, match=r"labels\[1\]\[2\] .*" + message):
+        concatenate_and_pack(fine, rows, fine, 9, 0, output=output)
+
+
+@pytest.mark.parametrize("bad", [2**31, -(2**31) - 1, 2**63, -(2**63) - 1, 2**70])
+def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> None:
+    rows = [[5], [6, bad]]
+    given: list[Any] = [rows]
+    if abs(bad) < 2**40:
+        given += [(np.array([0, 5, 6, bad]), np.array([1, 2, 4])), [np.array(row) for row in rows]]
+    for given_as in given:
+        message = rf"\[1\]\[1\] is {bad}, which int32 cannot hold"
+        with pytest.raises(UsageError, match="sequences" + message):
+            pack_sequences(given_as, 9, 0, 1, output="numpy", dtype="int32")
+        with pytest.raises(UsageError, match="sequences" + message):
+            pack_sequences(given_as, 2, 0, 1, output="numpy", dtype="int32", too_long="split")
+        with pytest.raises(UsageError, match="sequences" + message):
+            pad_sequences(given_as, output="numpy", dtype="int32")
+        with pytest.raises(UsageError, match="labels" + message):
+            concatenate_and_pack(
+                [[1], [1, 1]], given_as, [[1], [1, 1]], 9, 0, output="numpy", dtype="int32"
+            )
+    if abs(bad) >= 2**63:
+        with pytest.raises(UsageError, match=rf"\[1\]\[1\] is {bad}, which int64 cannot hold"):
+            pad_sequences(rows, output="numpy")
+
+
+def test_unsigned_values_past_64_bits_with_sign_are_named() -> None:
+    values = np.array([1, 2**63], np.uint64)
+    for given_as in (
+        values.reshape(1, 2),
+        (values, np.array([0, 2])),
+        [values],
+        pa.array([values]),
+    ):
+        with pytest.raises(UsageError, match=f"value 1, is {2**63}, which int64 cannot hold"):
+            pad_sequences(given_as)
+
+
+@pytest.mark.parametrize(
+    ("given_as", "message"),
+    [
+        ("text", r"sequences is 'text' \(str\)"),
+        (b"text", r"sequences is b'text' \(bytes\)"),
+        (None, r"sequences is None"),
+        (5, r"sequences is 5 \(int\)"),
+        ({"a": [1]}, r"sequences is \{'a': \[1\]\} \(dict\)"),
+        ([[1], "text"], r"sequences\[1\] is 'text' \(str\)"),
+        ([[1], None], r"sequences\[1\] is None"),
+        ([[1], 7], r"sequences\[1\] is 7 \(int\)"),
+        ([[1], {2, 3}], r"sequences\[1\] is \{2, 3\} \(set\)"),
+        ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
+        (np.array([1, 2]), "array of 1 dimensions"),
+        (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
+        (np.array([[1.0]]), r"sequences holds float64, such as np.float64\(1.0\)"),
+        ([np.array([1]), np.array([2.0])], r"sequences\[1\] holds float64"),
+        ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
+        ([np.array([1]), np.array([2], object)], r"sequences\[1\] holds object"),
+        ([[1], np.array(["a"])], r"sequences\[1\] holds <U1"),
+        (pa.array([1, 2]), "Arrow array of int64"),
+        (pa.array(["a"]), "Arrow array of string"),
+        (pa.array([[1.0]]), "sequences holds float64"),
+        (pa.array([["a"]]), "sequences holds object"),
+        (pa.array([[[1]]]), "sequences holds object"),
+        (pa.array([[1], None, [2]]), r"sequences\[1\] is null"),
+        (pa.array([[1], [], [2, None]]), r"sequences\[2\]\[1\] is null"),
+        (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), r"sequences\[1\] is null"),
+        (pa.chunked_array([[[1]], [[2], None]]), r"sequences\[2\] is null"),
+        (pa.chunked_array([[[1]], [[2], [3, None]]]), r"sequences\[2\]\[1\] is null"),
+        ((np.array([1.0]), np.array([0, 1])), "sequences holds float64"),
+        ((np.array([1]), np.array([0.0, 1.0])), "offsets of sequences are float64"),
+        ((np.array([1]), np.array([], int)), r"offsets of shape \(0,\)"),
+        ((np.array([[1]]), np.array([0, 1])), r"values of shape \(1, 1\)"),
+        ((np.arange(5), np.array([0, 3, 2, 5])), "fall from 3 to 2 at index 2"),
+        ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, and there are 5 values"),
+        ((np.arange(5), np.array([0, 6])), "go from 0 to 6, and there are 5 values"),
+        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "fall from 0 to -1"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_sequence_is_named(given_as: Any, message: str) -> None:
+    for output in ("lists", "numpy"):
+        with pytest.raises(UsageError, match=message):
+            pad_sequences(given_as, output=output)
+        with pytest.raises(UsageError, match=message):
+            pack_sequences(given_as, 9, 0, 1, output=output)
+
+
+def test_tensors_of_floats_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for bad in (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.bfloat16)):
+        with pytest.raises(UsageError, match=r"sequences\[1\] .*float"):
+            pad_sequences([torch.tensor([1]), bad])
+
+
+def test_torch_is_asked_for_by_its_pip_line_when_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+        pack_sequences([[5]], 8, 0, 1, output="torch")
+    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+        pad_sequences([[5]], output="torch")
+    assert pad_sequences([[5]], output="numpy").tolist() == [[5]]
+
+
+def test_rows_of_lists_are_freed_without_the_collector() -> None:
+    class Token(int):
+        alive = 0
+
+        def __init__(self, value: int) -> None:
+            Token.alive += 1
+
+        def __del__(self) -> None:
+            Token.alive -= 1
+
+    tokens = [[Token(5), Token(6)]]
+    packed = pack_sequences(tokens, 8, 0, 1, position_ids=True)
+    padded = pad_sequences(tokens, 8)
+    assert not any(gc.is_tracked(row) for row in [*packed["labels"], *padded])
+    gc.disable()
+    try:
+        del tokens, packed, padded
+        assert Token.alive == 0
+    finally:
+        gc.enable()
+
+
+token_lists = st.lists(
+    st.lists(
+        st.one_of(
+            st.integers(-(2**70), 2**70),
+            st.booleans(),
+            st.floats(),
+            st.none(),
+            st.text(max_size=2),
+        ),
+        max_size=4,
+    ),
+    max_size=6,
+)
+
+
+@given(token_lists)
+def test_the_quick_checks_and_a_slow_one_agree(rows: list[list[Any]]) -> None:
+    is_fine = all(isinstance(token, int) for row in rows for token in row)
+    fits = is_fine and all(-(2**63) <= token < 2**63 for row in rows for token in row)
+    for check, expected in ((check_tokens, is_fine), (lambda r: flatten(r, "int64"), fits)):
+        try:
+            check(rows)
+        except UsageError:
+            assert not expected
+        else:
+            assert expected
+
+
+def test_a_large_input_is_flattened_as_it_is() -> None:
+    chance = random.Random(0)
+    rows = [[chance.randrange(2**40) for _ in range(chance.randrange(50))] for _ in range(500)]
+    assert tokens_of(rows) == rows
