@@ -20,6 +20,8 @@ from fast_axolotl import parallel_hash_rows
 from fast_axolotl.dedupe import hashing
 from fast_axolotl.errors import UsageError
 
+pytestmark = pytest.mark.kernels
+
 DIGEST = pa.binary(32)
 MANY = hashing._FEW_ROWS
 """Rows from which on the kernel does the work."""

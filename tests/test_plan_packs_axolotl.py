@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+
 @pytest.fixture(scope="module")
 def multipack() -> Iterator[Any]:
     """Axolotl's module as it is released, with none of our patches in it."""

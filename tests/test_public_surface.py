@@ -25,12 +25,16 @@ ROOT = Path(__file__).parents[1] / "src" / "fast_axolotl"
 NAMES = [
     "RUST_AVAILABLE",
     "CsvDialect",
+    "DedupeSummary",
+    "PackPlan",
     "Reader",
     "RustStreamingDataset",
+    "SeenRows",
     "__version__",
     "concatenate_and_pack",
     "create_padding_mask",
     "create_rust_streaming_dataset",
+    "dedupe_files",
     "deduplicate_indices",
     "detect_format",
     "get_version",
@@ -41,21 +45,31 @@ NAMES = [
     "pack_sequences",
     "pad_sequences",
     "parallel_hash_rows",
+    "plan_packs",
     "should_use_rust_streaming",
     "status",
     "streaming_dataset_reader",
     "uninstall",
+    "unique_rows",
 ]
 
 PARAMETERS = {
     "CsvDialect": "*, delimiter=None, quote='\"', escape=None, column_names=None",
     "RustStreamingDataset": "file_path, dataset_type, batch_size=1000, num_threads=4, "
     "dataset_keep_in_memory=False",
+    "DedupeSummary": "*, rows_in, rows_out, duplicates, duplicates_of_others, rejected_rows, "
+    "bytes_in, bytes_out, seconds, rows_per_second, state_bytes, spilled_bytes, output, report",
+    "PackPlan": "*, indices, offsets, capacity, method, over_long, total_length, lower_bound, "
+    "efficiency",
+    "SeenRows": "num_threads=0",
     "concatenate_and_pack": "input_ids, labels, attention_masks, max_length, pad_token_id, "
-    "label_pad_id=-100",
-    "create_padding_mask": "current_length, target_length",
+    "label_pad_id=-100, *, output='lists', too_long='truncate', dtype='int64', "
+    "position_ids=False, cu_seqlens=False, num_threads=0",
+    "create_padding_mask": "current_length, target_length, *, output='lists'",
     "create_rust_streaming_dataset": "file_path, dataset_type, batch_size=1000, num_threads=4, "
     "dataset_keep_in_memory=False",
+    "dedupe_files": "inputs, output, *, columns=None, against=None, report=None, overwrite=False, "
+    "memory_budget=1073741824, num_threads=0, temp_dir=None, progress=None, **read_options",
     "deduplicate_indices": "rows, existing_hashes=None, num_threads=0",
     "detect_format": "path",
     "get_version": "",
@@ -66,21 +80,27 @@ PARAMETERS = {
     "memory_budget=268435456, shard=None, shuffle=None, epoch=0, on_error='raise', "
     "on_conflict='raise', infer='auto', split=None, json_field=None, csv=None, "
     "storage_options=None",
-    "pack_sequences": "sequences, max_length, pad_token_id, eos_token_id, label_pad_id=-100",
+    "pack_sequences": "sequences, max_length, pad_token_id, eos_token_id, label_pad_id=-100, *, "
+    "output='lists', too_long='error', dtype='int64', position_ids=False, cu_seqlens=False, "
+    "num_threads=0",
     "pad_sequences": "sequences, target_length=None, pad_value=0, padding_side='right', "
-    "pad_to_multiple_of=None",
+    "pad_to_multiple_of=None, *, output='lists', too_long='truncate', dtype='int64', "
+    "attention_mask=False, num_threads=0",
     "parallel_hash_rows": "rows, num_threads=0",
+    "plan_packs": "lengths, capacity, *, max_rows=None, method='first_fit', group_size=None",
     "should_use_rust_streaming": "file_path, dataset_config, cfg",
     "status": "",
     "streaming_dataset_reader": "file_path, dataset_type='', batch_size=1000, num_threads=4, *, "
     "output='python', columns=None",
     "uninstall": "",
+    "unique_rows": "table, columns=None, seen=None",
 }
 
 RESULTS = {
-    "concatenate_and_pack": "dict[str, list[list[int]]]",
-    "create_padding_mask": "list[int]",
+    "concatenate_and_pack": "dict[str, Any]",
+    "create_padding_mask": "Any",
     "create_rust_streaming_dataset": "RustStreamingDataset",
+    "dedupe_files": "DedupeSummary",
     "deduplicate_indices": "tuple[list[int], list[str]]",
     "detect_format": "tuple[str, str | None]",
     "get_version": "str",
@@ -88,13 +108,15 @@ RESULTS = {
     "is_available": "bool",
     "list_supported_formats": "list[str]",
     "open_dataset": "Reader",
-    "pack_sequences": "dict[str, list[list[int]]]",
-    "pad_sequences": "list[list[int]]",
-    "parallel_hash_rows": "list[str]",
+    "pack_sequences": "dict[str, Any]",
+    "pad_sequences": "Any",
+    "parallel_hash_rows": "list[str] | pa.Array | pa.ChunkedArray",
+    "plan_packs": "PackPlan",
     "should_use_rust_streaming": "bool",
     "status": "Status",
     "streaming_dataset_reader": "Iterator[Any]",
     "uninstall": "bool",
+    "unique_rows": "Any",
 }
 
 READER = {
@@ -133,7 +155,38 @@ FLAGS = {
         "--split",
         "paths",
     ],
+    "dedupe": [
+        "--against",
+        "--columns",
+        "--format",
+        "--json",
+        "--json-field",
+        "--memory-budget",
+        "--num-threads",
+        "--on-conflict",
+        "--on-error",
+        "--output",
+        "--overwrite",
+        "--report",
+        "--split",
+        "--temp-dir",
+        "-o",
+        "inputs",
+    ],
+    "warmup": ["--json"],
     "bench": [],
+    **{
+        f"bench {name}": [
+            "--json",
+            "--output",
+            "--peer-python",
+            "--repeats",
+            "--sizes",
+            "--work-dir",
+            "-o",
+        ]
+        for name in ("dedupe", "hash", "pack", "pad")
+    },
     "bench reader": [
         "--cases",
         "--json",

@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 _DIGEST_BYTES = 32
 _FEW_ROWS = 200
 _HEX_ROWS = 8192
-_BATCH_ROWS, _LONG_BATCH_ROWS = 4096, 65536
+_BATCH_ROWS, _LONG_BATCH_ROWS = 8192, 65536
 """Rows taken at a time from a list or an iterator; short ones then fit the processor's caches."""
 _PIECE_BYTES, _PIECE_ROWS = 512 << 10, 128
 """How much of a batch is joined at a time: enough for every lane to hash several rows, and little
