@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +125,18 @@ def test_automatic_threads_are_the_usable_processors(monkeypatch: pytest.MonkeyP
     from fast_axolotl.kernels import threads
 
     asked: list[int] = []
+    real = threads.spread
+
+    def note(work: Any, ranges: Any, num_threads: int) -> None:
+        asked.append(num_threads)
+        real(work, ranges, num_threads)
+
     monkeypatch.setattr(threads, "usable_processors", lambda: 3)
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", _pool_that_notes(asked))
+    monkeypatch.setattr(threads, "spread", note)
     rows = ["x" * 1000] * 9000
     parallel_hash_rows(rows)
     parallel_hash_rows(pa.array(rows))
     assert asked == [3, 3]
-
-
-def _pool_that_notes(asked: list[int]) -> Callable[[int], Any]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    def make(count: int) -> Any:
-        asked.append(count)
-        return ThreadPoolExecutor(count)
-
-    return make
 
 
 @pytest.mark.parametrize(
