@@ -5,19 +5,47 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import importlib
+import importlib.util
 import json
 import lzma
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
+import pytest
 
+import fast_axolotl
 from fast_axolotl import open_dataset
 
 Rows = list[dict[str, Any]]
+
+AGAINST_AXOLOTL = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("axolotl") is None,
+        reason="Axolotl is not installed: pip install axolotl==0.19.0",
+    ),
+    # Axolotl and what it imports warn as they please; forking after threads warns as well.
+    pytest.mark.filterwarnings("default"),
+]
+"""Marks for tests that call the real Axolotl."""
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[Callable[[str], Any]]:
+    """Imports modules of Axolotl as they are released, with none of our patches in them."""
+    fast_axolotl.uninstall()
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as environment:
+        warnings.simplefilter("ignore")
+        environment.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+        environment.setenv("HF_HUB_OFFLINE", "1")
+        yield importlib.import_module
+    fast_axolotl.install()
+
 
 SMALL_BUDGET = 16 * 1024 * 1024
 """The least memory budget: blocks of 512 KiB, so that files of a few MB have several."""

@@ -5,26 +5,17 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-import fast_axolotl
+from conftest import AGAINST_AXOLOTL
 from fast_axolotl import SeenRows, unique_rows
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("axolotl") is None,
-        reason="Axolotl is not installed: pip install axolotl==0.19.0",
-    ),
-    # Axolotl and what it imports warn as they please.
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = AGAINST_AXOLOTL
 
 NAN = float("nan")
 
@@ -46,35 +37,26 @@ ROWS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def stock() -> Iterator[Any]:
-    """Axolotl's function as it is released, with none of our patches in it."""
-    fast_axolotl.uninstall()
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as environment:
-        warnings.simplefilter("ignore")
-        environment.setenv("AXOLOTL_DO_NOT_TRACK", "1")
-        environment.setenv("HF_HUB_OFFLINE", "1")
-        from axolotl.utils.data.utils import _deduplicate_dataset
-
-        yield _deduplicate_dataset
-    fast_axolotl.install()
+def deduplicate(stock: Callable[[str], Any]) -> Any:
+    return stock("axolotl.utils.data.utils")._deduplicate_dataset
 
 
-def kept_by(stock: Any, dataset: Any, seen: set[str] | None = None) -> list[int]:
-    kept, _ = stock(dataset, seen)
+def kept_by(deduplicate: Any, dataset: Any, seen: set[str] | None = None) -> list[int]:
+    kept, _ = deduplicate(dataset, seen)
     if kept._indices is None:  # nothing was dropped, or nothing but the end
         return list(range(len(kept)))
     return [int(index) for index in kept._indices.column(0).to_pylist()]
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_same_rows_are_kept(stock: Any, name: str) -> None:
+def test_the_same_rows_are_kept(deduplicate: Any, name: str) -> None:
     from datasets import Dataset
 
     dataset = Dataset.from_dict({"x": ROWS[name] * 2})
-    assert unique_rows(dataset.data.table).tolist() == kept_by(stock, dataset)
+    assert unique_rows(dataset.data.table).tolist() == kept_by(deduplicate, dataset)
 
 
-def test_tokenised_rows_of_two_datasets(stock: Any) -> None:
+def test_tokenised_rows_of_two_datasets(deduplicate: Any) -> None:
     from datasets import Dataset, Features, Sequence, Value
 
     rng = np.random.default_rng(7)
@@ -94,6 +76,6 @@ def test_tokenised_rows_of_two_datasets(stock: Any) -> None:
     seen_hashes: set[str] = set()
     seen = SeenRows()
     for dataset in (make(600), make(400)):
-        theirs = kept_by(stock, dataset, seen_hashes)
+        theirs = kept_by(deduplicate, dataset, seen_hashes)
         assert unique_rows(dataset.data.table, seen=seen).tolist() == theirs
     assert len(seen) == len(seen_hashes)

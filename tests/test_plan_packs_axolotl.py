@@ -5,9 +5,7 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,31 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fast_axolotl
+from conftest import AGAINST_AXOLOTL
 from fast_axolotl.packing import plan_packs
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("axolotl") is None,
-        reason="Axolotl is not installed: pip install axolotl==0.19.0",
-    ),
-    # Axolotl and what it imports warn as they please; forking after threads warns as well.
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = AGAINST_AXOLOTL
 
 
 @pytest.fixture(scope="module")
-def multipack() -> Iterator[Any]:
-    """Axolotl's module as it is released, with none of our patches in it."""
-    fast_axolotl.uninstall()
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as environment:
-        warnings.simplefilter("ignore")
-        environment.setenv("AXOLOTL_DO_NOT_TRACK", "1")
-        environment.setenv("HF_HUB_OFFLINE", "1")
-        from axolotl.utils.samplers import multipack
-
-        yield multipack
-    fast_axolotl.install()
+def multipack(stock: Callable[[str], Any]) -> Any:
+    return stock("axolotl.utils.samplers.multipack")
 
 
 def theirs(multipack: Any, lengths: list[int], **limits: Any) -> list[list[int]]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fast_axolotl.cli.options import (
+    AsJson,
+    Format,
+    Inputs,
+    JsonField,
+    OnConflict,
+    OnError,
+    Split,
+)
 from fast_axolotl.cli.parsing import parse_names, parse_size
 
 if TYPE_CHECKING:
@@ -25,9 +34,7 @@ DEDUPE_EXAMPLES = (
 
 
 def dedupe(
-    inputs: Annotated[
-        list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
-    ],
+    inputs: Inputs,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst."),
@@ -47,21 +54,12 @@ def dedupe(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the output and the report.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    format: Annotated[str, typer.Option(help="auto, or a format's name.")] = "auto",
-    split: Annotated[
-        str | None, typer.Option(help="The split of a folder that has several; all for all.")
-    ] = None,
-    on_error: Annotated[
-        Literal["raise", "skip"], typer.Option(help="What to do with rows that cannot be read.")
-    ] = "raise",
-    on_conflict: Annotated[
-        Literal["raise", "json"],
-        typer.Option(help="What to do with a column of clashing types: stop, or JSON text."),
-    ] = "raise",
-    json_field: Annotated[
-        str | None, typer.Option(help="The field of a JSON document that holds the rows.")
-    ] = None,
+    as_json: AsJson = False,
+    format: Format = "auto",
+    split: Split = None,
+    on_error: OnError = "raise",
+    on_conflict: OnConflict = "raise",
+    json_field: JsonField = None,
     num_threads: Annotated[
         int, typer.Option(help="Threads; 0 takes what this process may use.", min=0)
     ] = 0,

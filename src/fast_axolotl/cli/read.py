@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fast_axolotl.cli.options import (
+    AsJson,
+    Format,
+    Inputs,
+    JsonField,
+    OnConflict,
+    OnError,
+    Split,
+)
 from fast_axolotl.cli.parsing import parse_names, parse_shard, parse_size
 
 if TYPE_CHECKING:
@@ -24,9 +33,7 @@ READ_EXAMPLES = (
 
 
 def read(
-    paths: Annotated[
-        list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
-    ],
+    paths: Inputs,
     columns: Annotated[
         str | None, typer.Option(help="Only these columns: names with commas between.")
     ] = None,
@@ -37,26 +44,17 @@ def read(
     head: Annotated[
         int | None, typer.Option(help="Print so many rows as JSON lines and stop.", min=1)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    format: Annotated[str, typer.Option(help="auto, or a format's name.")] = "auto",
-    split: Annotated[
-        str | None, typer.Option(help="The split of a folder that has several; all for all.")
-    ] = None,
+    as_json: AsJson = False,
+    format: Format = "auto",
+    split: Split = None,
     shuffle: Annotated[int | None, typer.Option(help="Shuffle with this seed.", min=0)] = None,
-    on_error: Annotated[
-        Literal["raise", "skip"], typer.Option(help="What to do with rows that cannot be read.")
-    ] = "raise",
-    on_conflict: Annotated[
-        Literal["raise", "json"],
-        typer.Option(help="What to do with a column of clashing types: stop, or JSON text."),
-    ] = "raise",
+    on_error: OnError = "raise",
+    on_conflict: OnConflict = "raise",
     infer: Annotated[
         Literal["auto", "scan"],
         typer.Option(help="scan reads JSON and CSV twice, to know the final types at once."),
     ] = "auto",
-    json_field: Annotated[
-        str | None, typer.Option(help="The field of a JSON document that holds the rows.")
-    ] = None,
+    json_field: JsonField = None,
     num_threads: Annotated[
         int, typer.Option(help="Decode threads; 0 takes what this process may use.")
     ] = 0,
