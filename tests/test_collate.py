@@ -192,7 +192,10 @@ def test_a_longer_sequence_is_an_error_when_asked(given_as: Any) -> None:
         ({"dtype": "int16"}, "dtype must be 'int64' or 'int32', not 'int16'"),
         ({"num_threads": -2}, "num_threads must be 0"),
         ({"pad_value": 0.0}, r"pad_value must be an integer, and it is 0.0 \(float\)"),
-        ({"pad_value": 2**31, "dtype": "int32"}, f"pad_value is {2**31}, which int32 cannot"),
+        (
+            {"pad_value": 2**31, "dtype": "int32", "output": "numpy"},
+            f"pad_value is {2**31}, which int32 cannot",
+        ),
         ({"target_length": 2.5}, "target_length must be an integer, and it is 2.5"),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
         (".", {}, "cannot be written|is a folder"),
         ("in.jsonl", {"overwrite": True}, "is one of the files to read"),
         ("out.jsonl", {"report": "out.jsonl"}, "same file"),
-        ("out.jsonl", {"memory_budget": 1000}, "at least 192 MiB, not 1,000"),
+        ("out.jsonl", {"memory_budget": 1000}, "192 MiB\\), not 1000"),
         ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope', only a, b"),
         ("out.jsonl", {"columns": "a"}, "list of different names"),
         ("out.jsonl", {"columns": []}, "list of different names"),
@@ -338,4 +338,82 @@ def test_an_interrupted_command_leaves_nothing_behind(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
+    assert left_behind(tmp_path) == ["in.parquet"]
+
+
+def test_dictionary_columns_are_compared_by_value_and_decoded_in_arrow_files(
+    tmp_path: Path,
+) -> None:
+    for name, values in (("1", ["a", "b", "a"]), ("2", ["b", "c", "a"])):
+        table = pa.table({"x": pa.array(values).dictionary_encode(), "n": [0, 0, 0]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    inputs = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    for ending in ("arrow", "parquet", "jsonl"):
+        output = tmp_path / f"out.{ending}"
+        dedupe_files(inputs, output, report=tmp_path / f"report-{ending}.arrow")
+        assert [row["x"] for row in rows_of(output)] == ["a", "b", "c"]
+
+
+def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "meta": {}}])
+    with pytest.raises(DataError, match=r"out\.parquet: this kind of file cannot hold"):
+        dedupe_files(source, tmp_path / "out.parquet")
+    assert left_behind(tmp_path) == ["in.jsonl"]
+
+
+def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{}, {}])
+    with pytest.raises(DataError, match="no columns"):
+        dedupe_files(source, tmp_path / "out.jsonl")
+
+
+def test_what_could_not_be_read_is_listed_on_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n{"a": \n{"a": 2}\n')
+    (tmp_path / "other.jsonl").write_text('{"a": 2}\nnonsense\n')
+    summary = dedupe_files(
+        tmp_path / "in.jsonl",
+        tmp_path / "out.jsonl",
+        against=tmp_path / "other.jsonl",
+        on_error="skip",
+    )
+    assert (summary.rows_out, summary.rejected_rows) == (1, 2)
+    assert [Path(item.path).name for item in summary.rejections] == ["other.jsonl", "in.jsonl"]
+    assert (summary.files_in, summary.files_against) == (1, 1)
+
+
+def test_json_text_and_plain_text_are_not_compared(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": "x"}, {"a": 1}])
+    other = write_jsonl(tmp_path / "other.jsonl", [{"a": "x"}])
+    with pytest.raises(ConflictError, match="cannot be compared"):
+        dedupe_files(source, tmp_path / "out.jsonl", against=other, on_conflict="json")
+
+
+def test_an_empty_other_dataset_leaves_nothing_out(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "other.jsonl").write_text("")
+    summary = dedupe_files(source, tmp_path / "out.jsonl", against=tmp_path / "other.jsonl")
+    assert summary.rows_out == 3
+
+
+def test_one_file_under_two_spellings_is_one_file(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(UsageError, match="same file"):
+        dedupe_files(source, tmp_path / "o.jsonl", report=tmp_path / "sub" / ".." / "o.jsonl")
+
+
+def test_a_terminated_command_leaves_nothing_behind(tmp_path: Path) -> None:
+    pq.write_table(numbered(400_000, 300_000), tmp_path / "in.parquet", row_group_size=5000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fast_axolotl.cli", "dedupe", "in.parquet", "-o", "out.jsonl"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(left_behind(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (143, "fast-axolotl: terminated\n")
     assert left_behind(tmp_path) == ["in.parquet"]

@@ -406,7 +406,10 @@ def test_columns_that_disagree_are_refused_in_arrays_too() -> None:
         ({"max_length": 8.0}, r"max_length must be an integer, and it is 8.0 \(float\)"),
         ({"pad_token_id": None}, r"pad_token_id must be an integer, and it is None"),
         ({"eos_token_id": "1"}, r"eos_token_id must be an integer, and it is '1' \(str\)"),
-        ({"label_pad_id": 2**31, "dtype": "int32"}, f"label_pad_id is {2**31}, which int32"),
+        (
+            {"label_pad_id": 2**31, "dtype": "int32", "output": "numpy"},
+            f"label_pad_id is {2**31}, which int32",
+        ),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

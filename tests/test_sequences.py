@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.sequences import Flat, check_tokens, flatten, read
+from fast_axolotl.sequences import Flat, flatten, plain_rows, read
 
 pytestmark = pytest.mark.kernels
 
@@ -216,7 +216,7 @@ def test_unsigned_values_past_64_bits_with_sign_are_named() -> None:
         ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
         (np.array([1, 2]), "array of 1 dimensions"),
         (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
-        (np.array([[1.0]]), r"sequences holds float64, such as np.float64\(1.0\)"),
+        (np.array([[1.0]]), r"sequences holds float64, such as 1.0"),
         ([np.array([1]), np.array([2.0])], r"sequences\[1\] holds float64"),
         ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
         ([np.array([1]), np.array([2], object)], r"sequences\[1\] holds object"),
@@ -309,7 +309,7 @@ token_lists = st.lists(
 def test_the_quick_checks_and_a_slow_one_agree(rows: list[list[Any]]) -> None:
     is_fine = all(isinstance(token, int) for row in rows for token in row)
     fits = is_fine and all(-(2**63) <= token < 2**63 for row in rows for token in row)
-    for check, expected in ((check_tokens, is_fine), (lambda r: flatten(r, "int64"), fits)):
+    for check, expected in ((plain_rows, is_fine), (lambda r: flatten(r, "int64"), fits)):
         try:
             check(rows)
         except UsageError:
@@ -322,3 +322,58 @@ def test_a_large_input_is_flattened_as_it_is() -> None:
     chance = random.Random(0)
     rows = [[chance.randrange(2**40) for _ in range(chance.randrange(50))] for _ in range(500)]
     assert tokens_of(rows) == rows
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[300, np.uint8(1)]],
+        [[300], [np.int8(1)]],
+        [[1, np.int32(2**31 - 1), np.int32(5)]],
+        [[np.int64(3), 5]],
+        [[True, False], [True]],
+        [pa.array([1, 2])],
+    ],
+)
+def test_rows_of_lists_hold_plain_integers_only(rows: Any) -> None:
+    padded = pad_sequences(rows)
+    assert all(type(token) is int for row in padded for token in row)
+    assert padded == pad_sequences(rows, output="numpy").tolist()
+    packed = pack_sequences(rows, 8, 0, 2)
+    assert all(type(token) is int for row in packed["input_ids"] for token in row)
+
+
+def test_options_are_names_and_nothing_that_equals_one() -> None:
+    with pytest.raises(UsageError, match="dtype must be"):
+        pad_sequences([[1]], output="numpy", dtype=np.dtype("int32"))  # type: ignore[arg-type]
+    for wrong in ("", 0.0, []):
+        with pytest.raises(UsageError, match="pad_to_multiple_of must be an integer"):
+            pad_sequences([[1]], pad_to_multiple_of=wrong)  # type: ignore[arg-type]
+
+
+def test_tokens_that_are_cut_off_are_not_judged() -> None:
+    for tokens in ([[1, 2**40]], (np.array([1, 2**40]), np.array([0, 2]))):
+        padded = pad_sequences(tokens, 1, output="numpy", dtype="int32")
+        assert padded.tolist() == [[1]]
+        packed = pack_sequences(given, 3, 0, 2, output="numpy", dtype="int32", too_long="truncate")
+        assert packed["input_ids"].tolist() == [[1, 2, 0]]
+    values, offsets = np.array([1, 2**40, 2**41]), np.array([0, 2, 3])
+    with pytest.raises(UsageError, match=r"sequences\[1\]\[0\] is 2199023255552"):
+        pad_sequences((values, offsets), 1, output="numpy", dtype="int32")
+
+
+def test_lists_hold_any_token_whatever_the_dtype() -> None:
+    for tokens in ([[2**40]], (np.array([2**40]), np.array([0, 1]))):
+        assert pad_sequences(tokens, 2, 2**50, dtype="int32") == [[2**40, 2**50]]
+
+
+def test_masked_arrays_and_columns_of_text_are_refused() -> None:
+    with pytest.raises(UsageError, match="masked array"):
+        pad_sequences(np.ma.array([[1, 2]], mask=[[False, True]]))
+    with pytest.raises(UsageError, match="pass lists of integers"):
+        pad_sequences(pa.chunked_array([], pa.string()))
+
+
+def test_a_senseless_number_of_threads_does_no_harm() -> None:
+    rows = (np.ones(3_000_000, np.int64), np.arange(0, 3_000_001, 100))
+    assert pad_sequences(rows, output="numpy", num_threads=10**8).sum() == 3_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -297,3 +298,58 @@ def test_every_single_bit_changes_both_words_of_a_digest() -> None:
         column = pa.array([base, *flipped], pa.large_binary())
         digests = parts.digests_of(parts.parts_of(column, SECRET), len(column), SECRET, 1)
         assert len(set(digests[::2].tolist())) == len(set(digests[1::2].tolist())) == len(column)
+
+
+def test_slices_of_lists_with_a_field_of_nulls_are_read_right() -> None:
+    kind = pa.list_(pa.struct([("n", pa.null()), ("i", pa.int64())]))
+    rows = pa.array([[{"n": None, "i": 1}]] * 9, kind)
+    check(pa.table({"x": rows.slice(4, 5)}))
+    check(pa.table({"x": pa.array([[[None]]] * 9, pa.list_(pa.list_(pa.null()))).slice(3)}))
+
+
+def test_nulls_in_one_list_are_not_taken_for_those_of_the_next() -> None:
+    for kind, some in ((pa.bool_(), True), (pa.int8(), 1)):
+        columns = {"a": [[some, None], [some, 0]], "b": [[some, 0], [some, None]]}
+        arrays = {name: pa.array(values, pa.list_(kind)) for name, values in columns.items()}
+        check(pa.table(arrays))
+        assert len(unique_rows(pa.table(arrays), seen=SeenRows())) == 2
+
+
+def test_what_lies_behind_a_null_list_does_not_count() -> None:
+    offsets, values = pa.array([0, 2, 4, 5], pa.int32()), pa.array([1, None, 1, 2, 3])
+    mask = pa.array([True, True, False])
+    check(pa.table({"x": pa.ListArray.from_arrays(offsets, values, mask=mask)}))
+
+
+def test_a_dictionary_of_long_values_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_DECODED_BYTES", 1000)
+    column = pa.array([f"{index % 7:0200}" for index in range(100)]).dictionary_encode()
+    check(pa.table({"x": column}))
+    check(pa.table({"x": pa.chunked_array([column, column.slice(3)])}))
+
+
+def test_text_past_2_gb_is_compared_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rows.gather
+
+    def small(batches: Any, numbers: Any) -> Any:
+        if len(numbers) > 4:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return real(batches, numbers)
+
+    monkeypatch.setattr(rows, "gather", small)
+    check(pa.table({"x": pa.chunked_array([["a", "b", "a"], ["b", "a", "c"] * 5])}))
+
+
+def test_threads_may_share_the_rows_seen() -> None:
+    known = SeenRows(num_threads=2)
+    tables = [
+        pa.table({"x": np.arange(start, start + 60_000)}) for start in range(0, 400_000, 40_000)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda table: unique_rows(table, seen=known), tables))
+    assert len(known) == 420_000
+
+
+def test_a_negative_number_of_threads_is_refused() -> None:
+    with pytest.raises(UsageError, match="num_threads"):
+        SeenRows(num_threads=-1)

@@ -24,12 +24,12 @@ from fast_axolotl.sequences import (
     Array,
     Flat,
     Rows,
-    check_tokens,
     deliver,
     flatten,
     integer,
     lengths_of,
     option,
+    plain_rows,
     read,
     require_fit,
     require_threads,
@@ -67,17 +67,21 @@ def pad_sequences(
     option("too_long", too_long, ("truncate", "error"))
     option("dtype", dtype, DTYPES)
     require_threads(num_threads)
+    dtype = "int64" if output == "lists" else dtype
     padding = integer("pad_value", pad_value, dtype)
     rows = read(sequences)
+    if isinstance(rows, list) and output == "lists":
+        rows = plain_rows(rows)
     lengths = lengths_of(rows)
     width = _width(lengths, target_length, pad_to_multiple_of)
     if too_long == "error":
         _require_room(lengths, width)
     is_left = padding_side == "left"
     if output == "lists" and isinstance(rows, list):
-        check_tokens(rows)
         padded = _pad_lists(rows, width, padding, is_left)
         return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
+    if isinstance(rows, list) and len(lengths) and lengths.max() > width:
+        rows = [row[:width] for row in rows]
     tokens = flatten(rows, dtype)
     columns = _pad_arrays(tokens, width, padding, is_left, dtype, attention_mask, num_threads)
     results = [deliver(column, output) for column in columns]
@@ -137,7 +141,7 @@ def _pad_arrays(
     try:
         fill.fill(fillers, layout, num_threads)
     except OverflowError:
-        require_fit(tokens, dtype, "sequences")
+        require_fit(tokens, dtype, "sequences", width)
         raise
     return [column.reshape(count, width) for column in columns]
 
@@ -157,7 +161,7 @@ def _width(lengths: Array, target_length: int | None, multiple: int | None) -> i
         width = int(lengths.max()) if len(lengths) else 0
     else:
         width = _length("target_length", target_length)
-    step = _length("pad_to_multiple_of", multiple or 0)
+    step = _length("pad_to_multiple_of", 0 if multiple is None else multiple)
     return -(-width // step) * step if step else width
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fast_axolotl.bench import plain
 from fast_axolotl.bench.contest import AXOLOTL, Contest, Entry, Remote, Session, run_contest
-from fast_axolotl.bench.operation_goals import OURS, PLAIN, growth_goal, operation_goals
+from fast_axolotl.bench.operation_goals import LISTS, OURS, PLAIN, growth_goal, operation_goals
 from fast_axolotl.bench.operation_result import Measurement, OperationCase
 from fast_axolotl.bench.sizes import size_name
 from fast_axolotl.bench.tokens import TokenOperation, token_case, token_entries
@@ -81,7 +81,12 @@ def _plan_contest(size: int, session: Session) -> Contest:
             name=OURS,
             gives="array → plan",
             prepare=lambda: partial(plan, lengths),
-        )
+        ),
+        entry(
+            name=LISTS,
+            gives="array → lists",
+            prepare=lambda: lambda: plan(lengths).tolist(),
+        ),
     ]
     if size <= _MOST_PLAIN_LENGTHS:
         entries.append(

@@ -25,7 +25,7 @@ def pad_operation() -> TokenOperation:
         settings={"target_length": 256, "pad_value": 0},
         low=10,
         high=256,
-        most_lists=250_000,
+        most_lists=1_000_000,
         bytes_per_sequence=4 * 133 + 4 * 256,
         columns=lambda found: {"rows": found},
         text="sequences of 10–256 tokens to 256",

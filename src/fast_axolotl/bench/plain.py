@@ -54,42 +54,39 @@ def pack(
     eos_token_id: int,
     label_pad_id: int = -100,
 ) -> Mapping[str, list[list[int]]]:
-    """Rows in order, each sequence followed by EOS and PAD."""
+    """Rows in order, each sequence followed by EOS and PAD; labels and masks from the full rows."""
     packed: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
-    ids_end, labels_end = (eos_token_id, pad_token_id), (eos_token_id, label_pad_id)
-    paddings = (pad_token_id, label_pad_id, 0)
+    separators = (eos_token_id, pad_token_id)
+
+    def close(ids: list[int], ends: list[int]) -> None:
+        missing = max_length - len(ids)
+        labels, mask = ids[:], [1] * len(ids)
+        for end in ends:
+            labels[end] = label_pad_id
+            mask[end] = 0
+        packed["input_ids"].append(ids + [pad_token_id] * missing)
+        packed["labels"].append(labels + [label_pad_id] * missing)
+        packed["attention_mask"].append(mask + [0] * missing)
+
     ids: list[int] = []
-    labels: list[int] = []
-    mask: list[int] = []
+    ends: list[int] = []
     for sequence in sequences:
         if len(ids) + len(sequence) + 2 > max_length:
-            _close(packed, (ids, labels, mask), paddings, max_length)
-            ids, labels, mask = [], [], []
+            close(ids, ends)
+            ids, ends = [], []
         ids += sequence
-        ids += ids_end
-        labels += sequence
-        labels += labels_end
-        mask += [1] * (len(sequence) + 1)
-        mask.append(0)
+        ids += separators
+        ends.append(len(ids) - 1)
     if ids:
-        _close(packed, (ids, labels, mask), paddings, max_length)
+        close(ids, ends)
     return packed
 
 
-def _close(
-    packed: Mapping[str, list[list[int]]],
-    row: Sequence[list[int]],
-    paddings: Sequence[int],
-    max_length: int,
-) -> None:
-    for rows, values, padding in zip(packed.values(), row, paddings, strict=True):
-        values += [padding] * (max_length - len(values))
-        rows.append(values)
-
-
-def pad(sequences: Iterable[list[int]], target_length: int, pad_value: int) -> list[list[int]]:
-    """Every sequence with its padding behind it."""
-    return [row + [pad_value] * (target_length - len(row)) for row in sequences]
+def pad(sequences: Sequence[list[int]], target_length: int, pad_value: int) -> list[list[int]]:
+    """Every sequence with its padding behind it, which is made once for each length."""
+    lengths = set(map(len, sequences))
+    fillers = {length: [pad_value] * (target_length - length) for length in lengths}
+    return [row + fillers[len(row)] for row in sequences]
 
 
 def first_fit(lengths: Iterable[int], capacity: int, max_rows: int) -> list[list[int]]:

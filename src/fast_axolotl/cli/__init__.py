@@ -7,6 +7,7 @@ is quick.
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -42,6 +43,7 @@ app.add_typer(bench_app, name="bench")
 def main() -> None:
     """The console script."""
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(standalone_mode=False)
     except FastAxolotlError as error:
@@ -66,6 +68,11 @@ def _root(
     if version:
         print(f"fast-axolotl {__version__}")
         raise typer.Exit
+
+
+def _terminate(number: int, frame: object) -> None:
+    """Ends as an interrupt does, so that half-written files are removed."""
+    sys.exit(_fail("terminated", 128 + number))
 
 
 def _fail(message: str, code: int) -> int:

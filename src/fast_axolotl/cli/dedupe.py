@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from fast_axolotl.cli.options import (
     Split,
 )
 from fast_axolotl.cli.parsing import parse_names, parse_size
+from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
     from fast_axolotl.bench.resident import ResidentPeak
@@ -45,7 +47,10 @@ def dedupe(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Leave out the rows of this data, too; can be given more than once."),
+        typer.Option(
+            help="Leave out the rows of this data, too; can be given more than once. Put a glob in "
+            "quotes, or its second file counts as input."
+        ),
     ] = None,
     report: Annotated[
         Path | None,
@@ -111,9 +116,15 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
     dropped = f"{summary.duplicates:,} ({share:.1%})"
     if summary.duplicates_of_others:
         dropped += f", {summary.duplicates_of_others:,} of them of the other data"
+    if summary.files_against:
+        dropped += f" ({count(summary.files_against, 'file')} to leave out)"
     spilled = f", {format_bytes(summary.spilled_bytes)} on disk" if summary.spilled_bytes else ""
     pairs = [
-        ("rows in", f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)})"),
+        (
+            "rows in",
+            f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)}) from "
+            f"{count(summary.files_in, 'file')}",
+        ),
         ("duplicates", dropped),
         ("rows out", f"{summary.rows_out:,} ({format_bytes(summary.bytes_out)})"),
         ("time", f"{format_seconds(summary.seconds)}, {summary.rows_per_second or 0:,.0f} rows/s"),
@@ -124,8 +135,9 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
         ),
         ("output", summary.output),
     ]
-    if summary.rejected_rows:
-        pairs.insert(1, ("rejected rows", f"{summary.rejected_rows:,} could not be read"))
+    if summary.rejections:
+        listed = [asdict(item) for item in summary.rejections]
+        pairs.insert(1, ("rejected rows", rejected(summary.rejected_rows, listed)))
     if summary.report is not None:
         pairs.append(("report", summary.report))
     show_pairs("", pairs)

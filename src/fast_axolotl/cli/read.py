@@ -18,6 +18,7 @@ from fast_axolotl.cli.options import (
     Split,
 )
 from fast_axolotl.cli.parsing import parse_names, parse_shard, parse_size
+from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
     from fast_axolotl.bench.tally import ReadTally
@@ -103,16 +104,10 @@ def _read_with_progress(
 def _print_tally(summary: ReadTally) -> None:
     from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
 
-    rejected = f"{summary.rejected_rows:,}"
-    rejected += "".join(
-        f"\n{item['path']}, {item['place']}: {item['reason']}" for item in summary.rejections[:20]
-    )
-    if len(summary.rejections) > 20:
-        rejected += f"\n… {len(summary.rejections) - 20} more; --json lists them"
     pairs = [
         (
             "rows",
-            f"{summary.rows:,} in {summary.batches:,} batches from {_count(summary.files, 'file')}",
+            f"{summary.rows:,} in {summary.batches:,} batches from {count(summary.files, 'file')}",
         ),
         (
             "time",
@@ -127,11 +122,7 @@ def _print_tally(summary: ReadTally) -> None:
             if summary.working_set_reason is None
             else f"– ({summary.working_set_reason})",
         ),
-        ("rejected rows", rejected),
+        ("rejected rows", rejected(summary.rejected_rows, summary.rejections)),
         ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary.columns.items())),
     ]
     show_pairs("", pairs)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

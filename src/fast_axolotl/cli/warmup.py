@@ -12,7 +12,9 @@ __all__ = ["WARMUP_EXAMPLES", "warmup"]
 
 WARMUP_EXAMPLES = (
     "Examples:\n\n  fast-axolotl warmup\n\n"
-    "  RUN pip install fast-axolotl && fast-axolotl warmup    (in a container image)"
+    "  ENV NUMBA_CACHE_DIR=/var/cache/numba    (in a container image, a folder that the user of the "
+    "container can write; then)\n\n"
+    "  RUN pip install fast-axolotl && fast-axolotl warmup"
 )
 
 

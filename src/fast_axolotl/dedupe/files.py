@@ -12,6 +12,7 @@ Rows are known by a 128-bit digest, and are not compared with one another: most 
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +24,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.dedupe.output import GROUP_BYTES, Output, check_target, disk_errors
+from fast_axolotl.dedupe.output import (
+    GROUP_BYTES,
+    Output,
+    check_target,
+    decoded,
+    decoded_schema,
+    disk_errors,
+)
 from fast_axolotl.dedupe.parts import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.dedupe.select import take_rows
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
-from fast_axolotl.reading import Reader, TypeClash, conform, join_schemas, open_dataset
+from fast_axolotl.reading import (
+    MIXED,
+    Reader,
+    Rejection,
+    TypeClash,
+    conform,
+    is_json_text,
+    join_schemas,
+    open_dataset,
+)
 
 __all__ = ["DedupeSummary", "dedupe_files"]
 
@@ -56,7 +73,11 @@ class DedupeSummary:
     duplicates_of_others: int
     """Of those, rows that repeat one of ``against``."""
     rejected_rows: int
-    """Rows that could not be read, under ``on_error="skip"``."""
+    """Rows that could not be read, under ``on_error="skip"``, as far as their number is known."""
+    rejections: tuple[Rejection, ...]
+    """What could not be read and why, in the input and in ``against``."""
+    files_in: int
+    files_against: int
     bytes_in: int
     """The size of the input files."""
     bytes_out: int
@@ -107,6 +128,9 @@ def dedupe_files(
     target = Path(output)
     listing = None if report is None else Path(report)
     _check_arguments(target, listing, memory_budget, overwrite=overwrite)
+    folder = target.parent if temp_dir is None else Path(temp_dir)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
     working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
     settings = {
         "batch_size": _BATCH_ROWS,
@@ -121,13 +145,12 @@ def dedupe_files(
     others = None if against is None else open_dataset(_as_paths(against), **settings)
     _check_not_an_input(reader, others, (target, listing))
     key = _key_schema(reader, others, columns)
-    folder = target.parent if temp_dir is None else Path(temp_dir)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     with ExitStack() as stack:
         writer = stack.enter_context(Output(target, reader.schema, group_bytes))
         dropped = None
         if listing is not None:
-            schema = _report_schema(reader.schema)
+            schema = _report_schema(decoded_schema(reader.schema))
             dropped = stack.enter_context(Output(listing, schema, group_bytes))
         ledger = stack.enter_context(
             _Ledger(key, folder, memory_budget - working_bytes, num_threads)
@@ -215,7 +238,8 @@ class _Work:
         self._writer = writer
         self._dropped = dropped
         self._progress = progress
-        self._rows_in = self._rows_out = self._of_others = 0
+        self._rows_in = self._rows_out = self._of_others = self._rejected = 0
+        self._rejections: list[Rejection] = []
         self._decided = 0
         self._state: dict[str, Any] | None = None
         """Where the reader stood when memory ran out."""
@@ -225,6 +249,8 @@ class _Work:
             for batch, start in self._batches(self._others, "reading what to leave out"):
                 # Rows of the other data are numbered -1, -2, …: before any row of the input.
                 self._ledger.firsts(batch, -1 - np.arange(start, start + batch.num_rows))
+            self._rejections += self._others.stats.rejections
+            self._rejected += self._others.stats.rejected_rows
         for batch, start in self._batches(self._reader, "reading"):
             self._rows_in = start + batch.num_rows
             firsts = self._ledger.firsts(batch, np.arange(start, self._rows_in))
@@ -233,7 +259,8 @@ class _Work:
                 self._decided = self._rows_in
                 if self._ledger.spill is not None:
                     self._state = self._reader.state_dict()
-        self._rejected = self._reader.stats.rejected_rows
+        self._rejections += self._reader.stats.rejections
+        self._rejected += self._reader.stats.rejected_rows
         if self._ledger.spill is not None and self._decided < self._rows_in:
             self._second_pass(self._ledger.spill)
 
@@ -245,6 +272,9 @@ class _Work:
             duplicates=self._rows_in - self._rows_out,
             duplicates_of_others=self._of_others,
             rejected_rows=self._rejected,
+            rejections=tuple(self._rejections),
+            files_in=len(self._reader.files),
+            files_against=0 if self._others is None else len(self._others.files),
             bytes_in=sum(file.source.num_bytes for file in self._reader.files),
             bytes_out=output.stat().st_size,
             seconds=seconds,
@@ -294,7 +324,7 @@ class _Work:
         self._of_others += int(np.count_nonzero(firsts < 0))
         repeated = np.flatnonzero(~new)
         if self._dropped is not None and len(repeated):
-            rows = take_rows(batch, repeated)
+            rows = decoded(take_rows(batch, repeated))
             self._dropped.write(_report(rows, numbers[repeated], firsts[repeated]))
 
 
@@ -324,12 +354,17 @@ def _report_schema(schema: pa.Schema) -> pa.Schema:
 def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | None) -> pa.Schema:
     """The columns that are compared, under types that both sides can be brought to."""
     names = reader.schema.names if columns is None else list(columns)
-    if isinstance(columns, str) or columns == [] or len(set(names)) != len(names):
+    if not names and columns is None:
+        raise DataError("the input has no columns, so there is nothing to compare")
+    if isinstance(columns, str) or not names or len(set(names)) != len(names):
         raise UsageError(f"columns must be a list of different names, not {columns!r}")
     key = _select(reader.schema, names, "the input")
-    if others is None:
+    if others is None or not others.schema.names:
         return key
     theirs = _select(others.schema, names, "what it is compared against")
+    for name in names:
+        if _is_json(key.field(name)) != _is_json(theirs.field(name)):
+            raise _conflict(TypeClash(name, key.field(name).type, theirs.field(name).type))
     if [plain_type(field.type) for field in key] == [plain_type(field.type) for field in theirs]:
         return key
     try:
@@ -338,10 +373,15 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
         raise _conflict(clash) from None
 
 
+def _is_json(field: pa.Field) -> bool:
+    """Whether values of several kinds are held as JSON text, which no plain value equals."""
+    return is_json_text(field) or field.type == MIXED
+
+
 def _conflict(clash: TypeClash) -> ConflictError:
     return ConflictError(
         f"column {clash.path!r} is {clash.known} in one of the two datasets and {clash.found} in "
-        "the other, so their rows cannot be equal; bring them to one type, or compare other columns"
+        "the other, and these cannot be compared; bring them to one type, or compare other columns"
     )
 
 
@@ -358,15 +398,15 @@ def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
 def _check_arguments(
     output: Path, report: Path | None, memory_budget: int, *, overwrite: bool
 ) -> None:
-    if memory_budget < _LEAST_MEMORY_BUDGET:
+    if not isinstance(memory_budget, int) or memory_budget < _LEAST_MEMORY_BUDGET:
         raise UsageError(
-            f"memory_budget must be at least {_LEAST_MEMORY_BUDGET // MIB} MiB, not "
-            f"{memory_budget:,} bytes"
+            f"memory_budget must be a whole number of bytes, at least {_LEAST_MEMORY_BUDGET:,} "
+            f"({_LEAST_MEMORY_BUDGET // MIB} MiB), not {memory_budget!r}"
         )
     check_target(output, "output", overwrite=overwrite)
     if report is not None:
         check_target(report, "report", overwrite=overwrite)
-        if report.absolute() == output.absolute():
+        if report.resolve() == output.resolve():
             raise UsageError(f"output and report are the same file, {output}")
 
 

@@ -23,7 +23,14 @@ import pyarrow.parquet as pq
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading import convert, format_of_name, held_bytes
 
-__all__ = ["GROUP_BYTES", "Output", "check_target", "disk_errors"]
+__all__ = [
+    "GROUP_BYTES",
+    "Output",
+    "check_target",
+    "decoded",
+    "decoded_schema",
+    "disk_errors",
+]
 
 GROUP_BYTES = 32 * 1024 * 1024
 """A Parquet row group is written when so much has come together; writing holds about twice that."""
@@ -33,6 +40,8 @@ _ENDINGS = ".parquet, .arrow, .feather, .jsonl, .jsonl.gz or .jsonl.zst"
 
 def check_target(path: Path, name: str, *, overwrite: bool) -> None:
     """Everything about a target that can be known before the work begins."""
+    if ":/" in str(path):
+        raise UsageError(f"{name} {path} is no local file: write to a local one, and copy it")
     _writer_for(path, name)
     if path.is_dir():
         raise UsageError(f"{name} {path} is a folder: name a file in it, with {_ENDINGS}")
@@ -49,12 +58,18 @@ def check_target(path: Path, name: str, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What the system says about a full or failing disk, as an error that names the place."""
+    """What a full disk, or a format that lacks a type, says: as an error that names the file."""
     try:
         yield
     except OSError as error:
         raise DataError(
             f"writing failed ({error.strerror or error}); make room or choose another place",
+            path=str(path),
+        ) from error
+    except pa.ArrowException as error:
+        raise DataError(
+            f"this kind of file cannot hold the columns ({error}); choose another ending, or other "
+            "columns",
             path=str(path),
         ) from error
 
@@ -65,8 +80,13 @@ class Output:
     def __init__(self, path: Path, schema: pa.Schema, group_bytes: int = GROUP_BYTES) -> None:
         self._path = path
         self._beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with disk_errors(path):
-            self._writer = _writer_for(path, "output", group_bytes)(self._beside, schema)
+        self._is_open = False
+        try:
+            with disk_errors(path):
+                self._writer = _writer_for(path, "output", group_bytes)(self._beside, schema)
+        except BaseException:
+            self._beside.unlink(missing_ok=True)
+            raise
         self._is_open = True
 
     def __enter__(self) -> Output:
@@ -115,6 +135,24 @@ def _writer_for(
     raise UsageError(f"{name} {path} has an ending that cannot be written: use {_ENDINGS}")
 
 
+def decoded_schema(schema: pa.Schema) -> pa.Schema:
+    """Dictionary columns as plain ones: an Arrow file holds one dictionary for each, no more."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch under its ``decoded_schema``."""
+    columns = [
+        column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=decoded_schema(batch.schema))
+
+
 class _Parquet:
     def __init__(self, path: Path, schema: pa.Schema, group_bytes: int) -> None:
         self._group_bytes = group_bytes
@@ -146,10 +184,10 @@ class _Parquet:
 class _Arrow:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, schema)
+        self._writer = pa.ipc.new_file(self._file, decoded_schema(schema))
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        self._writer.write_batch(decoded(batch))
 
     def close(self) -> None:
         self._writer.close()

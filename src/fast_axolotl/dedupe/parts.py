@@ -67,12 +67,8 @@ def parts_of(array: pa.Array, secret: Any, num_threads: int = 1) -> list[Part]:
         return [nulls, *fields]
     if pa.types.is_large_binary(kind):
         return [_bytes_part(array)]
-    if pa.types.is_large_list(kind):
-        offsets = _offsets(array, len(array.values))
-        return _list_parts(array, array.values, offsets, secret, num_threads)
-    if pa.types.is_fixed_size_list(kind):
-        items = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-        offsets = _even_offsets(array, kind.list_size)
+    if _is_list(kind) or pa.types.is_map(kind):
+        items, offsets = _items(array)
         return _list_parts(array, items, offsets, secret, num_threads)
     data, width = _fixed_bytes(array)
     return [Part(data, _even_offsets(array, width), _valid(array))]
@@ -83,6 +79,11 @@ def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: i
     from fast_axolotl.kernels.rowhash import absorb
 
     digests = np.zeros(2 * num_rows, np.uint64)
+    for part in parts:
+        # Kernels trust this; no array, however odd, may make them read elsewhere.
+        assert len(part.offsets) == num_rows + 1, "a part has other rows than its table"
+        assert len(part.valid) in (0, num_rows), "a part has other nulls than rows"
+        assert part.offsets[-1] <= len(part.data), "a part ends past its bytes"
 
     def fold(first: int, last: int) -> None:
         for part in parts:
@@ -113,7 +114,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if _is_text(kind) or _is_binary(kind):
         return pa.large_string() if _is_text(kind) else pa.large_binary()
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+        return pa.struct([(field.name, plain_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
         entry = pa.struct(
             [("key", plain_type(kind.key_type)), ("value", plain_type(kind.item_type))]
@@ -137,30 +138,31 @@ def _plain(array: pa.Array) -> pa.Array:
         return _plain(pc.run_end_decode(array))
     if _is_text(kind) or _is_binary(kind):
         return array.cast(pa.large_binary()) if not pa.types.is_large_binary(kind) else array
-    if pa.types.is_map(kind):
-        return _map_entries(array)
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return _from_views(array)
-    if pa.types.is_list(kind):
-        return array.cast(pa.large_list(kind.value_field))
     if pa.types.is_union(kind):
         return pa.array([repr(value) for value in array.to_pylist()], pa.large_binary())
     return array
 
 
-def _map_entries(array: pa.MapArray) -> pa.LargeListArray:
-    entries = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
-    offsets = array.offsets.cast(pa.int64())
-    mask = array.is_null() if array.null_count else None
-    return pa.LargeListArray.from_arrays(offsets, entries, mask=mask)
+def _items(array: pa.Array) -> tuple[pa.Array, Any]:
+    """The values of all lists, and where each list begins and ends among them.
 
-
-def _from_views(array: pa.Array) -> pa.LargeListArray:
-    # Not by a cast: pyarrow 26 makes invalid arrays of list views.
-    lengths = array.value_lengths().fill_null(0).cast(pa.int64())
-    offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
-    mask = array.is_null() if array.null_count else None
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array.flatten(), mask=mask)
+    Not by a cast to one kind of list: pyarrow 21 to 26 make invalid arrays of list views, and of
+    slices that hold a column of nulls.
+    """
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        return array.values.slice(array.offset * size, len(array) * size), _even_offsets(
+            array, size
+        )
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        lengths = array.value_lengths().fill_null(0).to_numpy()
+        return array.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    values = array.values
+    if pa.types.is_map(kind):
+        values = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
+    offsets = _offsets(array, len(values))
+    return values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 
 def _bytes_part(array: pa.Array) -> Part:
@@ -181,14 +183,16 @@ def _list_parts(
     present = _valid(items)
     if not len(present):
         return [Part(data, offsets * width, valid)]
-    zeroed = data.reshape(-1, width) * present[:, None]
-    return [Part(zeroed.ravel(), offsets * width, valid), _null_items(present, offsets)]
+    zeroed = data.reshape(len(items), width) * present[:, None]
+    return [Part(zeroed.ravel(), offsets * width, valid), _null_items(present, offsets, valid)]
 
 
-def _null_items(present: Any, offsets: Any) -> Part:
-    """Which items are null, for the rows that have such items."""
+def _null_items(present: Any, offsets: Any, valid: Any) -> Part:
+    """Which items are null, for the rows that have such items and are no null themselves."""
     before = np.concatenate([[0], np.cumsum(~present)])
     lengths = np.diff(offsets) * (np.diff(before[offsets]) > 0)
+    if len(valid):
+        lengths *= valid
     inside = np.repeat(lengths > 0, np.diff(offsets))
     data = present[offsets[0] : offsets[-1]][inside].view(np.uint8)
     return Part(data, np.concatenate([[0], np.cumsum(lengths)]), _NO_NULLS, is_optional=True)
@@ -204,6 +208,7 @@ def _fixed_bytes(array: pa.Array) -> tuple[Any, int]:
     if buffer is None:
         return _NO_BYTES, width
     start = array.offset * width
+    _require_bytes(array, buffer, start + len(array) * width)
     data = np.frombuffer(buffer, np.uint8)[start : start + len(array) * width]
     return (_one_nan(data, width) if pa.types.is_floating(kind) else data), width
 
@@ -217,18 +222,32 @@ def _one_nan(data: Any, width: int) -> Any:
 
 
 def _offsets(array: pa.Array, num_items: int) -> Any:
-    """The offsets of a large list or large binary array, checked to lie within its values."""
+    """The offsets of a list or binary array of 32 or 64 bits, checked to lie within its values."""
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(1, np.int64)
-    found = np.frombuffer(buffer, np.int64, count=len(array) + 1, offset=8 * array.offset)
-    offsets = np.require(found, requirements=["ALIGNED"])
+    types = pa.types
+    is_wide = types.is_large_list(array.type) or types.is_large_binary(array.type)
+    width = np.dtype(np.int64 if is_wide else np.int32)
+    _require_bytes(array, buffer, (array.offset + len(array) + 1) * width.itemsize)
+    start = width.itemsize * array.offset
+    found = np.frombuffer(buffer, width, count=len(array) + 1, offset=start)
+    offsets = np.require(found, np.int64, ["ALIGNED"])
     if offsets[0] < 0 or offsets[-1] > num_items or (offsets[1:] < offsets[:-1]).any():
-        raise DataError(
-            f"an array of type {array.type} has offsets out of order, so it was damaged where it "
-            "was made or stored; Array.validate(full=True) tells where"
-        )
+        raise _damaged(array)
     return offsets
+
+
+def _require_bytes(array: pa.Array, buffer: Any, num_bytes: int) -> None:
+    if len(buffer) < num_bytes:
+        raise _damaged(array)
+
+
+def _damaged(array: pa.Array) -> DataError:
+    return DataError(
+        f"an array of type {array.type} has offsets out of order or buffers too short, so it was "
+        "damaged where it was made or stored; Array.validate(full=True) tells where"
+    )
 
 
 def _even_offsets(array: pa.Array, width: int) -> Any:

@@ -22,10 +22,14 @@ from fast_axolotl.dedupe.seen import SeenRows, fresh_secret
 from fast_axolotl.dedupe.select import gather
 from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread, usable_processors
+from fast_axolotl.reading import held_bytes
 
 __all__ = ["digest_batch", "first_rows", "unique_rows"]
 
 _PAIRS_AT_ONCE = 16_384
+_DECODED_BYTES = 32 * 1024 * 1024
+"""What is taken apart or put together at a time, beside the table itself."""
+
 _PAIRS_PER_THREAD = 32_768
 _MOST_TRIES = 4
 
@@ -71,7 +75,25 @@ _NO_DIGESTS = np.zeros(0, np.uint64)
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
     """The digests of whole rows, two words each."""
     threads = num_threads or usable_processors()
-    return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
+    step = _rows_at_once(batch)
+    if step >= batch.num_rows:
+        return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
+    pieces = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    return np.concatenate([digest_batch(piece, secret, threads) for piece in pieces])
+
+
+def _rows_at_once(batch: pa.RecordBatch) -> int:
+    """How many rows may be decoded at a time.
+
+    A dictionary holds each value once, and the decoded column as often as it comes.
+    """
+    dictionaries = [
+        column.dictionary
+        for column in batch.columns
+        if isinstance(column, pa.DictionaryArray) and len(column.dictionary)
+    ]
+    row_bytes = sum(held_bytes(values) / len(values) for values in dictionaries)
+    return max(1, int(_DECODED_BYTES / row_bytes)) if row_bytes else max(1, batch.num_rows)
 
 
 def _parts(batch: pa.RecordBatch, secret: Any, num_threads: int) -> list[Part]:
@@ -82,15 +104,31 @@ def _all_equal(table: pa.Table, lefts: Any, rights: Any) -> bool:
     """Whether row ``lefts[i]`` equals row ``rights[i]``, for all of them."""
     batches = table.to_batches()
     secret = fresh_secret()
-    if len(batches) == 1:
+    if len(batches) == 1 and _rows_at_once(batches[0]) >= table.num_rows:
         return _batch_agrees(batches[0], lefts, rights, secret)
-    for start in range(0, len(lefts), _PAIRS_AT_ONCE):
-        pairs = np.concatenate([side[start : start + _PAIRS_AT_ONCE] for side in (lefts, rights)])
-        gathered = gather(batches, pairs)
-        half = len(pairs) // 2
-        if not _batch_agrees(gathered, np.arange(half), np.arange(half, 2 * half), secret):
-            return False
-    return True
+    row_bytes = 1 + sum(map(held_bytes, batches)) // max(1, table.num_rows)
+    rows = min([_PAIRS_AT_ONCE, *map(_rows_at_once, batches)])
+    step = max(1, min(rows // 2, _DECODED_BYTES // row_bytes))
+    return all(
+        _gathered_agree(batches, lefts[start : start + step], rights[start : start + step], secret)
+        for start in range(0, len(lefts), step)
+    )
+
+
+def _gathered_agree(
+    batches: Sequence[pa.RecordBatch], lefts: Any, rights: Any, secret: Any
+) -> bool:
+    try:
+        gathered = gather(batches, np.concatenate([lefts, rights]))
+    except pa.ArrowInvalid:
+        # Too much text for the 32 bits of its offsets, or dictionaries that do not fit together.
+        half = len(lefts) // 2
+        return not half or all(
+            _gathered_agree(batches, lefts[part], rights[part], secret)
+            for part in (slice(half), slice(half, None))
+        )
+    count = len(lefts)
+    return _batch_agrees(gathered, np.arange(count), np.arange(count, 2 * count), secret)
 
 
 def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -> bool:
@@ -131,6 +169,7 @@ def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
         raise UsageError(
             f"there is no column {missing[0]!r}; the table has {', '.join(table.schema.names)}"
         )
+    _distinct([name for name in table.schema.names if name in columns])
     return _distinct(columns)
 
 

@@ -10,11 +10,13 @@ The digests are dealt to regions by their last bits, one for each thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread, usable_processors
 
 __all__ = ["SeenRows", "fresh_secret"]
@@ -41,10 +43,13 @@ class SeenRows:
     """
 
     def __init__(self, num_threads: int = 0) -> None:
+        if num_threads < 0:
+            raise UsageError(f"num_threads must be 0 (automatic) or more, not {num_threads}")
         threads = num_threads or usable_processors()
         num_regions = min(_MOST_REGIONS, 1 << (threads - 1).bit_length())
         self._threads = threads
         self._regions = [_Region(index, num_regions) for index in range(num_regions)]
+        self._lock = threading.Lock()
         self.secret = fresh_secret()
         """The key of the hash."""
         self.next_number = 0
@@ -70,7 +75,8 @@ class SeenRows:
             for region in self._regions[start:stop]:
                 region.enter(digests, numbers, firsts)
 
-        spread(fill, slices(len(self._regions), threads), threads)
+        with self._lock:
+            spread(fill, slices(len(self._regions), threads), threads)
         return firsts
 
     def entries(self) -> Iterator[tuple[Any, Any]]:

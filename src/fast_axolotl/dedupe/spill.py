@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -78,7 +79,9 @@ class Spill:
         return np.concatenate([*pieces, np.zeros(0, np.int64)])
 
     def close(self) -> None:
-        self._partitions.close()
+        """Removes everything; what a full disk still has to say about it is of no interest."""
+        with suppress(OSError):
+            self._partitions.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _resolve(self, path: Path, depth: int, ranges: _Files) -> None:

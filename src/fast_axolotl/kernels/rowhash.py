@@ -35,6 +35,9 @@ __all__ = ["absorb", "differing_rows"]
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 """Mixed in where a length would be; no part is that long."""
 
+_OPTIONAL = np.uint64(1 << 63)
+"""Mixed into the length of an optional part, which could be taken for the next part without it."""
+
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fold(typing: Any, left: Any, right: Any) -> Any:
@@ -100,6 +103,8 @@ def absorb(
         if len(valid) == 0 or valid[row]:
             start, stop = offsets[row], offsets[row + 1]
             mark = np.uint64(stop - start)
+            if skips_empty:
+                mark |= _OPTIONAL
             position = start
             while position < stop:
                 if stop - start >= 16:

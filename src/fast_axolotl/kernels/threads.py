@@ -17,6 +17,9 @@ from threading import Thread
 
 __all__ = ["slices", "spread", "usable_processors"]
 
+_MOST_THREADS = 256
+"""Whatever is asked for: no machine gains from more, and each takes memory."""
+
 
 def usable_processors(root: Path = Path("/")) -> int:
     """Processors that this process may use: its affinity and its cgroup's quota, v2 or v1.
@@ -32,6 +35,7 @@ def usable_processors(root: Path = Path("/")) -> int:
 
 def slices(total: int, count: int) -> list[tuple[int, int]]:
     """``total`` things in ``count`` runs of nearly equal length, as (start, stop); none empty."""
+    count = max(1, min(count, total))
     edges = [total * index // count for index in range(count + 1)]
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]
 
@@ -56,7 +60,8 @@ def spread(
                 except BaseException as error:  # noqa: BLE001 - raised again in the caller
                     errors.append(error)
 
-    helpers = [Thread(target=take_turns) for _ in range(min(num_threads, len(ranges)) - 1)]
+    threads = min(num_threads, len(ranges), _MOST_THREADS)
+    helpers = [Thread(target=take_turns) for _ in range(threads - 1)]
     for helper in helpers:
         helper.start()
     take_turns()

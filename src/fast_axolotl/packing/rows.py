@@ -29,12 +29,12 @@ from fast_axolotl.sequences import (
     Array,
     Flat,
     Rows,
-    check_tokens,
     deliver,
     flatten,
     integer,
     lengths_of,
     option,
+    plain_rows,
     read,
     require_fit,
     require_threads,
@@ -91,16 +91,17 @@ def pack_sequences(
         num_threads=num_threads,
         separators=_SEPARATORS,
     )
-    pad = integer("pad_token_id", pad_token_id, dtype)
-    eos = integer("eos_token_id", eos_token_id, dtype)
-    label_pad = integer("label_pad_id", label_pad_id, dtype)
+    pad = integer("pad_token_id", pad_token_id, rules.held)
+    eos = integer("eos_token_id", eos_token_id, rules.held)
+    label_pad = integer("label_pad_id", label_pad_id, rules.held)
     rows = read(sequences)
     rules.check_lengths(lengths_of(rows))
     if output == "lists" and isinstance(rows, list):
-        check_tokens(rows)
-        pieces = rules.cut(rows)
+        pieces = rules.cut(plain_rows(rows))
         return rules.collect(lists.pack(pieces, rules.width, pad, eos, label_pad))
-    flat = flatten(rows, dtype)
+    if isinstance(rows, list) and too_long == "truncate":
+        rows = list(rules.cut(rows))
+    flat = flatten(rows, rules.held)
     tokens = rules.cut_flat(flat)
     columns = {
         "input_ids": arrays.Column(tokens, pad, eos),
@@ -144,8 +145,8 @@ def concatenate_and_pack(
         num_threads=num_threads,
         separators=0,
     )
-    pad = integer("pad_token_id", pad_token_id, dtype)
-    label_pad = integer("label_pad_id", label_pad_id, dtype)
+    pad = integer("pad_token_id", pad_token_id, rules.held)
+    label_pad = integer("label_pad_id", label_pad_id, rules.held)
     given = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
     rows = {name: read(column, name) for name, column in given.items()}
     _require_equal_counts(rows)
@@ -155,7 +156,7 @@ def concatenate_and_pack(
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
     if output == "lists" and len(plain) == len(rows):
         return _concatenate_lists(plain, rules, pad, label_pad)
-    flat = {name: flatten(column, dtype, name) for name, column in rows.items()}
+    flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
     paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
     columns = {
         name: arrays.Column(rules.cut_flat(column), value) for name, column, value in paddings
@@ -166,9 +167,8 @@ def concatenate_and_pack(
 def _concatenate_lists(
     rows: Mapping[str, Rows], rules: _Rules, pad: int, label_pad: int
 ) -> dict[str, Any]:
-    for name, column in rows.items():
-        check_tokens(column, name)
-    ids, labels, masks = (rules.cut(column) for column in rows.values())
+    plain = [plain_rows(column, name) for name, column in rows.items()]
+    ids, labels, masks = (rules.cut(column) for column in plain)
     pieces = zip(ids, labels, masks, strict=True)
     return rules.collect(lists.concatenate(pieces, rules.width, pad, label_pad))
 
@@ -192,6 +192,16 @@ class _Rules:
         option("too_long", self.too_long, _TOO_LONG)
         option("dtype", self.dtype, DTYPES)
         require_threads(self.num_threads)
+
+    @property
+    def held(self) -> str:
+        """The type in which tokens are held; that of lists is not chosen."""
+        return "int64" if self.output == "lists" else self.dtype
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of one piece."""
+        return self.width if self.too_long == "split" else max(0, self.width - self.separators)
 
     def check_lengths(self, lengths: Array) -> None:
         """Raises where a sequence has no room, and is not to be cut, or cannot be."""
@@ -232,14 +242,14 @@ class _Rules:
         layout = arrays.plan_rows(
             columns["input_ids"].tokens.offsets,
             self.width,
-            self.width if self.too_long == "split" else max(0, self.width - self.separators),
+            self.limit,
             closing=self.separators > 0,
         )
         try:
             filled = arrays.fill_rows(
                 layout,
                 columns,
-                self.dtype,
+                self.held,
                 self.num_threads,
                 attention_mask="attention_mask" not in columns,
                 position_ids=self.position_ids,
@@ -247,7 +257,8 @@ class _Rules:
             )
         except OverflowError:
             for name, tokens in given.items():
-                require_fit(tokens, self.dtype, name)
+                longest = len(tokens.values) if self.too_long == "split" else self.limit
+                require_fit(tokens, self.held, name, longest)
             raise
         return {name: deliver(column, self.output) for name, column in filled.items()}
 

@@ -14,10 +14,11 @@ from fast_axolotl.reading.convert import OUTPUTS, convert
 from fast_axolotl.reading.files import FormatWarning
 from fast_axolotl.reading.formats import detect_format, format_of_name, list_supported_formats
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
-from fast_axolotl.reading.schema import TypeClash, conform, join_schemas
+from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
 from fast_axolotl.reading.state import find_states
 
 __all__ = [
+    "MIXED",
     "OUTPUTS",
     "CsvDialect",
     "FormatWarning",
@@ -31,6 +32,7 @@ __all__ = [
     "find_states",
     "format_of_name",
     "held_bytes",
+    "is_json_text",
     "join_schemas",
     "list_supported_formats",
     "open_dataset",

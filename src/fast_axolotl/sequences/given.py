@@ -99,6 +99,7 @@ def _from_parts(values: Array, offsets: Array, name: str) -> Flat:
 
 def _from_arrow(column: Any, name: str) -> Flat:
     chunks = column.chunks if hasattr(column, "chunks") else [column]
+    _require_lists(column, name)
     parts, rows = [], 0
     for chunk in chunks:
         parts.append(_from_arrow_array(chunk, name, rows))
@@ -110,9 +111,12 @@ def _from_arrow(column: Any, name: str) -> Flat:
     return Flat(_concatenated(values), offsets_of(np.concatenate([*lengths, NOTHING])))
 
 
-def _from_arrow_array(column: Any, name: str, first_row: int) -> Flat:
+def _require_lists(column: Any, name: str) -> None:
     if not str(column.type).startswith(_ARROW_LISTS):
         raise UsageError(f"{name} is an Arrow array of {column.type}: pass lists of integers")
+
+
+def _from_arrow_array(column: Any, name: str, first_row: int) -> Flat:
     if column.null_count:
         index = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise UsageError(f"{name}[{first_row + index}] is null: fill or drop it")

@@ -19,7 +19,7 @@ _BLOCK_ROWS = 256
 
 def option(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raises where ``value`` is not one of the allowed ones, or needs a package that is missing."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         names = " or ".join(map(repr, allowed))
         raise UsageError(f"{name} must be {names}, not {value!r}")
     if name == "output" and value == "torch":

@@ -24,12 +24,12 @@ __all__ = [
     "Array",
     "Flat",
     "Rows",
-    "check_tokens",
     "flatten",
     "integer",
     "integers",
     "lengths_of",
     "offsets_of",
+    "plain_rows",
     "require_fit",
     "require_threads",
     "shown",
@@ -97,21 +97,24 @@ def offsets_of(lengths: Array) -> Array:
     return offsets
 
 
-def check_tokens(rows: Rows, name: str = "sequences") -> None:
-    """Raises where a token is no integer.
+def plain_rows(rows: Rows, name: str = "sequences") -> Rows:
+    """The rows with an ``int`` for every token; raises where one is no integer.
 
-    A sum is an ``int`` only if everything in it was one, and takes a quarter of the time of looking
-    at each type. Scalars of numpy give sums of their own kind, and are looked at one by one.
+    A sum is an ``int`` only if everything in it was an ``int`` or a bool, and takes a quarter of
+    the time of looking at each type. Rows that begin with something else, such as the scalars of
+    numpy or a bool, are looked at one by one; a bool later in a row of ints stays as it is.
     """
     first = next(filter(len, rows), (0,))[0]
     try:
-        if type(first) in (int, bool) and type(sum(map(sum, rows))) is int:
-            return
-    except (TypeError, RuntimeWarning):
+        with np.errstate(over="ignore"):
+            if type(first) is int and type(sum(map(sum, rows))) is int:
+                return rows
+    except (TypeError, OverflowError, RuntimeWarning):
         pass
     error = _culprit(rows, None, name)
     if error:
         raise error
+    return [[operator.index(token) for token in row] for row in rows]
 
 
 def integers(values: Array, name: str) -> Array:
@@ -119,8 +122,11 @@ def integers(values: Array, name: str) -> Array:
     kind, size = values.dtype.kind, values.dtype.itemsize
     if not values.size:
         return NOTHING
+    if isinstance(values, np.ma.MaskedArray):
+        raise UsageError(f"{name} is a masked array: fill it, or drop what is masked")
     if kind not in "iub":
-        raise UsageError(f"{name} holds {values.dtype}, such as {values.flat[0]!r}: pass integers")
+        first = values[:1].tolist()[0]
+        raise UsageError(f"{name} holds {values.dtype}, such as {first!r}: pass integers")
     if kind == "u" and size == 8 and values.max() > _INT64_MOST:
         place = int(np.argmax(values > _INT64_MOST))
         raise _too_large(f"{name}, value {place},", int(values[place]), "int64")
@@ -128,17 +134,15 @@ def integers(values: Array, name: str) -> Array:
     return np.ascontiguousarray(values, np.int32 if is_narrow else np.int64)
 
 
-def require_fit(tokens: Flat, dtype: str, name: str) -> None:
-    """Raises for the first token that ``dtype`` cannot hold."""
+def require_fit(tokens: Flat, dtype: str, name: str, limit: int) -> None:
+    """Raises for the first token, of the first ``limit`` of each, that ``dtype`` cannot hold."""
     limits = np.iinfo(dtype)
-    used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
-    outside = (used < limits.min) | (used > limits.max)
-    if not outside.any():
-        return
-    place = int(tokens.offsets[0] + np.argmax(outside))
-    index = int(np.searchsorted(tokens.offsets, place, "right")) - 1
-    where = f"{name}[{index}][{place - int(tokens.offsets[index])}]"
-    raise _too_large(where, int(tokens.values[place]), dtype)
+    outside = (tokens.values < limits.min) | (tokens.values > limits.max)
+    for place in np.flatnonzero(outside).tolist():
+        index = int(np.searchsorted(tokens.offsets, place, "right")) - 1
+        nth = place - int(tokens.offsets[index])
+        if 0 <= index < len(tokens) and nth < limit:
+            raise _too_large(f"{name}[{index}][{nth}]", int(tokens.values[place]), dtype)
 
 
 def integer(name: str, value: Any, dtype: str | None = None) -> int:
