@@ -58,7 +58,8 @@ PARAMETERS = {
     "RustStreamingDataset": "file_path, dataset_type, batch_size=1000, num_threads=4, "
     "dataset_keep_in_memory=False",
     "DedupeSummary": "*, rows_in, rows_out, duplicates, duplicates_of_others, rejected_rows, "
-    "rejections, files_in, files_against, bytes_in, bytes_out, seconds, rows_per_second, state_bytes, spilled_bytes, output, report",
+    "rejections, files_in, files_against, bytes_in, bytes_out, seconds, rows_per_second, "
+    "state_bytes, spilled_bytes, output, report",
     "PackPlan": "*, indices, offsets, capacity, method, over_long, total_length, lower_bound, "
     "efficiency",
     "SeenRows": "num_threads=0",

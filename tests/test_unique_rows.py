@@ -308,8 +308,8 @@ def test_slices_of_lists_with_a_field_of_nulls_are_read_right() -> None:
 
 
 def test_nulls_in_one_list_are_not_taken_for_those_of_the_next() -> None:
-    for kind, some in ((pa.bool_(), True), (pa.int8(), 1)):
-        columns = {"a": [[some, None], [some, 0]], "b": [[some, 0], [some, None]]}
+    for kind, some, none in ((pa.bool_(), True, False), (pa.int8(), 1, 0)):
+        columns = {"a": [[some, None], [some, none]], "b": [[some, none], [some, None]]}
         arrays = {name: pa.array(values, pa.list_(kind)) for name, values in columns.items()}
         check(pa.table(arrays))
         assert len(unique_rows(pa.table(arrays), seen=SeenRows())) == 2

@@ -12,8 +12,8 @@ __all__ = ["WARMUP_EXAMPLES", "warmup"]
 
 WARMUP_EXAMPLES = (
     "Examples:\n\n  fast-axolotl warmup\n\n"
-    "  ENV NUMBA_CACHE_DIR=/var/cache/numba    (in a container image, a folder that the user of the "
-    "container can write; then)\n\n"
+    "In a container image, with a cache that the container's user can write, too:\n\n"
+    "  ENV NUMBA_CACHE_DIR=/var/cache/numba\n\n"
     "  RUN pip install fast-axolotl && fast-axolotl warmup"
 )
 

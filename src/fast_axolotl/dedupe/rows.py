@@ -49,24 +49,22 @@ def unique_rows(
     table = _as_table(table)
     names = _names(table, columns)
     for _ in range(_MOST_TRIES):
-        known = SeenRows() if seen is None else seen
-        start = known.next_number
-        firsts = first_rows(table.select(names), known)
-        own = np.arange(start, start + table.num_rows)
-        repeats = np.flatnonzero((firsts != own) & (firsts >= start))
-        if seen is not None or _all_equal(table.select(names), repeats, firsts[repeats] - start):
-            return np.flatnonzero(firsts == own)
+        own, firsts = first_rows(table.select(names), SeenRows() if seen is None else seen)
+        if seen is None:
+            repeats = np.flatnonzero(firsts != own)
+            if not _all_equal(table.select(names), repeats, firsts[repeats]):
+                continue
+        return np.flatnonzero(firsts == own)
     raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
 
 
-def first_rows(table: pa.Table, seen: SeenRows) -> Any:
-    """For every row, the number of the first row like it, counting on from call to call."""
+def first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
+    """The number of every row, counting on from call to call, and that of the first row like it."""
     _check_types(table.schema, seen)
     digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
     joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, _NO_DIGESTS])
-    numbers = np.arange(seen.next_number, seen.next_number + table.num_rows)
-    seen.next_number += table.num_rows
-    return seen.enter(joined, numbers)
+    numbers = seen.number(table.num_rows)
+    return numbers, seen.enter(joined, numbers)
 
 
 _NO_DIGESTS = np.zeros(0, np.uint64)

@@ -66,6 +66,12 @@ class SeenRows:
         """Memory that the set holds."""
         return sum(region.num_bytes for region in self._regions)
 
+    def number(self, count: int) -> Any:
+        """The numbers of the next ``count`` rows."""
+        with self._lock:
+            first, self.next_number = self.next_number, self.next_number + count
+        return np.arange(first, first + count)
+
     def enter(self, digests: Any, numbers: Any) -> Any:
         """For each digest, two words a row, the number of the row that had it first."""
         firsts = np.empty(len(numbers), np.int64)
@@ -99,6 +105,12 @@ class _Region:
     @property
     def num_bytes(self) -> int:
         return int(self.keys.nbytes + self.rows.nbytes + self.slots.nbytes)
+
+    def number(self, count: int) -> Any:
+        """The numbers of the next ``count`` rows."""
+        with self._lock:
+            first, self.next_number = self.next_number, self.next_number + count
+        return np.arange(first, first + count)
 
     def enter(self, digests: Any, numbers: Any, firsts: Any) -> None:
         from fast_axolotl.kernels.digests import insert
