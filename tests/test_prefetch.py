@@ -253,10 +253,14 @@ finally:
 """
 
 
+# Where tests run in the background, shells have them ignore an interrupt.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 @pytest.mark.parametrize("program", [INTERRUPTED_READ, INTERRUPTED_WAIT], ids=["read", "wait"])
 def test_ctrl_c_ends_the_process(path: Path, program: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(path)],
+        [sys.executable, "-c", INTERRUPTIBLE + program, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

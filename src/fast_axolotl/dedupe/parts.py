@@ -133,6 +133,8 @@ def _plain(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return _plain(array.storage)
     if pa.types.is_dictionary(kind):
+        if array.null_count == len(array):  # Its dictionary may then be too small for its indices.
+            return _plain(pa.nulls(len(array), kind.value_type))
         return _plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return _plain(pc.run_end_decode(array))

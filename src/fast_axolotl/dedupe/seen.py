@@ -106,12 +106,6 @@ class _Region:
     def num_bytes(self) -> int:
         return int(self.keys.nbytes + self.rows.nbytes + self.slots.nbytes)
 
-    def number(self, count: int) -> Any:
-        """The numbers of the next ``count`` rows."""
-        with self._lock:
-            first, self.next_number = self.next_number, self.next_number + count
-        return np.arange(first, first + count)
-
     def enter(self, digests: Any, numbers: Any, firsts: Any) -> None:
         from fast_axolotl.kernels.digests import insert
 
