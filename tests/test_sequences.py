@@ -355,7 +355,7 @@ def test_tokens_that_are_cut_off_are_not_judged() -> None:
     for tokens in ([[1, 2**40]], (np.array([1, 2**40]), np.array([0, 2]))):
         padded = pad_sequences(tokens, 1, output="numpy", dtype="int32")
         assert padded.tolist() == [[1]]
-        packed = pack_sequences(given, 3, 0, 2, output="numpy", dtype="int32", too_long="truncate")
+        packed = pack_sequences(tokens, 3, 0, 2, output="numpy", dtype="int32", too_long="truncate")
         assert packed["input_ids"].tolist() == [[1, 2, 0]]
     values, offsets = np.array([1, 2**40, 2**41]), np.array([0, 2, 3])
     with pytest.raises(UsageError, match=r"sequences\[1\]\[0\] is 2199023255552"):
