@@ -44,7 +44,6 @@ _BATCH_ROWS, _LONG_BATCH_ROWS = 8192, 65536
 _PIECE_BYTES, _PIECE_ROWS = 512 << 10, 128
 """How much of a batch is joined at a time: enough for every lane to hash several rows, and little
 enough for its memory to be used again; fresh pages cost as much as the hashing."""
-_ROWS_PER_THREAD = 4096
 _THREADED_BYTES = 512
 """Rows of a list that are shorter on average stay on one thread: most of their time goes into
 joining them and making strings, which the interpreter's lock does not let two threads do at once.
@@ -238,8 +237,7 @@ def _hash_batch(
 
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     if lengths.sum() < _THREADED_BYTES * len(rows):
-        threads = _threads(num_threads, len(rows) // _ROWS_PER_THREAD)
-        return [finish(_hash_piece(rows, lengths, threads))]
+        return [finish(_hash_piece(rows, lengths))]
     ranges = _pieces(lengths)
     results: dict[int, _Result] = {}
 
@@ -261,10 +259,9 @@ def _pieces(lengths: IntArray) -> list[tuple[int, int]]:
     return list(pairwise(sorted({0, *inner.tolist(), len(lengths)})))
 
 
-def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray, num_threads: int = 1) -> ByteArray:
+def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray) -> ByteArray:
     """The digests of rows of a list; ``lengths`` count their characters or bytes."""
     from fast_axolotl.kernels.sha256 import LONGEST_BYTES, hash_rows
-    from fast_axolotl.kernels.threads import slices, spread
 
     short, long_rows = rows, []
     if lengths.max() > LONGEST_BYTES:
@@ -276,11 +273,7 @@ def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray, num_threads: int
     if len(long_rows) < len(rows):
         data, offsets = _flatten(short, lengths)
         words = digests.reshape(-1).view(np.uint32)
-
-        def hash_some(start: int, stop: int) -> None:
-            hash_rows(data, offsets, start, stop, data.size, words)
-
-        spread(hash_some, slices(len(rows), num_threads), num_threads)
+        hash_rows(data, offsets, 0, len(rows), data.size, words)
     for index in long_rows:
         digest = sha256(_encode(index, rows[index])).digest()
         digests[index] = np.frombuffer(digest, np.uint8)
