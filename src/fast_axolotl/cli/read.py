@@ -95,10 +95,16 @@ def _read_with_progress(
     reader: Reader, head: int | None, start: float
 ) -> tuple[ReadTally, list[dict[str, Any]]]:
     from fast_axolotl.bench.tally import tally
-    from fast_axolotl.report.terminal import reading_progress
+    from fast_axolotl.report.terminal import phase_progress
 
-    with reading_progress(reader.num_bytes) as progress:
-        return tally(reader, head=head, progress=progress, start=start)
+    total = reader.num_bytes
+    with phase_progress() as update:
+        return tally(
+            reader,
+            head=head,
+            progress=lambda num_bytes, rows: update("reading", num_bytes, total, rows),
+            start=start,
+        )
 
 
 def _print_tally(summary: ReadTally) -> None:

@@ -127,10 +127,8 @@ def dedupe_files(
     started = time.perf_counter()
     target = Path(output)
     listing = None if report is None else Path(report)
-    _check_arguments(target, listing, memory_budget, overwrite=overwrite)
     folder = target.parent if temp_dir is None else Path(temp_dir)
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
+    _check_arguments(target, listing, folder, memory_budget, overwrite=overwrite)
     working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
     settings = {
         "batch_size": _BATCH_ROWS,
@@ -146,22 +144,9 @@ def dedupe_files(
     _check_not_an_input(reader, others, (target, listing))
     key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
-    with ExitStack() as stack:
-        writer = stack.enter_context(Output(target, reader.schema, group_bytes))
-        dropped = None
-        if listing is not None:
-            schema = _report_schema(decoded_schema(reader.schema))
-            dropped = stack.enter_context(Output(listing, schema, group_bytes))
-        ledger = stack.enter_context(
-            _Ledger(key, folder, memory_budget - working_bytes, num_threads)
-        )
-        work = _Work(reader, others, ledger, writer, dropped, progress)
-        work.run()
-        outputs = [item for item in (dropped, writer) if item is not None]
-        for item in outputs:
-            item.finish()
-        for item in outputs:
-            item.publish()
+    with _Ledger(key, folder, memory_budget - working_bytes, num_threads) as ledger:
+        work = _Work(reader, others, ledger, progress)
+        work.write(target, listing, group_bytes)
     return work.summary(time.perf_counter() - started, target, listing)
 
 
@@ -174,14 +159,15 @@ class _Ledger:
         self._num_threads = num_threads
         self._folder = folder
         self._limit = limit
-        self._seen = SeenRows()
+        self._seen = SeenRows(num_threads)
+        self._secret = self._seen.secret
         self.spill: Spill | None = None
         self.state_bytes = 0
         """The most that the set has held."""
 
     def firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
         """The number of the first row like each, or ``None`` where that is found out later."""
-        digests = digest_batch(self._keys(batch), self._seen.secret, self._num_threads)
+        digests = digest_batch(self._keys(batch), self._secret, self._num_threads)
         if self.spill is not None:
             with disk_errors(self._folder):
                 self.spill.add(digests, numbers)
@@ -213,11 +199,9 @@ class _Ledger:
     def _move_to_disk(self) -> None:
         folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
         self.spill = Spill(Path(folder), limit=self._limit)
-        secret = self._seen.secret
         for digests, numbers in self._seen.entries():
             self.spill.add(digests, numbers)
-        self._seen = SeenRows()
-        self._seen.secret = secret
+        self._seen = SeenRows(num_threads=1)  # lets go of the full one
 
 
 class _Work:
@@ -228,15 +212,11 @@ class _Work:
         reader: Reader,
         others: Reader | None,
         ledger: _Ledger,
-        writer: Output,
-        dropped: Output | None,
         progress: Progress | None,
     ) -> None:
         self._reader = reader
         self._others = others
         self._ledger = ledger
-        self._writer = writer
-        self._dropped = dropped
         self._progress = progress
         self._rows_in = self._rows_out = self._of_others = self._rejected = 0
         self._rejections: list[Rejection] = []
@@ -244,7 +224,23 @@ class _Work:
         self._state: dict[str, Any] | None = None
         """Where the reader stood when memory ran out."""
 
-    def run(self) -> None:
+    def write(self, output: Path, report: Path | None, group_bytes: int) -> None:
+        """Does the work; both files are there after it, or neither."""
+        schema = self._reader.schema
+        with ExitStack() as stack:
+            self._writer = stack.enter_context(Output(output, schema, group_bytes))
+            self._dropped = None
+            if report is not None:
+                listed = _report_schema(decoded_schema(schema))
+                self._dropped = stack.enter_context(Output(report, listed, group_bytes))
+            self._run()
+            outputs = [item for item in (self._dropped, self._writer) if item is not None]
+            for item in outputs:
+                item.finish()
+            for item in outputs:
+                item.publish()
+
+    def _run(self) -> None:
         if self._others is not None:
             for batch, start in self._batches(self._others, "reading what to leave out"):
                 # Rows of the other data are numbered -1, -2, …: before any row of the input.
@@ -396,7 +392,7 @@ def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
 
 
 def _check_arguments(
-    output: Path, report: Path | None, memory_budget: int, *, overwrite: bool
+    output: Path, report: Path | None, folder: Path, memory_budget: int, *, overwrite: bool
 ) -> None:
     if not isinstance(memory_budget, int) or memory_budget < _LEAST_MEMORY_BUDGET:
         raise UsageError(
@@ -404,6 +400,8 @@ def _check_arguments(
             f"({_LEAST_MEMORY_BUDGET // MIB} MiB), not {memory_budget!r}"
         )
     check_target(output, "output", overwrite=overwrite)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
     if report is not None:
         check_target(report, "report", overwrite=overwrite)
         if report.resolve() == output.resolve():

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fast_axolotl.dedupe.parts import text_bytes
 from fast_axolotl.errors import UsageError
 
 __all__ = ["deduplicate_indices", "parallel_hash_rows"]
@@ -54,14 +55,11 @@ _ROW_BYTES = 64
 """What a row costs beside its length, in bytes hashed: half a block of padding, and its lane."""
 _TASKS_PER_THREAD = 8
 _DIGEST = pa.binary(_DIGEST_BYTES)
-_WITH_OFFSETS = (
+_HASHABLE = (
     pa.types.is_string,
     pa.types.is_binary,
     pa.types.is_large_string,
     pa.types.is_large_binary,
-)
-_HASHABLE = (
-    *_WITH_OFFSETS,
     pa.types.is_string_view,
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
@@ -325,7 +323,9 @@ def _hash_chunks(chunks: list[pa.Array], kind: pa.DataType, num_threads: int) ->
     hashed = []
     for chunk in chunks:
         hashed.append(np.empty((len(chunk), _DIGEST_BYTES), np.uint8))
-        tasks += _column_tasks(*_column_bytes(chunk), hashed[-1], are_few=are_few)
+        if pa.types.is_fixed_size_binary(kind):
+            chunk = chunk.cast(pa.large_binary())
+        tasks += _column_tasks(*text_bytes(chunk), hashed[-1], are_few=are_few)
     _run(tasks, num_threads)
     return [_column(chunk, digests) for chunk, digests in zip(chunks, hashed, strict=True)]
 
@@ -344,20 +344,6 @@ def _hash_dictionaries(
     return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
 
 
-def _column_bytes(column: pa.Array) -> tuple[ByteArray, IntArray]:
-    """The bytes of a column without a copy, and its offsets into them."""
-    if len(column) == 0:
-        return np.empty(0, np.uint8), np.zeros(1, np.int64)
-    if not any(is_such(column.type) for is_such in _WITH_OFFSETS):
-        column = column.cast(pa.large_binary())
-    _, starts, data = column.buffers()
-    is_wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    width = np.dtype(np.int64 if is_wide else np.int32)
-    found = np.frombuffer(starts, width, len(column) + 1, offset=column.offset * width.itemsize)
-    offsets = np.require(found, np.int64, ["C", "A"])
-    return np.frombuffer(data or b"", np.uint8), offsets
-
-
 def _column(rows: pa.Array, digests: ByteArray) -> pa.Array:
     buffers = [None, pa.py_buffer(digests)]
     column = pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(digests), buffers)
@@ -368,8 +354,6 @@ def _column_tasks(
     data: ByteArray, offsets: IntArray, digests: ByteArray, *, are_few: bool
 ) -> list[_Task]:
     lengths = np.diff(offsets)
-    if len(lengths) and (offsets[0] < 0 or offsets[-1] > data.size or lengths.min() < 0):
-        raise UsageError("the column's offsets leave its data: rebuild it, validate() tells more")
     read = partial(_row, data, offsets)
     if are_few:
         return _hashlib_tasks(read, np.arange(len(lengths)), lengths, digests)

@@ -4,8 +4,8 @@ Rows go to a hidden file beside the target, which ``publish`` renames over it; w
 published is removed. Parquet, Arrow (the file form) and JSON lines, the last also with gzip or zstd
 around it.
 
-JSON lines are made by Python and are the slow one, some 60 MB a second. Dates, times
-and decimals become text there; bytes have no form in JSON and are refused.
+JSON lines are made by Python and are the slow one. Dates, times and decimals become text there;
+bytes have no form in JSON and are refused.
 """
 
 from __future__ import annotations

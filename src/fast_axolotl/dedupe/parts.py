@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from fast_axolotl.errors import DataError
 from fast_axolotl.kernels.threads import slices, spread
 
-__all__ = ["Part", "digests_of", "parts_of", "plain_type"]
+__all__ = ["Part", "digests_of", "parts_of", "plain_type", "text_bytes"]
 
 DIGEST_BYTES = 16
 
@@ -65,8 +65,8 @@ def parts_of(array: pa.Array, secret: Any, num_threads: int = 1) -> list[Part]:
             part for field in array.flatten() for part in parts_of(field, secret, num_threads)
         )
         return [nulls, *fields]
-    if pa.types.is_large_binary(kind):
-        return [_bytes_part(array)]
+    if _is_text(kind) or _is_binary(kind):
+        return [Part(*text_bytes(array), _valid(array))]
     if _is_list(kind) or pa.types.is_map(kind):
         items, offsets = _items(array)
         return _list_parts(array, items, offsets, secret, num_threads)
@@ -105,6 +105,15 @@ def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: i
     return digests
 
 
+def text_bytes(array: pa.Array) -> tuple[Any, Any]:
+    """The bytes of a column of text or bytes, and its offsets into them; a view is cast first."""
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+        array = array.cast(pa.large_binary())
+    buffer = array.buffers()[2]
+    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
+    return data, _offsets(array, len(data))
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type that stands for all that are compared alike: large text for every kind of text."""
     if isinstance(kind, pa.BaseExtensionType):
@@ -138,8 +147,6 @@ def _plain(array: pa.Array) -> pa.Array:
         return _plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return _plain(pc.run_end_decode(array))
-    if _is_text(kind) or _is_binary(kind):
-        return array.cast(pa.large_binary()) if not pa.types.is_large_binary(kind) else array
     if pa.types.is_union(kind):
         return pa.array([repr(value) for value in array.to_pylist()], pa.large_binary())
     return array
@@ -154,9 +161,8 @@ def _items(array: pa.Array) -> tuple[pa.Array, Any]:
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
-        return array.values.slice(array.offset * size, len(array) * size), _even_offsets(
-            array, size
-        )
+        values = array.values.slice(array.offset * size, len(array) * size)
+        return values, _even_offsets(array, size)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         lengths = array.value_lengths().fill_null(0).to_numpy()
         return array.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -165,12 +171,6 @@ def _items(array: pa.Array) -> tuple[pa.Array, Any]:
         values = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
     offsets = _offsets(array, len(values))
     return values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
-
-
-def _bytes_part(array: pa.Array) -> Part:
-    buffer = array.buffers()[2]
-    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
-    return Part(data, _offsets(array, len(data)), _valid(array))
 
 
 def _list_parts(
@@ -229,7 +229,11 @@ def _offsets(array: pa.Array, num_items: int) -> Any:
     if buffer is None or not len(array):
         return np.zeros(1, np.int64)
     types = pa.types
-    is_wide = types.is_large_list(array.type) or types.is_large_binary(array.type)
+    is_wide = (
+        types.is_large_list(array.type)
+        or types.is_large_binary(array.type)
+        or types.is_large_string(array.type)
+    )
     width = np.dtype(np.int64 if is_wide else np.int32)
     _require_bytes(array, buffer, (array.offset + len(array) + 1) * width.itemsize)
     start = width.itemsize * array.offset

@@ -11,6 +11,7 @@ Cost: one pass over the bytes that are compared at some 5 GB/s and processor, an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread, usable_processors
 from fast_axolotl.reading import held_bytes
 
-__all__ = ["digest_batch", "first_rows", "unique_rows"]
+__all__ = ["digest_batch", "unique_rows"]
 
 _PAIRS_AT_ONCE = 16_384
 _DECODED_BYTES = 32 * 1024 * 1024
@@ -49,7 +50,7 @@ def unique_rows(
     table = _as_table(table)
     names = _names(table, columns)
     for _ in range(_MOST_TRIES):
-        own, firsts = first_rows(table.select(names), SeenRows() if seen is None else seen)
+        own, firsts = _first_rows(table.select(names), SeenRows() if seen is None else seen)
         if seen is None:
             repeats = np.flatnonzero(firsts != own)
             if not _all_equal(table.select(names), repeats, firsts[repeats]):
@@ -58,7 +59,7 @@ def unique_rows(
     raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
 
 
-def first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
+def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
     """The number of every row, counting on from call to call, and that of the first row like it."""
     _check_types(table.schema, seen)
     digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
@@ -172,7 +173,7 @@ def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise UsageError(
             f"the column name {repeated[0]!r} comes more than once: rename or drop one"

@@ -16,9 +16,9 @@ from itertools import chain, pairwise
 
 from fast_axolotl.sequences import untracked, untracker
 
-__all__ = ["PackedLists", "boundaries", "concatenate", "pack", "positions", "split"]
+__all__ = ["SEPARATORS", "PackedLists", "boundaries", "concatenate", "pack", "positions", "split"]
 
-_SEPARATORS = 2
+SEPARATORS = 2
 """Places that ``pack`` adds to each sequence: one EOS, one PAD."""
 
 _Row = list[int]
@@ -73,18 +73,18 @@ def pack(
     ids, ends, used = blank[:], list[int](), 0
     for piece in pieces:
         stop = used + len(piece)
-        if stop + _SEPARATORS > width:
+        if stop + SEPARATORS > width:
             if used:
                 close(ids, ends, used)
                 ids, ends, used = blank[:], [], 0
                 stop = len(piece)
-            if stop + _SEPARATORS > width:
+            if stop + SEPARATORS > width:
                 ids[:stop] = piece
                 used = stop
                 continue
         ids[used:stop] = piece
         ids[stop] = eos
-        used = stop + _SEPARATORS
+        used = stop + SEPARATORS
         ends.append(used)
     if used:
         close(ids, ends, used)

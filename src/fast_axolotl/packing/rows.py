@@ -42,9 +42,6 @@ from fast_axolotl.sequences import (
 
 __all__ = ["concatenate_and_pack", "pack_sequences"]
 
-_SEPARATORS = 2
-"""Places that ``pack_sequences`` adds to each sequence: one EOS, one PAD."""
-
 _NAMES = ("input_ids", "labels", "attention_mask")
 _TOO_LONG = ("error", "truncate", "split")
 
@@ -89,7 +86,7 @@ def pack_sequences(
         position_ids=position_ids,
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
-        separators=_SEPARATORS,
+        separators=lists.SEPARATORS,
     )
     pad = integer("pad_token_id", pad_token_id, rules.held)
     eos = integer("eos_token_id", eos_token_id, rules.held)

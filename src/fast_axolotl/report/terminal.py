@@ -25,7 +25,6 @@ __all__ = [
     "format_bytes",
     "format_seconds",
     "phase_progress",
-    "reading_progress",
     "show_matrix",
     "show_pairs",
 ]
@@ -56,25 +55,6 @@ def show_matrix(
     console.print(table)
     for note in notes:
         console.print(note, style="dim", markup=False, highlight=False)
-
-
-@contextmanager
-def reading_progress(total_bytes: int) -> Iterator[Callable[[int, int], None]]:
-    """A bar of encoded bytes with the rows beside it; the callable takes both."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeRemainingColumn(),
-    )
-    if not console.is_terminal:
-        yield lambda num_bytes, rows: None
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=max(1, total_bytes), rows=0)
-        yield lambda num_bytes, rows: bar.update(task, completed=num_bytes, rows=rows)
 
 
 @contextmanager
