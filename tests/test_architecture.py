@@ -43,6 +43,7 @@ EVERYTHING = ROWS | {
 LAYERS = {
     "_version": set(),
     "errors": set(),
+    "boot": {"root"},
     "record": {"errors"},
     "kernels": set(),
     "reading": {"errors", "kernels"},
@@ -70,7 +71,7 @@ PACKAGES = {
     "collate": {"numpy", "pyarrow"},
     "measure": {"psutil"},
     "report": {"rich"},
-    "integrations": {"wrapt"},
+    "integrations": {"numpy", "pyarrow", "wrapt"},
     "bench": {"pyarrow"},
     "cli": {"typer"},
 }
@@ -84,7 +85,15 @@ PACKAGES_ON_DEMAND = {
     "collate": {"torch"},
     "measure": {"pynvml", "torch"},
     "report": {"plotly"},
-    "integrations": {"axolotl", "datasets", "lightning", "torch", "torchdata", "transformers"},
+    "integrations": {
+        "axolotl",
+        "datasets",
+        "lightning",
+        "pydantic",
+        "torch",
+        "torchdata",
+        "transformers",
+    },
     "bench": {"datasets", "duckdb", "numpy", "polars", "psutil", "pyarrow"},
 }
 """Packages that a layer may import inside a function or a ``try``: extras, hosts and peers."""

@@ -74,7 +74,7 @@ PARAMETERS = {
     "deduplicate_indices": "rows, existing_hashes=None, num_threads=0",
     "detect_format": "path",
     "get_version": "",
-    "install": "",
+    "install": "*, skip=()",
     "is_available": "",
     "list_supported_formats": "",
     "open_dataset": "paths, *, format='auto', columns=None, batch_size=1000, num_threads=0, "
@@ -175,6 +175,8 @@ FLAGS = {
         "inputs",
     ],
     "warmup": ["--json"],
+    "run": ["--skip", "command"],
+    "status": ["--json"],
     "bench": [],
     **{
         f"bench {name}": [

@@ -18,6 +18,7 @@ from fast_axolotl import __version__
 from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.read import READ_EXAMPLES, read
+from fast_axolotl.cli.run import RUN_EXAMPLES, STATUS_EXAMPLES, run, status
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
 from fast_axolotl.errors import FastAxolotlError, UsageError
 
@@ -37,6 +38,12 @@ app = typer.Typer(
 app.command(epilog=READ_EXAMPLES)(read)
 app.command(epilog=DEDUPE_EXAMPLES)(dedupe)
 app.command(epilog=WARMUP_EXAMPLES)(warmup)
+# What follows the first word belongs to the command that is run, flags included.
+app.command(
+    epilog=RUN_EXAMPLES,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)(run)
+app.command(epilog=STATUS_EXAMPLES)(status)
 app.add_typer(bench_app, name="bench")
 
 

@@ -1,85 +1,46 @@
-"""Put this package's names where Axolotl's users expect them, and take them away again.
+"""Make the real Axolotl faster with the same results, and take everything back again.
 
-``install()`` does two things. It enters the virtual modules of ``_VIRTUAL`` into ``sys.modules``;
-their attributes resolve on access, so installing loads nothing heavy. And it sees to it that
-post-import hooks lend a few names to Axolotl's own packages once those have loaded, or at once
-where they already have. Cost: four small module objects, and one string comparison for each later
-import in the process. wrapt, which runs the hooks, takes 40 ms to import (wrapt 2.5, asyncio and
-importlib.metadata come with it), so it is loaded when Axolotl is, and not before.
+``install()`` enters the virtual modules of the earlier package and sees to it that Axolotl's
+functions are replaced as their modules load, or at once where they have. Importing the package does
+it. Nothing heavy is loaded: the hooks (wrapt, 40 ms) come when Axolotl is first looked for, the
+table of replacements with them, and each replacement at its first call.
 
-It never creates ``axolotl``, ``axolotl.utils`` or ``axolotl.utils.data``: a stand-in for a real
-package makes ``import axolotl.cli`` fail. It never replaces an attribute or a module that is
-already there, and it replaces no function of Axolotl.
+Which functions, and how they are guarded: ``axolotl_patches`` and ``patching``. In Axolotl's YAML,
+``plugins: [fast_axolotl.integrations.axolotl.FastAxolotlPlugin]`` does the same, later.
 
-``FAST_AXOLOTL=0`` in the environment makes ``install()`` do nothing.
+``FAST_AXOLOTL=0`` in the environment makes ``install()`` do nothing;
+``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Patch", "Status", "install", "status", "uninstall"]
+from fast_axolotl.integrations.virtual import LENDERS, VirtualModules
 
-LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from fast_axolotl.integrations.patching import Patch, Patchwork
+
+__all__ = ["Status", "check", "install", "status", "uninstall"]
+
+LOG = logging.getLogger("fast_axolotl")
 
 SWITCH = "FAST_AXOLOTL"
-"""The environment variable that turns the automatic install off when it is ``0``."""
+"""The environment variable that turns everything off when it is ``0``."""
 
-_VIRTUAL: dict[str, dict[str, str]] = {
-    "axolotl.rust_ext": {},
-    "axolotl.rust_ext.axolotl_ext": {"streaming_dataset_reader": "streaming_dataset_reader"},
-    "axolotl.utils.data.rust_streaming": {
-        "RUST_EXTENSION_AVAILABLE": "RUST_AVAILABLE",
-        "get_rust_extension_status": "is_available",
-        "streaming_dataset_reader": "streaming_dataset_reader",
-    },
-    "axolotl.utils.data.rust_wrapper": {
-        "RustStreamingDataset": "RustStreamingDataset",
-        "create_rust_streaming_dataset": "create_rust_streaming_dataset",
-        "is_rust_streaming_available": "is_available",
-        "load_dataset_with_rust_streaming": "streaming_dataset_reader",
-        "should_use_rust_streaming": "should_use_rust_streaming",
-    },
-}
-"""Virtual module → its attribute → the public name of this package behind it."""
-
-_LENT: dict[str, dict[str, str]] = {
-    "axolotl": {},
-    "axolotl.utils": {},
-    "axolotl.utils.data": {
-        "fast_parallel_hash_rows": "parallel_hash_rows",
-        "fast_deduplicate_indices": "deduplicate_indices",
-    },
-    "axolotl.utils.collators": {
-        "fast_pad_sequences": "pad_sequences",
-        "fast_create_padding_mask": "create_padding_mask",
-    },
-}
-"""Real module with a hook → the attribute it is lent → the public name behind it."""
-
-_ON_THE_WAY = {"axolotl": "utils", "axolotl.utils": "data"}
-"""Real package → the child that leads to a virtual module."""
-
-
-class Patch(NamedTuple):
-    """What became of one change to Axolotl."""
-
-    name: str
-    """The function, or the module where a hook failed."""
-    state: str
-    """``failed``: the hook raised, and the module stays as Axolotl wrote it."""
-    reason: str
-    """Why it is in this state."""
+SKIP = "FAST_AXOLOTL_SKIP"
+"""The environment variable that names replacements to leave out, with commas between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,36 +54,46 @@ class Status:
     virtual_modules: tuple[str, ...]
     """The names in ``sys.modules`` that this package put there."""
     patches: tuple[Patch, ...]
-    """Every change to Axolotl that has something to tell."""
+    """Every replacement, in or not; before Axolotl is looked for there is none to tell of."""
 
 
 @dataclass(slots=True)
 class _State:
     installed: bool = False
     reason: str = "install() was not called"
-    modules: dict[str, ModuleType] = field(default_factory=dict)
-    placed: list[tuple[ModuleType, str, object]] = field(default_factory=list)
-    patches: dict[str, Patch] = field(default_factory=dict)
+    virtual: VirtualModules = field(default_factory=VirtualModules)
+    patchwork: Patchwork | None = None
+    failures: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     """Names whose hook wrapt still holds: a hook cannot be taken back, only made inert."""
+    unfinished: set[str] = field(default_factory=set)
+    """Modules that were still being imported when their turn came."""
+    skip: set[str] = field(default_factory=set)
 
 
 _STATE = _State()
 
 
-def install() -> bool:
-    """Install the virtual modules and the hooks; ``False`` where they are in or switched off."""
-    if _STATE.installed:
-        return False
+def install(*, skip: Iterable[str] = ()) -> bool:
+    """Replace what can be replaced; ``False`` where all of it is in, or switched off.
+
+    ``skip`` names replacements to leave out, as ``FAST_AXOLOTL_SKIP`` does. A second call puts back
+    what a reload of Axolotl's modules took out.
+    """
     if os.environ.get(SWITCH) == "0":
         _STATE.reason = f"the environment has {SWITCH}=0"
         return False
-    _STATE.installed, _STATE.reason = True, ""
-    for name, targets in _VIRTUAL.items():
-        _add_virtual_module(name, targets)
+    asked = {*skip, *(name for name in os.environ.get(SKIP, "").split(",") if name)}
+    if _STATE.installed and not asked - _STATE.skip:
+        return _put_back()
+    was_installed, _STATE.installed, _STATE.reason = _STATE.installed, True, ""
+    _STATE.skip |= asked
+    _STATE.virtual.enter()
+    if _STATE.patchwork is not None:
+        _switch_off(_STATE.patchwork)
     if "axolotl" in sys.modules:
-        _guarded("axolotl", _hook_all)
-    else:
+        _guarded("axolotl", partial(_hook_all, is_late=True))
+    elif not was_installed:
         sys.meta_path.insert(0, _TRIGGER)
     return True
 
@@ -132,63 +103,41 @@ def uninstall() -> bool:
     if not _STATE.installed:
         return False
     _STATE.installed, _STATE.reason = False, "uninstall() was called"
-    for module, name, value in _STATE.placed:
-        if vars(module).get(name) is value:
-            delattr(module, name)
-    for name in _present_modules():
-        del sys.modules[name]
+    _STATE.virtual.leave()
+    if _STATE.patchwork is not None:
+        _STATE.patchwork.remove()
     _remove_trigger()
-    _STATE.placed.clear()
-    _STATE.modules.clear()
-    _STATE.patches.clear()
+    _STATE.failures.clear()
+    _STATE.unfinished.clear()
+    _STATE.skip.clear()
     return True
 
 
 def status() -> Status:
     """What is installed now, and the reason for what is not."""
+    patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
     return Status(
         installed=_STATE.installed,
         reason=_STATE.reason,
-        virtual_modules=_present_modules(),
-        patches=tuple(_STATE.patches.values()),
+        virtual_modules=_STATE.virtual.present(),
+        patches=(*_failures(), *patches),
     )
 
 
-class _VirtualModule(ModuleType):
-    """A module whose attributes are public names of this package, resolved on access."""
-
-    def __init__(self, name: str, targets: dict[str, str]) -> None:
-        super().__init__(name, "Served by fast_axolotl.")
-        is_package = any(other.startswith(f"{name}.") for other in _VIRTUAL)
-        self.__spec__ = ModuleSpec(name, None, origin="fast_axolotl", is_package=is_package)
-        self.__package__ = self.__spec__.parent
-        if is_package:
-            self.__path__: list[str] = []
-        self.__all__ = sorted(targets)
-        self._targets = targets
-
-    def __getattr__(self, name: str) -> Any:
-        target = self._targets.get(name)
-        if target is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return _public(target)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._targets})
+def check() -> tuple[Patch, ...]:
+    """What would be replaced in the Axolotl that is installed, told without importing it."""
+    patchwork = _new_patchwork()
+    _switch_off(patchwork, os.environ.get(SKIP, "").split(","))
+    return patchwork.check()
 
 
-def _add_virtual_module(name: str, targets: dict[str, str]) -> None:
-    if name in sys.modules:
-        return
-    module = _VirtualModule(name, targets)
-    _STATE.modules[name] = sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent in _STATE.modules:
-        setattr(_STATE.modules[parent], child, module)
-
-
-def _present_modules() -> tuple[str, ...]:
-    return tuple(name for name, mod in _STATE.modules.items() if sys.modules.get(name) is mod)
+def __getattr__(name: str) -> Any:
+    # The plugin derives from Axolotl's class, so it exists where Axolotl does.
+    if name == "FastAxolotlPlugin":
+        return importlib.import_module("fast_axolotl.integrations.axolotl_plugin").FastAxolotlPlugin
+    if name == "Patch":
+        return importlib.import_module("fast_axolotl.integrations.patching").Patch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Trigger:
@@ -210,22 +159,83 @@ def _remove_trigger() -> None:
         sys.meta_path.remove(_TRIGGER)
 
 
-def _hook_all() -> None:
+def _hook_all(*, is_late: bool = False) -> None:
     import wrapt
 
-    for name in _LENT:
+    if _STATE.patchwork is None:
+        _STATE.patchwork = _new_patchwork()
+        _switch_off(_STATE.patchwork)
+        _tell_at_exit()
+    for name in dict.fromkeys((*LENDERS, *_STATE.patchwork.modules)):
         loaded = sys.modules.get(name)
         if loaded is not None:
-            _on_import(name, loaded)
+            _on_import(name, loaded, is_late=is_late)
         elif name not in _STATE.waiting:
             _STATE.waiting.add(name)
             wrapt.register_post_import_hook(partial(_on_import, name), name)
 
 
-def _on_import(name: str, module: ModuleType) -> None:
+def _tell_at_exit() -> None:
+    """Under ``fast-axolotl run``, the first rank says at its end what was used."""
+    from fast_axolotl.integrations.launch import RUN, use_line
+
+    def tell() -> None:
+        line = use_line(status().patches)
+        if line:
+            print(f"fast-axolotl: {line}", file=sys.stderr)
+
+    if os.environ.get(RUN) == "1" and os.environ.get("LOCAL_RANK", "0") == "0":
+        atexit.register(tell)
+
+
+def _new_patchwork() -> Patchwork:
+    from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
+    from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
+    from fast_axolotl.integrations.patching import Patchwork
+
+    return Patchwork(REPLACEMENTS, KNOWN)
+
+
+def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
+    wanted = set(_STATE.skip if names is None else names) - {""}
+    patchwork.switch_off(wanted)
+    unknown = wanted - {patch.name for patch in patchwork.patches()}
+    if unknown:
+        LOG.warning("fast-axolotl has no replacement named %s", ", ".join(sorted(unknown)))
+
+
+def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
     _STATE.waiting.discard(name)
-    if _STATE.installed:
-        _guarded(name, partial(_lend, name, module))
+    if not _STATE.installed:
+        return
+    for pending in list(_STATE.unfinished):
+        if not _is_being_imported(sys.modules.get(pending)):
+            _STATE.unfinished.discard(pending)
+            _change(pending, sys.modules[pending], is_late=True)
+    if is_late and _is_being_imported(module):
+        _STATE.unfinished.add(name)
+    else:
+        _change(name, module, is_late=is_late)
+
+
+def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
+    if name in LENDERS:
+        _guarded(name, partial(_STATE.virtual.lend, module))
+    if _STATE.patchwork is not None:
+        _guarded(name, partial(_STATE.patchwork.apply, module, is_late=is_late))
+
+
+def _is_being_imported(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _put_back() -> bool:
+    """Apply again what is missing where Axolotl has loaded; whether there was anything."""
+    if _STATE.patchwork is None or "axolotl" not in sys.modules:
+        return False
+    before = [patch.state for patch in _STATE.patchwork.patches()]
+    _guarded("axolotl", partial(_hook_all, is_late=True))
+    return [patch.state for patch in _STATE.patchwork.patches()] != before
 
 
 def _guarded(name: str, action: Callable[[], None]) -> None:
@@ -233,46 +243,13 @@ def _guarded(name: str, action: Callable[[], None]) -> None:
         action()
     except Exception as error:  # noqa: BLE001
         # The one broad except: what is raised here would end the import of Axolotl itself.
-        _STATE.patches[name] = Patch(name, "failed", f"{type(error).__name__}: {error}")
-        LOG.warning("fast_axolotl left %s as it is: %s", name, _STATE.patches[name].reason)
+        _STATE.failures[name] = f"{type(error).__name__}: {error}"
+        LOG.warning("fast_axolotl left %s as it is: %s", name, _STATE.failures[name])
 
 
-def _lend(name: str, module: ModuleType) -> None:
-    for virtual, value in _STATE.modules.items():
-        parent, _, child = virtual.rpartition(".")
-        if parent == name:
-            _place(module, child, value)
-    if name in _ON_THE_WAY:
-        _place(module, "__getattr__", _importer(name, _ON_THE_WAY[name]))
-    for attribute, target in _LENT[name].items():
-        _place(module, attribute, _public(target))
+def _failures() -> tuple[Patch, ...]:
+    if not _STATE.failures:
+        return ()
+    from fast_axolotl.integrations.patching import Patch
 
-
-def _place(module: ModuleType, name: str, value: object) -> None:
-    if name not in vars(module):
-        setattr(module, name, value)
-        _STATE.placed.append((module, name, value))
-
-
-def _importer(parent: str, child: str) -> Callable[[str], ModuleType]:
-    """A module ``__getattr__`` that imports ``child`` on first access.
-
-    ``import axolotl.utils.data.rust_streaming`` finds the virtual module in ``sys.modules`` and
-    therefore skips the packages above it; the dotted name is then missing from ``axolotl``.
-    """
-    full_name = f"{parent}.{child}"
-
-    def __getattr__(name: str) -> ModuleType:
-        missing = f"module {parent!r} has no attribute {name!r}"
-        if name != child or full_name in sys.modules:
-            raise AttributeError(missing)
-        try:
-            return importlib.import_module(full_name)
-        except ImportError as error:
-            raise AttributeError(f"{missing}: {error}") from error
-
-    return __getattr__
-
-
-def _public(name: str) -> Any:
-    return getattr(importlib.import_module("fast_axolotl"), name)
+    return tuple(Patch(name, "failed", reason) for name, reason in _STATE.failures.items())

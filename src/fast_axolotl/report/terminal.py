@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -27,6 +28,7 @@ __all__ = [
     "phase_progress",
     "show_matrix",
     "show_pairs",
+    "show_table",
 ]
 
 _PIPE_WIDTH = 160
@@ -55,6 +57,16 @@ def show_matrix(
     console.print(table)
     for note in notes:
         console.print(note, style="dim", markup=False, highlight=False)
+
+
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of words: every column to the left, long ones folded."""
+    table = Table()
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    _console().print(table)
 
 
 @contextmanager

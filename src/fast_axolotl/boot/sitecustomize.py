@@ -1,0 +1,44 @@
+"""Python's own start-up hook, on ``PYTHONPATH`` of what ``fast-axolotl run`` starts.
+
+Axolotl's command line replaces itself by ``accelerate launch``, which starts more interpreters:
+only the environment reaches them all. This file imports ``fast_axolotl`` when ``axolotl`` is first
+looked for, and not before, so that every other Python program in the tree starts as ever. Without
+the switch in the environment it only runs the ``sitecustomize`` it stands in front of.
+
+Standard library only. Not seen by interpreters started with ``-S``, ``-E`` or ``-I``.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+class _Finder:
+    """Imports ``fast_axolotl`` before ``axolotl`` is found, once."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "axolotl":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            import fast_axolotl  # noqa: F401
+        except Exception as error:  # noqa: BLE001
+            # Axolotl has to run where this package is missing or broken.
+            print(f"fast-axolotl: Axolotl runs as it is: {error}", file=sys.stderr)
+        return importlib.util.find_spec(name)
+
+
+def _run_the_next_one() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    others = [folder for folder in sys.path if os.path.abspath(folder) != here]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get("FAST_AXOLOTL_RUN") == "1":
+    sys.meta_path.insert(0, _Finder())
+_run_the_next_one()

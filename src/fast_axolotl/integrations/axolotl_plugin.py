@@ -1,0 +1,125 @@
+"""The plugin for Axolotl's YAML: the same replacements, and our keys known to its schema.
+
+Axolotl drops keys that its schema does not know, without a word. ``FastAxolotlArgs`` makes ours
+known and has their types checked. A plugin is loaded after most of Axolotl, so functions that were
+imported by name are swept; see ``patching``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
+from fast_axolotl.integrations.launch import RUN, status_line
+
+try:
+    from axolotl.integrations.base import BasePlugin
+    from pydantic import BaseModel, Field
+except ImportError as error:
+    raise MissingExtraError(
+        "the plugin needs Axolotl in the same environment: pip install axolotl"
+    ) from error
+
+__all__ = ["KEYS", "PLUGIN", "FastAxolotlArgs", "FastAxolotlPlugin", "prepare_plugins"]
+
+PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
+"""What stands under ``plugins:``."""
+
+
+class FastAxolotlArgs(BaseModel):
+    """The keys that this package adds to Axolotl's configuration."""
+
+    fast_axolotl: bool | None = Field(
+        default=None,
+        description="false: Axolotl runs as it is. Default: true.",
+    )
+    fast_axolotl_skip: list[str] | None = Field(
+        default=None,
+        description="Replacements to leave out, by the names that `fast-axolotl status` lists.",
+    )
+    dataset_use_rust_streaming: bool | None = Field(
+        default=None,
+        description="Read streamed files with fast-axolotl's reader: bounded memory, exact resume. "
+        "Takes effect for files over 1 GiB with a sequence_len over 10,000, and not together with "
+        "dataset_keep_in_memory.",
+    )
+    fast_axolotl_streaming_force: bool | None = Field(
+        default=None,
+        description="Stream with fast-axolotl's reader whatever the size and sequence_len.",
+    )
+    fast_axolotl_streaming_min_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Files of this many bytes and more are streamed. Default: 1073741824 (1 GiB).",
+    )
+    fast_axolotl_streaming_min_sequence_len: int | None = Field(
+        default=None,
+        ge=0,
+        description="Files are streamed from this sequence_len on. Default: 10000.",
+    )
+    fast_axolotl_memory_budget: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes that the reader may hold. Default: 268435456 (256 MiB).",
+    )
+    fast_axolotl_buffer_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens, by estimate, after which a streaming buffer is full, whatever the "
+        "number of rows.",
+    )
+    fast_axolotl_buffer_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes after which a streaming buffer is full, whatever the number of rows.",
+    )
+
+
+KEYS = tuple(FastAxolotlArgs.model_fields)
+"""The keys, in the order of the schema."""
+
+
+class FastAxolotlPlugin(BasePlugin):
+    """``plugins: [fast_axolotl.integrations.axolotl.FastAxolotlPlugin]``"""
+
+    def get_input_args(self) -> str:
+        """Where Axolotl finds the schema of our keys."""
+        return f"{__name__}.FastAxolotlArgs"
+
+    def register(self, cfg: Any) -> None:
+        """Install, or not, as the configuration says; one line on stderr tells."""
+        if cfg.get("fast_axolotl") is False:
+            uninstall()
+            _say("Axolotl runs as it is: the configuration has fast_axolotl: false")
+            return
+        install(skip=cfg.get("fast_axolotl_skip") or ())
+        # Under ``fast-axolotl run`` the line has been printed.
+        if os.environ.get(RUN) != "1" or os.environ.get(SWITCH) == "0":
+            _say(status_line(os.environ, status().patches))
+
+
+def prepare_plugins(cfg: Any) -> None:
+    """Axolotl's ``prepare_plugins``, with our plugin where the configuration has keys of ours.
+
+    Someone who imports ``fast_axolotl`` or uses ``fast-axolotl run`` may set our keys without
+    naming the plugin; Axolotl would drop them.
+    """
+    from axolotl.integrations.base import PluginManager
+
+    listed = list(cfg.get("plugins") or [])
+    if PLUGIN not in listed and any(cfg.get(key) is not None for key in KEYS):
+        cfg["plugins"] = listed = [*listed, PLUGIN]
+    if listed:
+        manager = PluginManager.get_instance()
+        for name in listed:
+            manager.register(name)
+        for plugin in manager.plugins.values():
+            plugin.register(cfg)
+
+
+def _say(line: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"fast-axolotl: {line}", file=sys.stderr)

@@ -1,0 +1,107 @@
+"""Start a command so that every Axolotl in its process tree is accelerated, and tell about it.
+
+The environment carries it: a switch, and a folder in front of ``PYTHONPATH`` whose
+``sitecustomize`` imports this package when ``axolotl`` is first looked for. It survives ``exec``,
+``accelerate launch``, ``torchrun`` and spawned workers. It does not reach other machines, nor
+interpreters that ignore ``PYTHONPATH``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.integrations.axolotl import SKIP, SWITCH, check
+
+if TYPE_CHECKING:
+    from fast_axolotl.integrations.patching import Patch
+
+__all__ = [
+    "RUN",
+    "axolotl_version",
+    "find_program",
+    "launch_environment",
+    "status_line",
+    "use_line",
+]
+
+RUN = "FAST_AXOLOTL_RUN"
+"""The environment variable that makes the start-up hook act when it is ``1``."""
+
+_BOOT = Path(__file__).parents[1] / "boot"
+
+
+def launch_environment(environment: Mapping[str, str], skip: Iterable[str] = ()) -> dict[str, str]:
+    """The environment in which a command and its children find themselves accelerated."""
+    names = [*environment.get(SKIP, "").split(","), *skip]
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    changed = dict(environment)
+    changed[RUN] = "1"
+    changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(_BOOT), *filter(None, folders)]))
+    changed[SKIP] = ",".join(dict.fromkeys(filter(None, names)))
+    return changed
+
+
+def find_program(name: str, environment: Mapping[str, str]) -> str:
+    """The file of a command: on ``PATH``, or beside the Python that runs this package."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=beside)
+    if found is None:
+        raise UsageError(
+            f"there is no command {name!r} on PATH or in {beside}; "
+            "activate the environment that has it, or give its full path"
+        )
+    return found
+
+
+def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
+    """One line: what is replaced in Axolotl, what is not, and why."""
+    if environment.get(SWITCH) == "0":
+        return f"Axolotl runs as it is: the environment has {SWITCH}=0"
+    version = axolotl_version()
+    if version is None:
+        return "Axolotl is not installed beside this package: nothing to accelerate here"
+    found = check() if patches is None else tuple(patches)
+    parts = [f"Axolotl {version}"]
+    fit = _names(found, "active", "waiting", "ready")
+    parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
+    off = _names(found, "off")
+    if off:
+        parts.append(f"switched off: {', '.join(off)}")
+    left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
+    if left:
+        parts.append("left alone: " + ", ".join(f"{item.name} ({item.reason})" for item in left))
+    return "; ".join(parts)
+
+
+def use_line(patches: Iterable[Patch]) -> str:
+    """One line: which replacements answered, and which calls went to Axolotl's own functions."""
+    calls: dict[str, int] = {}
+    own: list[str] = []
+    for patch in patches:
+        if patch.calls:
+            calls[patch.name] = calls.get(patch.name, 0) + patch.calls
+        own += [f"{patch.name} ×{count} ({reason})" for reason, count in patch.fallbacks]
+    if not calls and not own:
+        return ""
+    used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
+    return f"used {used}" + (f"; Axolotl's own: {', '.join(own)}" if own else "")
+
+
+def axolotl_version() -> str | None:
+    """The version of the installed Axolotl."""
+    try:
+        return metadata.version("axolotl")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _names(patches: Iterable[Patch], *states: str) -> list[str]:
+    """Switches with a replacement in one of the states, each once."""
+    return list(dict.fromkeys(patch.name for patch in patches if patch.state in states))

@@ -1,0 +1,377 @@
+"""Functions of a host library replaced, with the original one call away.
+
+A ``Replacement`` names a function of the host, ours that stands in for it, and the sources its
+equality was proven against. ``Patchwork`` puts wrappers in place and takes them out again. A
+wrapper calls ours; where ours refuses (``Unfamiliar``) or fails, it notes the reason and calls the
+original with the same arguments. Ours therefore changes nothing until it can no longer fail.
+
+Fingerprints are of source text, found by name in the file: no import of the host is needed to tell
+whether a replacement fits, and a formatter or another Python makes no difference to a function that
+was not edited. Cost: about a millisecond a function, once, when its module loads.
+
+Modules that imported a function by name hold the function itself. They are swept: every module
+attribute that *is* the original becomes the wrapper. Out of reach stay partials, closures and
+default arguments made before, which go on calling the original: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+__all__ = [
+    "MARK",
+    "Patch",
+    "Patchwork",
+    "Replacement",
+    "Unfamiliar",
+    "fingerprint",
+    "mismatch",
+    "source_path",
+]
+
+LOG = logging.getLogger("fast_axolotl")
+
+MARK = "__fast_axolotl__"
+"""The attribute by which a wrapper of ours is known."""
+
+_MOST_REASONS = 20
+"""Reasons kept for one replacement; more are counted under the last."""
+
+
+class Unfamiliar(Exception):
+    """A replacement met something it cannot be proven equal for; the host's own function runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """One function of the host and what stands in for it."""
+
+    name: str
+    """The switch it belongs to; several functions may share one."""
+    target: str
+    """``module:function`` or ``module:Class.method`` of the host."""
+    ours: str
+    """``module:function`` of this package, loaded at the first call."""
+    relies_on: tuple[str, ...] = ()
+    """Other functions of the host, ``module:qualname``, whose behaviour ours reproduces."""
+
+    @property
+    def module(self) -> str:
+        """The host module that holds the function."""
+        return self.target.partition(":")[0]
+
+    @property
+    def path(self) -> list[str]:
+        """The names that lead from the module to the function."""
+        return self.target.partition(":")[2].split(".")
+
+
+class Patch(NamedTuple):
+    """What became of one change to the host."""
+
+    name: str
+    """The switch, or the module where a hook failed."""
+    state: str
+    """``active``; ``waiting``: its module has not been imported; ``off``: switched off;
+    ``skipped``: the host's code is not what ours was proven equal to; ``lost``: another function
+    took its place since; ``failed``: the hook raised, and the module stays as it was;
+    ``ready``: told from the source files alone, it fits."""
+    reason: str
+    """Why it is in this state; empty for ``active`` and ``waiting``."""
+    target: str = ""
+    """``module:function`` of the host."""
+    calls: int = 0
+    """Calls that ours answered."""
+    fallbacks: tuple[tuple[str, int], ...] = ()
+    """Reason and number of the calls that the host's own function answered."""
+
+
+@dataclass(slots=True)
+class _Applied:
+    """A replacement in place."""
+
+    owner: Any
+    attribute: str
+    original: Any
+    """What the owner held: a function, or a classmethod object."""
+    wrapper: Any
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one replacement in this process."""
+
+    state: str = "waiting"
+    reason: str = ""
+    calls: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    applied: list[_Applied] = field(default_factory=list)
+    """The last is the one in force; a reload leaves earlier ones on objects that live on."""
+
+
+class Patchwork:
+    """The replacements of one host, in place or not."""
+
+    def __init__(
+        self, replacements: Iterable[Replacement], known: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self._replacements = tuple(replacements)
+        self._known = known
+        self._records = {item.target: _Record() for item in self._replacements}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The host modules with something to replace, each once."""
+        return tuple(dict.fromkeys(item.module for item in self._replacements))
+
+    def switch_off(self, names: Iterable[str]) -> None:
+        """Keep replacements of these names out from now on; unknown names are ignored here."""
+        for item in self._named(names):
+            self._remove(item)
+            self._records[item.target].state = "off"
+            self._records[item.target].reason = "switched off"
+
+    def apply(self, module: ModuleType, *, is_late: bool = False) -> None:
+        """Replace what the table names in a module; ``is_late`` where others may hold its names."""
+        pairs, skipped = {}, []
+        for item in self._replacements:
+            record = self._records[item.target]
+            if item.module != module.__name__ or record.state == "off":
+                continue
+            if record.state == "active" and _is_in_place(item, record):
+                continue
+            applied = self._apply_one(item, module)
+            if applied is None:
+                skipped.append(record.reason)
+            else:
+                record.applied.append(applied)
+                pairs[id(applied.original)] = applied.wrapper
+        if skipped:
+            reasons = "; ".join(dict.fromkeys(skipped))
+            LOG.warning("fast-axolotl leaves functions of %s alone: %s", module.__name__, reasons)
+        if pairs:
+            _sweep(pairs, prefix="" if is_late else module.__name__.partition(".")[0])
+
+    def remove(self) -> None:
+        """Put every original back, and forget what was counted."""
+        for item in self._replacements:
+            self._remove(item)
+            self._records[item.target] = _Record()
+
+    def patches(self) -> tuple[Patch, ...]:
+        """What became of every replacement, in the order of the table."""
+        return tuple(self._patch(item) for item in self._replacements)
+
+    def check(self) -> tuple[Patch, ...]:
+        """What would become of every replacement, told from source files alone."""
+        found = []
+        for item in self._replacements:
+            reason = mismatch(item, self._known)
+            record = self._records[item.target]
+            if record.state == "off":
+                found.append(Patch(item.name, "off", record.reason, item.target))
+            else:
+                state = "skipped" if reason else "ready"
+                found.append(Patch(item.name, state, reason, item.target))
+        return tuple(found)
+
+    def _named(self, names: Iterable[str]) -> list[Replacement]:
+        wanted = set(names)
+        return [item for item in self._replacements if item.name in wanted]
+
+    def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
+        record = self._records[item.target]
+        record.state, record.reason = "skipped", mismatch(item, self._known)
+        if record.reason:
+            return None
+        owner, attribute = _owner(item, module), item.path[-1]
+        original = getattr(owner, "__dict__", {}).get(attribute)
+        inner: Any = getattr(original, "__func__", original)
+        if not _is_own(inner, module):
+            record.reason = f"{item.target} was replaced by someone else"
+            return None
+        wrapper: Any = _wrap(inner, item, record)
+        if isinstance(original, classmethod):
+            wrapper = classmethod(wrapper)
+        setattr(owner, attribute, wrapper)
+        record.state, record.reason = "active", ""
+        return _Applied(owner, attribute, original, wrapper)
+
+    def _remove(self, item: Replacement) -> None:
+        record = self._records[item.target]
+        record.state, record.reason = "waiting", ""
+        while record.applied:
+            applied = record.applied.pop()
+            if vars(applied.owner).get(applied.attribute) is applied.wrapper:
+                setattr(applied.owner, applied.attribute, applied.original)
+            _sweep({id(applied.wrapper): applied.original})
+
+    def _patch(self, item: Replacement) -> Patch:
+        record = self._records[item.target]
+        state, reason = record.state, record.reason
+        if state == "active" and not _is_in_place(item, record):
+            state = "lost"
+            reason = "its module was reloaded or changed; install() puts it back"
+        return Patch(
+            item.name,
+            state,
+            reason,
+            item.target,
+            record.calls,
+            tuple(record.fallbacks.items()),
+        )
+
+
+def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
+    """Why a replacement does not fit the host that is installed; empty where it does."""
+    for name in (item.target, *item.relies_on):
+        accepted = known.get(name, ())
+        found = fingerprint(name)
+        if not found:
+            return f"{name} is not there"
+        if found not in accepted:
+            return f"{name} is unfamiliar code"
+    return ""
+
+
+@functools.cache
+def fingerprint(name: str) -> str:
+    """SHA-256 of the source of ``module:qualname``, decorators included; empty if not found.
+
+    Read from the file without importing it. Blank ends of lines do not count.
+    """
+    module, _, path = name.partition(":")
+    file = source_path(module)
+    if file is None:
+        return ""
+    lines = _lines(file)
+    start, indent = 0, ""
+    for part in path.split("."):
+        found = _find_definition(lines, part, start, indent)
+        if found is None:
+            return ""
+        start, indent = found + 1, indent + "    "
+    first = start - 1
+    block = inspect.getblock(lines[first:])
+    while first > 0 and lines[first - 1].lstrip().startswith("@"):
+        first -= 1
+        block.insert(0, lines[first])
+    text = "\n".join(line.rstrip() for line in block)
+    return hashlib.sha256(text.rstrip().encode()).hexdigest()[:16]
+
+
+def source_path(module: str) -> Path | None:
+    """The source file of a module, found without importing it or its parent packages."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is None:
+        top, *rest = module.split(".")
+        spec = importlib.util.find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        base = Path(next(iter(spec.submodule_search_locations)), *rest)
+        candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
+        return next((path for path in candidates if path.is_file()), None)
+    path = Path(file)
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+@functools.cache
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _find_definition(lines: list[str], name: str, start: int, indent: str) -> int | None:
+    pattern = re.compile(rf"{indent}(?:async )?(?:def|class) {re.escape(name)}\b")
+    for number in range(start, len(lines)):
+        if pattern.match(lines[number]):
+            return number
+        if indent and re.match(r"(?:def|class|async def|@)", lines[number]):
+            return None
+    return None
+
+
+def _is_own(function: Any, module: ModuleType) -> bool:
+    """Whether a function is the one that its module's file defines."""
+    return (
+        isinstance(function, FunctionType)
+        and not hasattr(function, MARK)
+        and function.__module__ == module.__name__
+    )
+
+
+def _owner(item: Replacement, module: Any) -> Any:
+    """The module or class that holds the function; ``None`` where a name on the way is missing."""
+    owner = module
+    for name in item.path[:-1]:
+        owner = getattr(owner, "__dict__", {}).get(name)
+    return owner
+
+
+def _is_in_place(item: Replacement, record: _Record) -> bool:
+    owner = _owner(item, sys.modules.get(item.module))
+    held = getattr(owner, "__dict__", {}).get(item.path[-1])
+    return bool(record.applied) and held is record.applied[-1].wrapper
+
+
+def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
+    load = functools.cache(functools.partial(_load, item.ours))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = load()(*args, **kwargs)
+        except Unfamiliar as refusal:
+            reason = str(refusal)
+        except Exception as error:  # noqa: BLE001
+            # Whatever went wrong in ours, the host's own function decides what the caller sees.
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            record.calls += 1
+            return result
+        _note(item, record, reason)
+        return original(*args, **kwargs)
+
+    setattr(call, MARK, item.name)
+    return call
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _note(item: Replacement, record: _Record, reason: str) -> None:
+    reason = " ".join(reason.split())[:300]
+    if reason not in record.fallbacks and len(record.fallbacks) >= _MOST_REASONS:
+        reason = "other reasons"
+    if reason not in record.fallbacks:
+        LOG.info("fast-axolotl lets Axolotl's own %s run: %s", item.target, reason)
+    record.fallbacks[reason] += 1
+
+
+def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:
+    """In every loaded module, put ``pairs[id(value)]`` where an attribute is that value."""
+    modules: dict[str, Any] = dict(sys.modules)
+    for name, module in modules.items():
+        if prefix and name != prefix and not name.startswith(f"{prefix}."):
+            continue
+        # An entry may be None, or an object of another kind.
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            replacement = pairs.get(id(value))
+            if replacement is not None:
+                setattr(module, attribute, replacement)

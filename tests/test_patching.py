@@ -1,0 +1,329 @@
+"""Replacing a host's functions: guards, fall-back, sweep and the way back.
+
+A small host package is laid out on disk, imported and patched in this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fast_axolotl.integrations import patching
+from fast_axolotl.integrations.patching import (
+    Patchwork,
+    Replacement,
+    Unfamiliar,
+    fingerprint,
+    mismatch,
+)
+
+HOST = {
+    "patchhost/__init__.py": "",
+    "patchhost/work.py": '''
+import functools
+
+
+def shout(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+
+def double(value, *, scale=2):
+    """Stock."""
+    return helper(value) * scale
+
+
+def helper(value):
+    return value
+
+
+@shout
+def decorated(value):
+    return value
+
+
+class Box:
+    size = 3
+
+    def fill(self, value):
+        return [value] * self.size
+
+    @classmethod
+    def make(cls, value):
+        return (cls.__name__, value)
+''',
+    "patchhost/user.py": "from patchhost.work import double, Box\nalias = double\n",
+}
+
+OURS = """
+from fast_axolotl.integrations.patching import Unfamiliar
+
+
+def double(value, *, scale=2):
+    if value == "odd":
+        raise Unfamiliar("an odd value")
+    if value == "bug":
+        raise RuntimeError("a bug of ours")
+    return ("ours", value, scale)
+
+
+def fill(self, value):
+    return ("ours", self.size, value)
+
+
+def make(cls, value):
+    return ("ours", cls.__name__, value)
+"""
+
+DOUBLE = Replacement(
+    name="double",
+    target="patchhost.work:double",
+    ours="patchhost_ours:double",
+    relies_on=("patchhost.work:helper",),
+)
+FILL = Replacement(name="box", target="patchhost.work:Box.fill", ours="patchhost_ours:fill")
+MAKE = Replacement(name="box", target="patchhost.work:Box.make", ours="patchhost_ours:make")
+ALL = (DOUBLE, FILL, MAKE)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    for name, text in {**HOST, "patchhost_ours.py": OURS}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fingerprint.cache_clear()
+    patching._lines.cache_clear()
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.startswith("patchhost")]:
+        del sys.modules[name]
+    fingerprint.cache_clear()
+
+
+@pytest.fixture
+def work(host: Callable[[str], ModuleType]) -> ModuleType:
+    return host("patchhost.work")
+
+
+def familiar(*items: Replacement) -> dict[str, tuple[str, ...]]:
+    names = {name for item in items for name in (item.target, *item.relies_on)}
+    return {name: (fingerprint(name),) for name in names}
+
+
+def patched(module: ModuleType, *items: Replacement) -> Patchwork:
+    patchwork = Patchwork(items or ALL, familiar(*(items or ALL)))
+    patchwork.apply(module, is_late=True)
+    return patchwork
+
+
+def states(patchwork: Patchwork) -> dict[str, str]:
+    return {patch.target: patch.state for patch in patchwork.patches()}
+
+
+def test_a_fingerprint_is_of_the_text_that_inspect_shows(work: ModuleType) -> None:
+    import hashlib
+
+    for name, value in [
+        ("double", work.double),
+        ("Box.fill", work.Box.fill),
+        ("Box.make", work.Box.__dict__["make"].__func__),
+        ("decorated", work.decorated),
+        ("Box", work.Box),
+    ]:
+        text = "\n".join(line.rstrip() for line in inspect.getsource(value).splitlines())
+        digest = hashlib.sha256(text.rstrip().encode()).hexdigest()[:16]
+        assert fingerprint(f"patchhost.work:{name}") == digest, name
+
+
+def test_fingerprints_are_read_without_importing(host: Callable[[str], ModuleType]) -> None:
+    assert fingerprint("patchhost.work:double")
+    assert "patchhost" not in sys.modules
+    assert "patchhost.work" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "patchhost.work:no_such",
+        "patchhost.work:Box.no_such",
+        "patchhost.work:double.fill",
+        "patchhost.no_such:double",
+        "no_such_package:double",
+        "math:floor",
+    ],
+)
+def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str) -> None:
+    assert fingerprint(name) == ""
+
+
+def test_ours_answers_and_is_counted(work: ModuleType) -> None:
+    patchwork = patched(work)
+    assert work.double(4, scale=5) == ("ours", 4, 5)
+    assert work.Box().fill(1) == ("ours", 3, 1)
+    assert work.Box.make(1) == ("ours", "Box", 1)
+    assert [patch.calls for patch in patchwork.patches()] == [1, 1, 1]
+    assert set(states(patchwork).values()) == {"active"}
+
+
+def test_a_subclass_meets_ours_as_it_would_meet_stock(work: ModuleType) -> None:
+    patched(work)
+
+    class Crate(work.Box):  # type: ignore[name-defined, misc]
+        size = 9
+
+    assert Crate().fill(0) == ("ours", 9, 0)
+    assert Crate.make(0) == ("ours", "Crate", 0)
+
+
+def test_a_refusal_and_a_bug_of_ours_end_in_the_stock_function(
+    work: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    patchwork = patched(work)
+    with caplog.at_level(logging.INFO, logger="fast_axolotl"):
+        assert work.double("odd") == "oddodd"
+        assert work.double("odd") == "oddodd"
+        assert work.double("bug", scale=1) == "bug"
+    [patch, *_] = patchwork.patches()
+    assert dict(patch.fallbacks) == {"an odd value": 2, "RuntimeError: a bug of ours": 1}
+    assert patch.calls == 0
+    assert caplog.text.count("an odd value") == 1
+
+
+def test_an_error_of_the_stock_function_has_no_trace_of_ours(work: ModuleType) -> None:
+    patched(work)
+    with pytest.raises(TypeError, match=r"unsupported|can't multiply") as caught:
+        work.double("odd", scale={})
+    assert caught.value.__context__ is None
+
+
+def test_reasons_are_bounded(work: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    patchwork = patched(work, DOUBLE)
+    ours = importlib.import_module("patchhost_ours")
+
+    def refuse(value: Any, *, scale: int = 2) -> None:
+        raise Unfamiliar(f"value {value}")
+
+    monkeypatch.setattr(ours, "double", refuse)
+    for value in range(50):
+        work.double(value)
+    [patch] = patchwork.patches()
+    assert len(patch.fallbacks) == 21
+    assert dict(patch.fallbacks)["other reasons"] == 30
+
+
+def test_modules_that_imported_by_name_are_swept_and_swept_back(
+    host: Callable[[str], ModuleType], work: ModuleType
+) -> None:
+    user = host("patchhost.user")
+    stock = work.double
+    patchwork = patched(work)
+    assert user.double is user.alias is work.double is not stock
+    patchwork.remove()
+    assert user.double is user.alias is work.double is stock
+
+
+def test_remove_restores_every_original_object(work: ModuleType) -> None:
+    before = (work.double, vars(work.Box)["fill"], vars(work.Box)["make"])
+    patchwork = patched(work)
+    patchwork.remove()
+    assert (work.double, vars(work.Box)["fill"], vars(work.Box)["make"]) == before
+    assert vars(work.Box)["make"] is before[2]
+    assert set(states(patchwork).values()) == {"waiting"}
+
+
+def test_a_wrong_fingerprint_disables_exactly_one_replacement(
+    work: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {**familiar(*ALL), "patchhost.work:Box.fill": ("0" * 16,)}
+    patchwork = Patchwork(ALL, known)
+    patchwork.apply(work)
+    assert states(patchwork) == {
+        "patchhost.work:double": "active",
+        "patchhost.work:Box.fill": "skipped",
+        "patchhost.work:Box.make": "active",
+    }
+    assert work.Box().fill(1) == [1, 1, 1]
+    assert "patchhost.work:Box.fill is unfamiliar code" in caplog.text
+
+
+def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
+    known = {**familiar(*ALL), "patchhost.work:helper": ("0" * 16,)}
+    assert "patchhost.work:helper" in mismatch(DOUBLE, known)
+    patchwork = Patchwork(ALL, known)
+    patchwork.apply(work)
+    assert states(patchwork)["patchhost.work:double"] == "skipped"
+    assert work.double(2) == 4
+
+
+def test_a_function_that_someone_else_replaced_is_left_alone(work: ModuleType) -> None:
+    def theirs(value: Any) -> str:
+        return "theirs"
+
+    work.double = theirs  # type: ignore[attr-defined]
+    patchwork = patched(work)
+    assert work.double is theirs
+    [patch, *_] = patchwork.patches()
+    assert patch.state == "skipped"
+    assert "someone else" in patch.reason
+
+
+def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
+    patchwork = patched(work)
+    importlib.reload(work)
+    assert set(states(patchwork).values()) == {"lost"}
+    assert work.double(2) == 4
+    patchwork.apply(work, is_late=True)
+    assert set(states(patchwork).values()) == {"active"}
+    assert work.double(2) == ("ours", 2, 2)
+    patchwork.remove()
+    assert work.double(2) == 4
+
+
+def test_switched_off_stays_off(work: ModuleType) -> None:
+    patchwork = patched(work)
+    patchwork.switch_off(["box"])
+    assert work.Box().fill(1) == [1, 1, 1]
+    assert work.double(1) == ("ours", 1, 2)
+    patchwork.apply(work)
+    assert states(patchwork)["patchhost.work:Box.make"] == "off"
+    assert work.Box.make(1) == ("Box", 1)
+
+
+def test_the_check_from_files_agrees_with_what_happens(work: ModuleType) -> None:
+    known = {**familiar(*ALL), "patchhost.work:Box.fill": ("0" * 16,)}
+    patchwork = Patchwork(ALL, known)
+    assert [patch.state for patch in patchwork.check()] == ["ready", "skipped", "ready"]
+
+
+def test_a_wrapper_looks_like_the_original_and_pickles_by_name(work: ModuleType) -> None:
+    stock = work.double
+    patched(work)
+    assert inspect.signature(work.double) == inspect.signature(stock)
+    assert work.double.__doc__ == "Stock."
+    assert work.double.__wrapped__ is stock
+    assert pickle.loads(pickle.dumps(work.double)) is work.double
+    assert pickle.loads(pickle.dumps(functools.partial(work.double, scale=3)))(1)[0] == "ours"
+    assert getattr(work.double, patching.MARK) == "double"
+
+
+def test_ours_that_cannot_be_imported_leaves_stock_at_work(work: ModuleType) -> None:
+    broken = Replacement(
+        name="double", target="patchhost.work:double", ours="patchhost_missing:double"
+    )
+    patchwork = patched(work, broken)
+    assert work.double(3) == 6
+    [patch] = patchwork.patches()
+    assert "patchhost_missing" in patch.fallbacks[0][0]

@@ -1,0 +1,43 @@
+"""Add the fingerprints of the installed Axolotl to the table of those that are familiar.
+
+    python tools/fingerprints.py            print what is missing
+    python tools/fingerprints.py --write    add it to the table
+
+To be run only after the tests against that Axolotl have passed with the replacements in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fast_axolotl.integrations import axolotl_fingerprints
+from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
+from fast_axolotl.integrations.patching import fingerprint
+
+TABLE = Path(axolotl_fingerprints.__file__)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="add what is missing to the table")
+    write = parser.parse_args().write
+    names = sorted({name for item in REPLACEMENTS for name in (item.target, *item.relies_on)})
+    table = {name: list(axolotl_fingerprints.KNOWN.get(name, ())) for name in names}
+    for name, known in table.items():
+        found = fingerprint(name)
+        if not found:
+            print(f"{name}: no source")
+        elif found not in known:
+            print(f"{name}: {found}")
+            known.append(found)
+    if write:
+        head, _, rest = TABLE.read_text(encoding="utf-8").partition("KNOWN: dict")
+        tail = rest.partition("}\n")[2]
+        rows = [f'    "{name}": ({", ".join(map(repr, known))},),' for name, known in table.items()]
+        body = "\n".join(rows).replace("'", '"')
+        TABLE.write_text(f"{head}KNOWN: dict[str, tuple[str, ...]] = {{\n{body}\n}}\n{tail}")
+
+
+if __name__ == "__main__":
+    main()
