@@ -115,6 +115,7 @@ def uninstall() -> bool:
 
 def status() -> Status:
     """What is installed now, and the reason for what is not."""
+    _take_up_unfinished()
     patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
     return Status(
         installed=_STATE.installed,
@@ -208,14 +209,20 @@ def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
     _STATE.waiting.discard(name)
     if not _STATE.installed:
         return
-    for pending in list(_STATE.unfinished):
-        if not _is_being_imported(sys.modules.get(pending)):
-            _STATE.unfinished.discard(pending)
-            _change(pending, sys.modules[pending], is_late=True)
+    _take_up_unfinished()
     if is_late and _is_being_imported(module):
         _STATE.unfinished.add(name)
     else:
         _change(name, module, is_late=is_late)
+
+
+def _take_up_unfinished() -> None:
+    """Change the modules that were half imported when their turn came, and no longer are."""
+    for name in list(_STATE.unfinished):
+        module = sys.modules.get(name)
+        if module is not None and not _is_being_imported(module):
+            _STATE.unfinished.discard(name)
+            _change(name, module, is_late=True)
 
 
 def _change(name: str, module: ModuleType, *, is_late: bool) -> None:

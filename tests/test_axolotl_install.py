@@ -1,0 +1,208 @@
+"""All replacements in the real Axolotl: in, swept, guarded, and out again without a trace."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fast_axolotl
+from conftest import AGAINST_AXOLOTL
+from fast_axolotl.integrations import axolotl as shim
+from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
+from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
+from fast_axolotl.integrations.patching import MARK, Replacement
+
+pytestmark = AGAINST_AXOLOTL
+
+MODULES = tuple(dict.fromkeys(item.module for item in REPLACEMENTS))
+USERS = (
+    "axolotl.utils.data.sft",
+    "axolotl.utils.data.rl",
+    "axolotl.core.trainers.base",
+    "axolotl.utils.samplers",
+)
+"""Modules of Axolotl that import replaced functions by name."""
+
+ALL_ACTIVE = f"""
+import importlib, sys
+for name in {(*MODULES, *USERS)!r}:
+    importlib.import_module(name)
+import fast_axolotl
+status = fast_axolotl.status()
+assert status.installed, status.reason
+wrong = [patch for patch in status.patches if patch.state != "active"]
+assert not wrong, wrong
+from axolotl.utils.data import rl, sft, shared, utils
+assert hasattr(shared.save_preprocessed_dataset, {MARK!r})
+assert sft.save_preprocessed_dataset is rl.save_preprocessed_dataset
+assert sft.save_preprocessed_dataset is shared.save_preprocessed_dataset
+assert sft.handle_long_seq_in_dataset is utils.handle_long_seq_in_dataset
+"""
+
+NONE_LEFT = f"""
+assert fast_axolotl.uninstall()
+left = [
+    (name, key)
+    for name, module in list(sys.modules.items())
+    if name.startswith("axolotl")
+    for key, value in list(vars(module).items())
+    if {MARK!r} in getattr(value, "__dict__", {{}})
+]
+assert not left, left
+"""
+
+
+def run_python(code: str, **environment: str) -> str:
+    source = Path(fast_axolotl.__file__).parents[1]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **inherited,
+            "PYTHONPATH": str(source),
+            "AXOLOTL_DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def held(item: Replacement) -> Any:
+    owner: Any = sys.modules[item.module]
+    for name in item.path[:-1]:
+        owner = vars(owner)[name]
+    return vars(owner)[item.path[-1]]
+
+
+@pytest.fixture(scope="module")
+def loaded(stock: Callable[[str], Any]) -> dict[str, Any]:
+    """Every target as Axolotl wrote it, with all modules that use them loaded."""
+    for name in (*MODULES, *USERS):
+        stock(name)
+    return {item.target: held(item) for item in REPLACEMENTS}
+
+
+@pytest.fixture
+def installed(loaded: dict[str, Any]) -> Iterator[None]:
+    fast_axolotl.install()
+    yield
+    fast_axolotl.uninstall()
+
+
+def states() -> dict[str, str]:
+    return {patch.target: patch.state for patch in fast_axolotl.status().patches}
+
+
+def test_ours_first_replaces_as_modules_load() -> None:
+    run_python("import fast_axolotl\nimport axolotl.cli.main\n" + ALL_ACTIVE + NONE_LEFT)
+
+
+def test_ours_in_the_middle_of_axolotl_s_import_still_reaches_everything() -> None:
+    hook = "import wrapt\nwrapt.when_imported('axolotl.utils.dict')(lambda m: __import__({!r}))\n"
+    code = hook.format("fast_axolotl") + "import axolotl.utils.data\n" + ALL_ACTIVE + NONE_LEFT
+    run_python(code)
+
+
+@pytest.mark.usefixtures("installed")
+def test_ours_last_sweeps_names_that_were_imported_before(loaded: dict[str, Any]) -> None:
+    assert set(states().values()) == {"active"}
+    originals = {id(value) for value in loaded.values()}
+    left = [
+        (name, key)
+        for name, module in list(sys.modules.items())
+        if name.startswith("axolotl")
+        for key, value in vars(module).items()
+        if id(value) in originals
+    ]
+    assert left == []
+
+
+def test_uninstall_restores_every_original_object(loaded: dict[str, Any]) -> None:
+    fast_axolotl.install()
+    assert all(held(item) is not loaded[item.target] for item in REPLACEMENTS)
+    fast_axolotl.uninstall()
+    assert all(held(item) is loaded[item.target] for item in REPLACEMENTS)
+
+
+@pytest.mark.parametrize("item", REPLACEMENTS, ids=lambda item: item.target)
+def test_a_wrong_fingerprint_disables_exactly_one(
+    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, item: Replacement
+) -> None:
+    planted = {**KNOWN, item.target: ("0" * 16,)}
+    reliant = {other.target for other in REPLACEMENTS if item.target in other.relies_on}
+    monkeypatch.setattr("fast_axolotl.integrations.axolotl_fingerprints.KNOWN", planted)
+    monkeypatch.setattr(shim._STATE, "patchwork", None)
+    fast_axolotl.install()
+    try:
+        skipped = {target for target, state in states().items() if state == "skipped"}
+        assert skipped == {item.target} | reliant
+        assert held(item) is loaded[item.target]
+    finally:
+        fast_axolotl.uninstall()
+
+
+def test_switched_off_by_name_and_by_environment(
+    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAST_AXOLOTL_SKIP", "save")
+    fast_axolotl.install(skip=["dedupe"])
+    try:
+        off = {patch.name for patch in fast_axolotl.status().patches if patch.state == "off"}
+        assert off == {"save", "dedupe"}
+        active = {patch.name for patch in fast_axolotl.status().patches if patch.state == "active"}
+        assert active == {item.name for item in REPLACEMENTS} - off
+    finally:
+        fast_axolotl.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_reload_is_told_and_install_mends_it(loaded: dict[str, Any]) -> None:
+    module: ModuleType = sys.modules["axolotl.utils.samplers.utils"]
+    before = vars(module).copy()
+    importlib.reload(module)
+    assert states()["axolotl.utils.samplers.utils:get_dataset_lengths"] == "lost"
+    assert fast_axolotl.install() is True
+    assert states()["axolotl.utils.samplers.utils:get_dataset_lengths"] == "active"
+    assert fast_axolotl.install() is False
+    fast_axolotl.uninstall()
+    stock = loaded["axolotl.utils.samplers.utils:get_dataset_lengths"]
+    vars(module).update(before, get_dataset_lengths=stock)
+    fast_axolotl.install()
+
+
+def test_the_static_check_agrees_with_the_process(loaded: dict[str, Any]) -> None:
+    assert {patch.state for patch in shim.check()} == {"ready"}
+
+
+def test_every_fingerprint_in_the_table_is_used_and_every_use_is_in_the_table() -> None:
+    used = {name for item in REPLACEMENTS for name in (item.target, *item.relies_on)}
+    assert used == set(KNOWN)
+
+
+def test_every_replacement_has_the_parameters_of_the_original(loaded: dict[str, Any]) -> None:
+    import inspect
+
+    for item in REPLACEMENTS:
+        module, _, name = item.ours.partition(":")
+        ours = getattr(importlib.import_module(module), name)
+        original = loaded[item.target]
+        original = getattr(original, "__func__", original)
+        found = [(p.name, p.default, p.kind) for p in inspect.signature(ours).parameters.values()]
+        wanted = [
+            (p.name, p.default, p.kind) for p in inspect.signature(original).parameters.values()
+        ]
+        assert found == wanted, item.target
