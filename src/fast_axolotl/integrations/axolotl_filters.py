@@ -1,0 +1,466 @@
+"""Axolotl's lengths, length filters and position ids, on Arrow's buffers instead of on rows.
+
+Each public function of Axolotl's name takes the place of that one and gives what it gives. A length
+is the difference of two offsets; whether a row has a token to train on is mostly answered by its
+last label; position ids are one ``arange``. What to keep and what to write is then handed to the
+library's own ``Dataset.map``, batch by batch, on a dataset of as many empty rows: it looks for a
+cached result, writes into the same cache file and names it, so nothing stays in memory that stock
+would have put on disk. Fingerprints are computed from stock's own functions and arguments: caches
+made with and without this module serve both, and a prepared dataset names the same fingerprint.
+
+Cost: one pass over offsets and labels, and one copy of the rows where stock makes one. No process
+is started and no Python object is made per row, other than the number of a row that is kept.
+
+Not done here: PoSE (it draws random numbers), streamed datasets, and everything on which stock
+fails. ``Unfamiliar`` is raised then, before anything is logged or changed; a cache file may have
+been written by that time, which is the one that stock would write.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.integrations.axolotl_data import (
+    column_of,
+    get_dataset_lengths,
+    list_lengths,
+    of_column,
+    per_row,
+    require_integers,
+    require_no_decoding,
+    require_plain,
+    row_numbers,
+    rows_between,
+)
+from fast_axolotl.integrations.patching import Unfamiliar
+
+__all__ = ["handle_long_seq_in_dataset", "process_datasets_for_packing"]
+
+_ROWS_AT_ONCE = 16_384
+"""Rows of which the kept ones are written in one step."""
+
+_IGNORED = -100
+"""The label of a token that is not trained on."""
+
+_MASKED, _TRAINABLE, _EMPTY, _ODD = 0, 1, 2, 3
+"""What the labels of a row are; odd ones have nulls."""
+
+_CUT_COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
+"""What ``truncate_long_seq`` of Axolotl cuts."""
+
+
+def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any:
+    """For ``axolotl.utils.data.utils.handle_long_seq_in_dataset``."""
+    from axolotl.utils.data import utils as stock
+
+    require_plain(dataset)
+    shortest, strategy = cfg.min_sample_len, (cfg.excess_length_strategy or "drop").lower()
+    if type(sequence_len) is not int or sequence_len < 1 or type(shortest) not in (int, type(None)):
+        raise Unfamiliar(f"lengths from {shortest!r} to {sequence_len!r}")
+    run = _Run.of(cfg)
+    lengths = _lengths_at_least(dataset, 0)
+    logged = get_dataset_lengths(dataset, from_arrow=True)
+    keeps = lengths >= (shortest or 2)
+    if strategy != "truncate":
+        if strategy == "raise" and lengths.max() > sequence_len:
+            raise Unfamiliar("a sequence is too long, which stock reports")
+        keeps &= lengths <= sequence_len
+    if not keeps.any():
+        raise Unfamiliar("no row is left")
+    words = [f"min_input_len: {np.min(logged)}", f"max_input_len: {np.max(logged)}"]
+    dropped = len(keeps) - int(np.count_nonzero(keeps))
+    if strategy == "truncate":
+        kept = partial(stock.keep_min_len, min_sequence_len=shortest)
+        title = f"Filtering Short Sequences (<{shortest})"
+        result = run.filter(dataset, kept, lambda: keeps, title)
+        result = _truncated(run, result, sequence_len)
+        words += [f"Dropped {dropped} short sequences (<{shortest} tokens)"] * bool(dropped)
+        words += [f"Truncated long sequences to max length {sequence_len}"]
+    else:
+        result = _in_range(run, dataset, keeps, sequence_len, shortest, strategy == "raise")
+        if dropped and strategy != "raise":
+            words += [
+                f"Dropped {dropped} sequences outside valid range ([{shortest}, {sequence_len}])"
+            ]
+    for line in words:
+        stock.LOG.info(line)
+    return result
+
+
+def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any) -> Any:
+    """For ``axolotl.utils.trainer.process_datasets_for_packing``."""
+    from axolotl.utils import trainer as stock
+
+    if cfg.use_pose:
+        raise Unfamiliar("PoSE draws random numbers")
+    run = _Run.of(cfg)
+    require_plain(train_dataset)
+    if eval_dataset is not None:
+        require_plain(eval_dataset)
+    words: list[tuple[Callable[[str], None], str]] = []
+    train = _without_columns(cfg, train_dataset, words, stock.LOG)
+    evaluation = _without_columns(cfg, eval_dataset, [], stock.LOG) if eval_dataset else None
+    marked = _inner_function(stock.process_datasets_for_packing, "drop_no_trainable_tokens")
+    train = _with_trainable_tokens(run, train, marked, words, stock.LOG, "")
+    if evaluation is not None:
+        evaluation = _with_trainable_tokens(
+            run, evaluation, marked, words, stock.LOG, " from eval dataset", batched=False
+        )
+    if cfg.group_by_length:
+        _lengths_at_least(train, 0)
+        new = {"length": _int64()}
+        title = "Group By Length"
+        train = run.map(train, stock.add_length, _add_length, new, title, batched=False)
+    if cfg.sample_packing:
+        train = _with_positions(run, train, stock.add_position_ids)
+        if cfg.eval_sample_packing and evaluation is not None:
+            evaluation = _with_positions(run, evaluation, stock.add_position_ids, batched=False)
+    for say, line in words:
+        say(line)
+    return train, eval_dataset if evaluation is None else evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """How Axolotl asks for its filters and maps."""
+
+    num_proc: int | None
+    load_from_cache_file: bool
+
+    @classmethod
+    def of(cls, cfg: Any) -> _Run:
+        num_proc = cfg.dataset_num_proc
+        if num_proc is not None and (type(num_proc) is not int or num_proc < 1):
+            raise Unfamiliar(f"dataset_num_proc is {num_proc!r}")
+        return cls(num_proc=num_proc, load_from_cache_file=not cfg.is_preprocess)
+
+    def filter(
+        self,
+        dataset: Any,
+        function: Callable[..., Any],
+        keeps: Callable[[], Any],
+        desc: str,
+        batched: bool = True,
+    ) -> Any:
+        """What ``dataset.filter(function)`` gives, where ``keeps()`` says which rows it keeps."""
+        from datasets import Features, Value
+
+        given = {} if self.num_proc is None else {"num_proc": self.num_proc}
+        transform = "datasets.arrow_dataset.Dataset.filter@2.0.1"
+        fingerprint = _fingerprint(dataset, transform, function, batched, given)
+
+        def build(start: int, stop: int) -> pa.Table:
+            rows = np.flatnonzero(keeps()[start:stop]) + start
+            if dataset._indices is not None:
+                rows = row_numbers(dataset, start, stop)[rows - start]
+            return pa.table({"indices": pa.array(rows, pa.uint64())})
+
+        features = Features({"indices": Value("uint64")})
+        indices = self._mapped(dataset, fingerprint, build, features, desc, _ROWS_AT_ONCE)
+        result = copy.deepcopy(dataset)
+        result._indices = indices.data
+        result._fingerprint = fingerprint
+        return result
+
+    def map(
+        self,
+        dataset: Any,
+        function: Callable[..., Any],
+        change: Callable[[pa.Table], pa.Table],
+        columns: dict[str, Any],
+        desc: str,
+        batched: bool = True,
+    ) -> Any:
+        """What ``dataset.map(function)`` gives, where ``change`` is the same for a table."""
+        from datasets import Features, config
+        from datasets.arrow_dataset import transmit_format
+
+        _require_unchanging(dataset, columns)
+        transform = "datasets.arrow_dataset.Dataset._map_single"
+        fingerprint = _fingerprint(dataset, transform, function, batched, {"fn_kwargs": {}})
+
+        features = Features({**dataset.features, **columns})
+        rows = config.DEFAULT_MAX_BATCH_SIZE
+
+        def build(start: int, stop: int) -> pa.Table:
+            return change(rows_between(dataset, start, stop).combine_chunks())
+
+        def mapped(dataset: Any) -> Any:
+            with ThreadPoolExecutor(1) as helper:
+                ahead = _read_ahead(helper, build, rows, len(dataset))
+                result = self._mapped(dataset, fingerprint, ahead, features, desc, rows)
+            if dataset._format_columns is not None and min(self.num_proc or 1, len(dataset)) > 1:
+                # Joining what several processes made names all columns as formatted, in order.
+                result._format_columns = result.column_names
+            return result
+
+        return transmit_format(mapped)(dataset)
+
+    def _mapped(
+        self,
+        dataset: Any,
+        fingerprint: str,
+        build: Callable[[int, int], pa.Table],
+        features: Any,
+        desc: str,
+        rows_at_once: int,
+    ) -> Any:
+        """A dataset of the tables that ``build`` makes, cached where that of stock would be."""
+        from datasets import Dataset, Features, Value
+
+        info = dataset.info.copy()
+        info.features = Features({"row": Value("null")})
+        rows = pa.table({"row": pa.nulls(len(dataset))})
+        empty = Dataset(rows, info=info, split=dataset.split, fingerprint=dataset._fingerprint)
+        has_files = bool(dataset.cache_files)
+        result = empty.map(
+            lambda _, numbers: build(numbers[0], numbers[-1] + 1),
+            with_indices=True,
+            batched=True,
+            batch_size=rows_at_once,
+            writer_batch_size=rows_at_once,
+            remove_columns=["row"],
+            features=features,
+            new_fingerprint=fingerprint,
+            cache_file_name=dataset._get_cache_file_path(fingerprint) if has_files else None,
+            load_from_cache_file=self.load_from_cache_file,
+            desc=desc,
+        )
+        if self.num_proc is not None:
+            # So the library leaves the process that has forked; tokenizers look at it.
+            os.putenv("TOKENIZERS_PARALLELISM", "false")
+        return result
+
+
+def _read_ahead(
+    helper: Any, build: Callable[[int, int], pa.Table], rows_at_once: int, num_rows: int
+) -> Callable[[int, int], pa.Table]:
+    """``build``, with the batch that comes next made while this one is written."""
+    waiting: dict[tuple[int, int], Any] = {}
+
+    def take(start: int, stop: int) -> pa.Table:
+        made = waiting.pop((start, stop), None)
+        table = build(start, stop) if made is None else made.result()
+        if stop < num_rows:
+            edges = stop, min(stop + rows_at_once, num_rows)
+            waiting[edges] = helper.submit(build, *edges)
+        return table
+
+    return take
+
+
+def _in_range(
+    run: _Run, dataset: Any, keeps: Any, longest: int, shortest: int | None, is_strict: bool
+) -> Any:
+    from axolotl.utils.trainer import filter_sequences_by_length
+
+    function = partial(
+        filter_sequences_by_length,
+        sequence_len=longest,
+        min_sequence_len=shortest,
+        raise_on_drop=is_strict,
+    )
+    action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
+    title = f"{action} (<{shortest} or >{longest})"
+    return run.filter(dataset, function, lambda: keeps, title)
+
+
+def _truncated(run: _Run, dataset: Any, sequence_len: int) -> Any:
+    from axolotl.utils.data.utils import truncate_long_seq
+
+    function = partial(truncate_long_seq, sequence_len=sequence_len)
+    change = partial(_cut, sequence_len=sequence_len)
+    title = f"Truncating Sequences (target_len={sequence_len})"
+    return run.map(dataset, function, change, {}, title)
+
+
+def _cut(table: pa.Table, sequence_len: int) -> pa.Table:
+    """Every row that is too long by its ``input_ids`` loses what is past the limit."""
+    is_long = of_column(table.column("input_ids"), list_lengths) > sequence_len
+    if not is_long.any():
+        return table
+    for index, name in enumerate(table.column_names):
+        if name in _CUT_COLUMNS:
+            cut = [_cut_lists(chunk, is_long, sequence_len) for chunk in table.column(name).chunks]
+            table = table.set_column(index, table.field(index), cut)
+    return table
+
+
+def _cut_lists(array: pa.Array, is_long: Any, sequence_len: int) -> pa.Array:
+    lengths = list_lengths(array)
+    if lengths.min() < 0:
+        raise Unfamiliar("a row to be truncated has a null")
+    offsets = array.offsets.to_numpy()
+    wanted = np.where(is_long, np.minimum(lengths, sequence_len), lengths)
+    places = np.arange(offsets[-1] - offsets[0]) - np.repeat(offsets[:-1] - offsets[0], lengths)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    edges = np.concatenate([[0], np.cumsum(wanted)])
+    return type(array).from_arrays(
+        pa.array(edges, array.offsets.type),
+        values.filter(pa.array(places < np.repeat(wanted, lengths))),
+        type=array.type,
+    )
+
+
+def _without_columns(
+    cfg: Any, dataset: Any, words: list[tuple[Callable[[str], None], str]], log: Any
+) -> Any:
+    """Without what the model's type makes superfluous."""
+    if cfg.model_config_type in ["mamba", "gemma3"]:
+        words.append((log.info, "dropping attention_mask column"))
+        if "attention_mask" not in dataset.column_names:
+            raise Unfamiliar("there is no attention_mask to drop")
+        dataset = dataset.remove_columns("attention_mask")
+    if cfg.model_config_type in ["falcon", "mistral"]:
+        words.append((log.info, "dropping token_type_ids column if it exists"))
+        if "token_type_ids" in dataset.column_names:
+            dataset = dataset.remove_columns("token_type_ids")
+    return dataset
+
+
+def _with_trainable_tokens(
+    run: _Run,
+    dataset: Any,
+    function: Callable[..., Any],
+    words: list[tuple[Callable[[str], None], str]],
+    log: Any,
+    where: str,
+    batched: bool = True,
+) -> Any:
+    """The rows that stock keeps; asked one by one, it also keeps those without labels."""
+    require_integers(column_of(dataset, "labels").type)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
+
+    @cache
+    def keeps() -> Any:
+        found = per_row(dataset, "labels", _judge_labels)
+        if (found == _ODD).any():
+            raise Unfamiliar("a label is null")
+        return (found == _TRAINABLE) | ((found == _EMPTY) & (not batched))
+
+    desc = "Drop Samples with Zero Trainable Tokens"
+    result = run.filter(dataset, function, keeps, desc, batched)
+    if not len(result):
+        raise Unfamiliar("no row is left, which stock reports")
+    if dropped := len(dataset) - len(result):
+        words.append((log.warning, f"Dropped {dropped} samples with no trainable tokens{where}"))
+    return result
+
+
+def _judge_labels(array: pa.Array) -> Any:
+    """Which of the four kinds the labels of every row are."""
+    lengths, offsets = list_lengths(array), array.offsets.to_numpy()
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    if array.null_count or values.null_count:
+        return np.full(len(array), _ODD)
+    found = np.full(len(array), _EMPTY)
+    filled = np.flatnonzero(lengths)
+    labels, edges = values.to_numpy(), offsets - offsets[0]
+    is_trained = labels[edges[filled + 1] - 1] != _IGNORED
+    if not is_trained.all():
+        is_trained = np.logical_or.reduceat(labels != _IGNORED, edges[filled])
+    found[filled] = np.where(is_trained, _TRAINABLE, _MASKED)
+    return found
+
+
+def _with_positions(
+    run: _Run, dataset: Any, function: Callable[..., Any], batched: bool = True
+) -> Any:
+    from datasets import List
+
+    # Where all of the first rows are empty, stock takes their positions for a column of nulls.
+    _lengths_at_least(dataset, 1)
+    title = "Add position_id column (Sample Packing)"
+    new = {"position_ids": List(_int64()), "length": _int64()}
+    return run.map(dataset, function, _add_positions, new, title, batched)
+
+
+def _add_positions(table: pa.Table) -> pa.Table:
+    lengths = _token_lengths(table)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    # Steps of one, and at every row a step back to 0: a third faster than an arange for each.
+    memory = pa.allocate_buffer(8 * int(edges[-1]))  # from a pool, which numpy's is not
+    positions = np.frombuffer(memory, np.int64)
+    positions.fill(1)
+    positions[0], positions[edges[1:-1]] = 0, 1 - lengths[:-1]
+    np.cumsum(positions, out=positions)
+    lists = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pa.array(positions))
+    return _set_column(_set_column(table, "position_ids", lists), "length", pa.array(lengths))
+
+
+def _add_length(table: pa.Table) -> pa.Table:
+    return _set_column(table, "length", pa.array(_token_lengths(table)))
+
+
+def _token_lengths(table: pa.Table) -> Any:
+    column = table.column("input_ids")
+    if any(chunk.flatten().null_count for chunk in column.chunks):
+        raise Unfamiliar("a token is null")
+    return of_column(column, list_lengths)
+
+
+def _set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def _int64() -> Any:
+    from datasets import Value
+
+    return Value("int64")
+
+
+def _lengths_at_least(dataset: Any, least: int) -> Any:
+    lengths = per_row(dataset, "input_ids", list_lengths)
+    if not len(lengths) or lengths.min() < least:
+        raise Unfamiliar("the dataset is empty, or has rows without tokens")
+    return lengths
+
+
+def _require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
+    """Raises where stock's way through Python objects could give a column another type."""
+    from datasets.features.features import generate_from_arrow_type, get_nested_type
+
+    require_no_decoding(dataset)
+    for field in dataset._data.schema:
+        if get_nested_type(generate_from_arrow_type(field.type)) != field.type:
+            raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
+        if field.name in columns and dataset.features[field.name] != columns[field.name]:
+            raise Unfamiliar(f"column {field.name!r} is there already, of type {field.type}")
+    for name in _CUT_COLUMNS:
+        if name in dataset.column_names:
+            require_integers(column_of(dataset, name).type)
+
+
+def _inner_function(outer: Any, name: str) -> Callable[..., Any]:
+    """A function that stock defines anew at every call; for its fingerprint alone."""
+    outer = inspect.unwrap(outer)
+    for item in outer.__code__.co_consts:
+        if isinstance(item, CodeType) and item.co_name == name:
+            return FunctionType(item, outer.__globals__, name)
+    raise Unfamiliar(f"stock has no {name} of its own")
+
+
+def _fingerprint(
+    dataset: Any, transform: str, function: Callable[..., Any], batched: bool, given: dict[str, Any]
+) -> str:
+    """That of ``filter`` or ``map`` with stock's arguments, without those at their defaults."""
+    from datasets.fingerprint import update_fingerprint
+
+    given = {**given, "function": function, "fingerprint_name": "new_fingerprint"}
+    if batched:
+        given["batched"] = True
+    return str(update_fingerprint(dataset._fingerprint, transform, given))
