@@ -12,6 +12,7 @@ It does not touch tokens, and it does not shuffle or batch the packs.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
 
-__all__ = ["Method", "PackPlan", "plan_packs"]
+__all__ = ["Method", "PackPlan", "cut", "plan_packs"]
 
 Method = Literal["first_fit", "first_fit_decreasing", "best_fit_decreasing", "sequential"]
 
@@ -72,8 +73,7 @@ class PackPlan:
 
     def tolist(self) -> list[list[int]]:
         """The packs as lists of ``int``, the form that Axolotl's sampler hands on."""
-        flat, edges = self.indices.tolist(), self.offsets.tolist()
-        return [flat[start:stop] for start, stop in pairwise(edges)]
+        return cut(self.indices, self.offsets)
 
     def __repr__(self) -> str:
         filled = "" if self.efficiency is None else f", {self.efficiency:.1%} filled"
@@ -82,6 +82,21 @@ class PackPlan:
             f"<PackPlan: {len(self.indices):,} lengths in {len(self):,} packs of {self.capacity:,}"
             f" by {self.method}{filled}, lower bound {self.lower_bound:,}{long}>"
         )
+
+
+def cut(values: npt.NDArray[np.integer[Any]], offsets: _Integers) -> list[list[int]]:
+    """Lists of the ``int`` between each offset and the next; 20 ns a value at eleven a list.
+
+    The garbage collector is paused: it would walk the new lists after every 700 of them.
+    """
+    flat, edges = values.tolist(), offsets.tolist()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return [flat[start:stop] for start, stop in pairwise(edges)]
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def plan_packs(

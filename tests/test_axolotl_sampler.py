@@ -1,0 +1,412 @@
+"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's.
+
+Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import AGAINST_AXOLOTL
+from fast_axolotl.integrations.axolotl_sampler import (
+    batches_length,
+    generate_batches,
+    pack_parallel,
+)
+from fast_axolotl.integrations.patching import Unfamiliar
+
+pytestmark = AGAINST_AXOLOTL
+
+
+@pytest.fixture(scope="module")
+def multipack(stock: Callable[[str], Any]) -> Iterator[Any]:
+    module = stock("axolotl.utils.samplers.multipack")
+    with pytest.MonkeyPatch.context() as patch:
+        # Axolotl collects garbage after each pass: a third of a second, and no result.
+        patch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
+        yield module
+
+
+def lengths_of(count: int, seed: int = 0, most: int = 400) -> Any:
+    return np.random.default_rng(seed).integers(0, most, count)
+
+
+def typed(value: Any) -> Any:
+    """A value with the types of all that is in it."""
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    return type(value), value
+
+
+class Odd:
+    """A sampler of the user's own."""
+
+    def __init__(self, indices: list[Any]) -> None:
+        self.indices = indices
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        return iter(self.indices)
+
+
+def outcome(
+    multipack: Any, make: Callable[[], Any], use: Callable[[Any], Any], **options: Any
+) -> Any:
+    """All that can be seen of a sampler after ``use``, with torch's state."""
+    import torch
+
+    torch.manual_seed(11)
+    defaults = {"batch_size": 1, "batch_max_len": 512, "bin_size": 20, "num_processes": 1}
+    sampler = multipack.MultipackBatchSampler(make(), **defaults | options)
+    result = use(sampler)
+    state = {
+        name: value for name, value in vars(sampler).items() if name not in ("sampler", "lengths")
+    }
+    passes = getattr(sampler.sampler, "passes", None)
+    generator = getattr(sampler.sampler, "generator", None)
+    return {
+        "result": typed(result),
+        "state": {name: typed(value) for name, value in state.items()},
+        "class": vars(sampler).keys(),
+        "torch": torch.get_rng_state().tolist(),
+        "generator": generator.get_state().tolist() if generator is not None else None,
+        "passes": passes,
+        "efficiency": typed(sampler.efficiency()),
+        "batches": typed(list(sampler)),
+    }
+
+
+def same(multipack: Any, make: Callable[[], Any], **options: Any) -> None:
+    """Both of Axolotl's methods and ours, from equal beginnings, lead to equal ends."""
+    for theirs, ours in (
+        (
+            lambda s: s.generate_batches(set_stats=True),
+            lambda s: generate_batches(s, set_stats=True),
+        ),
+        (lambda s: s.generate_batches(), generate_batches),
+        (len, batches_length),
+    ):
+        expected = outcome(multipack, make, theirs, **options)
+        assert outcome(multipack, make, ours, **options) == expected
+
+
+def random_sampler(count: int, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        from torch.utils.data import RandomSampler
+
+        return RandomSampler(range(count), **options)
+
+    return make
+
+
+def sequential_sampler(count: int) -> Callable[[], Any]:
+    def make() -> Any:
+        from torch.utils.data import SequentialSampler
+
+        return SequentialSampler(range(count))
+
+    return make
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
+    capacity = draw(st.integers(1, 60))
+    length = st.integers(0, capacity + 3) | st.sampled_from([0, capacity, capacity + 1])
+    return draw(st.lists(length, max_size=150)), {
+        "bin_capacity": capacity,
+        "group_size": draw(st.integers(1, 200)),
+        "bin_size": draw(st.integers(1, 8) | st.just(200)),
+    }
+
+
+@settings(deadline=None, max_examples=50)
+@given(problem=problems(), dtype=st.sampled_from([np.int32, np.int64]), safe_mode=st.booleans())
+def test_pack_parallel_gives_the_same_lists_of_ints(
+    multipack: Any, problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
+) -> None:
+    lengths, limits = problem
+    arguments = {"num_processes": 1, "safe_mode": safe_mode, **limits}
+    expected = multipack.pack_parallel(np.array(lengths, dtype), **arguments)
+    assert typed(pack_parallel(np.array(lengths, dtype), **arguments)) == typed(expected)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, None])
+def test_pack_parallel_gives_the_same_packs_and_log_for_any_number_of_processes(
+    multipack: Any, num_processes: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = lengths_of(6_000)[::2].astype(np.int32)
+    logs = []
+    with caplog.at_level(logging.DEBUG, logger=multipack.__name__):
+        results = []
+        for function in (multipack.pack_parallel, pack_parallel):
+            results.append(function(lengths, 1024, 1_300, 5, num_processes=num_processes))
+            logs.append([record.getMessage() for record in caplog.records])
+            caplog.clear()
+    assert typed(results[0]) == typed(results[1])
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sequence_lengths": [1, 2, 3]},
+        {"sequence_lengths": np.array([1.0, 2.0])},
+        {"sequence_lengths": np.array([1, -2], np.int32)},
+        {"sequence_lengths": np.array([1, 2], np.uint64)},
+        {"sequence_lengths": np.array([[1, 2]], np.int32)},
+        {"group_size": 0},
+        {"group_size": None},
+        {"group_size": -5},
+        {"bin_size": 0},
+        {"bin_size": None},
+        {"bin_capacity": 0},
+        {"bin_capacity": 10.0},
+        {"bin_capacity": 2**63},
+        {"num_processes": 0},
+        {"num_processes": -1},
+        {"safe_mode": 1},
+        {"mp_start_method": "teleport"},
+    ],
+    ids=repr,
+)
+def test_pack_parallel_leaves_odd_arguments_to_axolotl(
+    multipack: Any, change: dict[str, Any]
+) -> None:
+    usual = {
+        "sequence_lengths": np.array([1, 2], np.int32),
+        "bin_capacity": 10,
+        "group_size": 5,
+        "bin_size": 5,
+    }
+    with pytest.raises(Unfamiliar):
+        pack_parallel(**usual | change)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "real batches": {"batch_size": 3},
+    "batches, nothing dropped": {"batch_size": 4, "drop_last": False},
+    "larger than all": {"batch_size": 10_000},
+    "in sequence": {"sequential": True},
+    "in sequence, batches": {"sequential": True, "batch_size": 7},
+    "in groups": {"group_size": 100, "batch_size": 2},
+    "no limit of rows": {"bin_size": None},
+    "rows zero": {"bin_size": 0},
+    "over-long rows": {"batch_max_len": 150, "batch_size": 2},
+    "one count": {"num_count_samples": 1},
+    "two processes": {"num_processes": 2, "num_count_samples": 1},
+    "unsafe": {"safe_mode": False},
+    "processes not said": {"num_processes": None},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", [random_sampler, sequential_sampler])
+def test_batches_length_and_generate_batches_leave_all_as_axolotl_does(
+    multipack: Any, kind: Any, options: dict[str, Any]
+) -> None:
+    same(multipack, kind(701), lengths=lengths_of(701), **options)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_any_settings_lead_to_the_same_end(multipack: Any, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 120))
+    options = {
+        "batch_size": data.draw(st.integers(1, 6)),
+        "batch_max_len": data.draw(st.integers(1, 900)),
+        "bin_size": data.draw(st.integers(0, 9) | st.none()),
+        "drop_last": data.draw(st.booleans()),
+        "sequential": data.draw(st.booleans()),
+        "group_size": data.draw(st.integers(1, 150)),
+        "num_count_samples": data.draw(st.integers(1, 4)),
+    }
+    kind = data.draw(st.sampled_from([random_sampler, sequential_sampler]))
+    same(multipack, kind(count), lengths=lengths_of(count, seed=count), **options)
+
+
+def generator_of(seed: int) -> Any:
+    import torch
+
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("wanted", [None, 50, 300, 450, 600])
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_every_random_sampler_of_torch_draws_as_often_as_before(
+    multipack: Any, wanted: int | None, replacement: bool, has_generator: bool
+) -> None:
+    def make() -> Any:
+        from torch.utils.data import RandomSampler
+
+        generator = generator_of(5) if has_generator else None
+        return RandomSampler(
+            range(300), replacement=replacement, num_samples=wanted, generator=generator
+        )
+
+    same(multipack, make, lengths=lengths_of(300))
+
+
+ODD = {
+    "plain": list(range(100))[::-1],
+    "repeated and negative": [5, 5, -1, -100, 7],
+    "numpy integers": list(np.arange(50)),
+    "mixed": [1, np.int64(2), 3],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("indices", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_samplers_of_other_kinds_are_iterated_once_a_pass(
+    multipack: Any, indices: list[Any], batch_size: int
+) -> None:
+    same(multipack, lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
+
+
+def test_a_subclass_of_the_random_sampler_is_iterated(multipack: Any) -> None:
+    def make() -> Any:
+        from accelerate.data_loader import SeedableRandomSampler
+
+        return SeedableRandomSampler(range(200), data_seed=3)
+
+    same(multipack, make, lengths=lengths_of(200))
+
+
+def test_set_epoch_leads_to_the_next_draw_and_the_length_stays(multipack: Any) -> None:
+    def theirs(sampler: Any) -> Any:
+        found = [len(sampler), sampler.generate_batches()]
+        sampler.set_epoch(3)
+        return [*found, len(sampler), len(sampler), sampler.generate_batches(set_stats=True)]
+
+    def ours(sampler: Any) -> Any:
+        found = [batches_length(sampler), generate_batches(sampler)]
+        sampler.set_epoch(3)
+        after = [batches_length(sampler), batches_length(sampler)]
+        return [*found, *after, generate_batches(sampler, set_stats=True)]
+
+    options = {"lengths": lengths_of(500), "batch_size": 2}
+    expected = outcome(multipack, random_sampler(500), theirs, **options)
+    assert outcome(multipack, random_sampler(500), ours, **options) == expected
+
+
+def test_batches_made_before_are_counted_from_anew(multipack: Any) -> None:
+    options = {"lengths": lengths_of(500), "batch_size": 2}
+    expected = outcome(
+        multipack, random_sampler(500), lambda s: [s.generate_batches(), len(s)], **options
+    )
+    found = outcome(
+        multipack,
+        random_sampler(500),
+        lambda s: [generate_batches(s), batches_length(s)],
+        **options,
+    )
+    assert found == expected
+
+
+def test_a_world_of_many_ranks_is_counted_once(
+    multipack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    same(multipack, random_sampler(400), lengths=lengths_of(400))
+
+
+def test_the_log_has_the_same_lines(multipack: Any, caplog: pytest.LogCaptureFixture) -> None:
+    logs = []
+    with caplog.at_level(logging.DEBUG, logger=multipack.__name__):
+        for use in (len, batches_length):
+            outcome(multipack, random_sampler(300), use, lengths=lengths_of(300))
+            logs.append([record.getMessage().split(" time: ")[0] for record in caplog.records])
+            caplog.clear()
+    assert logs[0] == logs[1]
+    assert "gather_len_batches: [" in str(logs[0])
+
+
+def test_statistics_beyond_32_bits_end_as_in_axolotl(multipack: Any) -> None:
+    lengths = np.full(40, 100_000_000)
+    options = {"batch_max_len": 300_000_000, "batch_size": 3, "num_count_samples": 1}
+    same(multipack, sequential_sampler(40), lengths=lengths, **options)
+    sampler = multipack.MultipackBatchSampler(
+        sequential_sampler(40)(), lengths=lengths, bin_size=9, sequential=True, **options
+    )
+    with pytest.raises(OverflowError):
+        sampler.generate_batches()
+    with pytest.raises(OverflowError):
+        generate_batches(sampler)
+
+
+def _unchanged(multipack: Any, call: Callable[[Any], Any], change: Callable[[Any], None]) -> None:
+    import torch
+
+    sampler = multipack.MultipackBatchSampler(
+        random_sampler(50)(), 2, 512, lengths_of(50), 20, num_processes=1
+    )
+    change(sampler)
+    before, state = dict(vars(sampler)), torch.get_rng_state()
+    with pytest.raises(Unfamiliar):
+        call(sampler)
+    assert vars(sampler) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lengths", [1] * 50),
+        ("lengths", np.ones(50)),
+        ("lengths", np.full(50, -1, np.int32)),
+        ("batch_max_len", 10.5),
+        ("batch_max_len", np.int64(512)),
+        ("batch_size", 0),
+        ("bin_size", -1),
+        ("group_size", 0),
+        ("group_size", None),
+        ("num_processes", -2),
+        ("mp_start_method", "teleport"),
+        ("safe_mode", "yes"),
+        ("drop_last", 1),
+        ("generate_batches", list),
+    ],
+)
+@pytest.mark.parametrize("call", [generate_batches, batches_length])
+def test_odd_settings_are_left_to_axolotl_before_anything_is_drawn(
+    multipack: Any, call: Callable[[Any], Any], name: str, value: Any
+) -> None:
+    # An array has no truth value, so that ``vars`` are compared by identity of the array alone.
+    _unchanged(multipack, call, lambda sampler: setattr(sampler, name, value))
+
+
+def test_subclasses_and_foreign_packing_are_left_to_axolotl(
+    multipack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(multipack.MultipackBatchSampler):  # type: ignore[misc]
+        pass
+
+    _unchanged(multipack, batches_length, lambda sampler: setattr(sampler, "__class__", Own))
+    monkeypatch.setattr(multipack, "pack_parallel", lambda *_, **__: [])
+    _unchanged(multipack, batches_length, lambda sampler: None)
+
+
+def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone(multipack: Any) -> None:
+    class Tired(Odd):
+        def __iter__(self) -> Iterator[Any]:
+            if self.passes == 2:
+                raise RuntimeError("no more")
+            return super().__iter__()
+
+    sampler = multipack.MultipackBatchSampler(
+        Tired(list(range(50))), 1, 512, lengths_of(50), 20, num_processes=1
+    )
+    with pytest.raises(RuntimeError):
+        batches_length(sampler)
+    assert (sampler._batches, sampler.total_tokens_used, sampler.total_token_slots) == (None, 0, 0)
