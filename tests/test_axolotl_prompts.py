@@ -1,0 +1,285 @@
+"""Tokenised datasets are the tables that Axolotl makes, row by row, column by column.
+
+Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import AGAINST_AXOLOTL
+from fast_axolotl.integrations.axolotl_prompts import (
+    diff_char_span,
+    process,
+    tokenize_completions,
+)
+from fast_axolotl.integrations.patching import Unfamiliar
+
+pytestmark = AGAINST_AXOLOTL
+
+INSTRUCTIONS = [
+    {"instruction": "say hello", "input": "world", "output": "hello world", "system": "be good"},
+    {"instruction": "say", "input": "", "output": "what a day it is " * 4, "system": ""},
+    {"instruction": "ünï 🙂", "input": "日本", "output": "<s>hello</s>", "system": "x"},
+    {"instruction": "", "input": "", "output": "a", "system": "y"},
+]
+TEXTS = ["hello world " * 9, "a", "ünï 🙂 日本", "<s>day</s>", "what a day it is"]
+
+
+@pytest.fixture(scope="module")
+def tokenized(stock: Callable[[str], Any]) -> Any:
+    return stock("axolotl.datasets").TokenizedPromptDataset
+
+
+@pytest.fixture(scope="module")
+def strategies(stock: Callable[[str], Any]) -> dict[str, Any]:
+    """A maker of each strategy, from a tokenizer and a length."""
+    prompt_tokenizers = stock("axolotl.prompt_tokenizers")
+    prompters = stock("axolotl.prompters")
+    with_system = stock("axolotl.prompt_strategies.alpaca_w_system")
+    completion = stock("axolotl.prompt_strategies.completion")
+    chat = stock("axolotl.prompt_strategies.chat_template")
+
+    def completions(tokenizer: Any, length: int, max_length: int = 64) -> Any:
+        return completion.CompletionPromptTokenizingStrategy(
+            completion.CompletionPrompter(), tokenizer, False, length, max_length=max_length
+        )
+
+    def conversations(tokenizer: Any, length: int) -> Any:
+        template = "{% for m in messages %}{{ m.role + ' ' + m.content + '</s>' }}{% endfor %}"
+        prompter = chat.ChatTemplatePrompter(tokenizer, template)
+        return chat.ChatTemplateStrategy(prompter, tokenizer, False, length, ["assistant"], "turn")
+
+    def alpaca(tokenizer: Any, length: int, on_inputs: bool = False) -> Any:
+        return prompt_tokenizers.AlpacaPromptTokenizingStrategy(
+            prompters.AlpacaPrompter("instruct"), tokenizer, on_inputs, length
+        )
+
+    def system(tokenizer: Any, length: int) -> Any:
+        return with_system.InstructionWSystemPromptTokenizingStrategy(
+            with_system.SystemDataPrompter("chat"), tokenizer, False, length
+        )
+
+    def reflection(tokenizer: Any, length: int) -> Any:
+        return prompt_tokenizers.AlpacaReflectionPTStrategy(
+            prompters.ReflectAlpacaPrompter("instruct"), tokenizer, False, length
+        )
+
+    return {
+        "completion": completions,
+        "chat": conversations,
+        "alpaca": alpaca,
+        "trains on inputs": lambda tokenizer, length: alpaca(tokenizer, length, True),
+        "with system": system,
+        "reflection": reflection,
+    }
+
+
+def make_tokenizer(adds_bos: bool = True, **options: Any) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    rust.train_from_iterator(["hello world, what a day it is", "Instruction Response"], trainer)
+    if adds_bos:
+        rust.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+        )
+    names = {"bos_token": "<s>", "eos_token": "</s>", **options}
+    return PreTrainedTokenizerFast(tokenizer_object=rust, **names)
+
+
+def rows_for(name: str) -> list[dict[str, Any]]:
+    if name == "chat":
+        return [
+            {
+                "messages": [
+                    {"role": "user", "content": t},
+                    {"role": "assistant", "content": t[::-1]},
+                ]
+            }
+            for t in TEXTS
+        ]
+    return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
+
+
+def compare(tokenized: Any, strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
+    """The stock table, once ours has been found equal to it."""
+    from datasets import Dataset
+
+    dataset = Dataset.from_list(rows)
+    options = {"process_count": None, "keep_in_memory": False, **options}
+    settings = SimpleNamespace(prompt_tokenizer=strategy, **options)
+    want, state = tokenized.process(settings, dataset), rust_state(strategy)
+    got = process(settings, dataset)
+    assert got.features == want.features
+    assert got.column_names == want.column_names
+    assert got.data.table.equals(want.data.table)
+    chunks = [column.num_chunks for column in want.data.table.columns]
+    assert [column.num_chunks for column in got.data.table.columns] == chunks
+    assert rust_state(strategy) == state
+    return want
+
+
+def rust_state(strategy: Any) -> tuple[Any, ...]:
+    rust = strategy.tokenizer._tokenizer
+    return rust.truncation, rust.padding, rust.encode_special_tokens
+
+
+TABLES = ["completion", "chat", "alpaca", "trains on inputs", "with system"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("length", [4, 9, 2048])
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_tables_are_equal(
+    tokenized: Any, strategies: Any, name: str, length: int, adds_bos: bool
+) -> None:
+    strategy = strategies[name](make_tokenizer(adds_bos), length)
+    assert len(compare(tokenized, strategy, rows_for(name)))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_two_processes_and_several_batches_are_equal(
+    tokenized: Any, strategies: Any, name: str
+) -> None:
+    strategy = strategies[name](make_tokenizer(), 64)
+    rows = rows_for(name) * 501
+    compare(tokenized, strategy, rows, process_count=2)
+    compare(tokenized, strategy, rows, keep_in_memory=True)
+
+
+@pytest.mark.parametrize("name", ["alpaca", "trains on inputs", "with system"])
+def test_an_empty_answer_goes_through_the_strategy_itself(
+    tokenized: Any, strategies: Any, name: str
+) -> None:
+    rows = [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}, {**INSTRUCTIONS[1], "output": None}]
+    strategy = strategies[name](make_tokenizer(), 64)
+    compare(tokenized, strategy, rows * 3)
+    empty = [{**row, "output": ""} for row in INSTRUCTIONS]
+    compare(tokenized, strategy, empty)
+
+
+def test_an_empty_text_goes_through_the_strategy_itself(tokenized: Any, strategies: Any) -> None:
+    strategy = strategies["completion"](make_tokenizer(), 8)
+    compare(tokenized, strategy, [*rows_for("completion"), {"text": ""}, {"text": "a"}])
+
+
+def test_an_odd_conversation_goes_through_the_strategy_itself(
+    tokenized: Any, strategies: Any
+) -> None:
+    strategy = strategies["chat"](make_tokenizer(), 64)
+    plain = [{**row, "tools": None} for row in rows_for("chat")]
+    odd = [{**row, "tools": [{"type": "function"}]} for row in rows_for("chat")[:1]]
+    rows = plain * 250 + odd + plain
+    compare(tokenized, strategy, rows)
+
+
+def test_a_missing_first_token_is_complained_about_as_often(
+    tokenized: Any, strategies: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        for name in ("alpaca", "completion"):
+            strategy = strategies[name](make_tokenizer(False, bos_token=None, verbose=True), 64)
+            caplog.clear()
+            compare(tokenized, strategy, rows_for(name))
+            lines = [record.getMessage() for record in caplog.records]
+            assert len(lines) >= 2 * len(rows_for(name))
+            half = len(lines) // 2
+            assert lines[:half] == lines[half:]
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+def test_a_batch_of_completions_is_the_dict_that_axolotl_gives(strategies: Any) -> None:
+    strategy = strategies["completion"](make_tokenizer(), 5)
+    batch = {"text": TEXTS, "id": list(range(len(TEXTS)))}
+    want = strategy.tokenize_prompt(batch)
+    got = tokenize_completions(strategy, batch)
+    assert got == want
+    assert list(got) == list(want)
+    assert all(a is not b for a, b in zip(got["input_ids"], got["labels"], strict=True))
+    for odd in ({"text": ["a", ""]}, {"text": [None]}, {"text": []}, {"text": [["a"]]}):
+        with pytest.raises(Unfamiliar):
+            tokenize_completions(strategy, odd)
+
+
+def test_odd_strategies_and_datasets_are_unfamiliar(tokenized: Any, strategies: Any) -> None:
+    from datasets import Dataset
+
+    tokenizer = make_tokenizer()
+    plain, alpaca = Dataset.from_list(INSTRUCTIONS), strategies["alpaca"](tokenizer, 64)
+
+    class Mine(type(alpaca)):  # type: ignore[misc]
+        def _tokenize(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._tokenize(*args, **kwargs)
+
+    filters = strategies["alpaca"](tokenizer, 64)
+    filters.filter_rows = bool
+    odd = [
+        (strategies["reflection"](tokenizer, 64), plain),
+        (Mine(alpaca.prompter, tokenizer, False, 64), plain),
+        (filters, plain),
+        (strategies["alpaca"](make_tokenizer(eos_token=None), 64), plain),
+        (strategies["alpaca"](tokenizer, None), plain),
+        (alpaca, plain.with_format("numpy")),
+        (alpaca, plain.select([])),
+        (alpaca, plain.add_column("labels", [1] * len(plain))),
+        (alpaca, plain.to_iterable_dataset()),
+    ]
+    for strategy, dataset in odd:
+        settings = SimpleNamespace(
+            prompt_tokenizer=strategy, process_count=None, keep_in_memory=False
+        )
+        with pytest.raises(Unfamiliar):
+            process(settings, dataset)
+    assert tokenizer._tokenizer.truncation is None
+
+
+PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
+def test_differences_are_found_at_the_same_characters(
+    stock: Callable[[str], Any], start: str, left: str, right: str, end: str, times: int
+) -> None:
+    strategy = stock("axolotl.prompt_strategies.chat_template").ChatTemplateStrategy
+    small = SimpleNamespace(_DIFF_BLOCK=3)
+    full, dummy = (start * times + text + end * times for text in (left, right))
+    want = strategy._diff_char_span(full, dummy)
+    assert diff_char_span(strategy, full, dummy) == want
+    assert diff_char_span(small, full, dummy) == want
+    assert diff_char_span(strategy, dummy, full) == strategy._diff_char_span(dummy, full)
+
+
+@pytest.mark.parametrize(
+    ("full", "dummy"),
+    [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],
+)
+def test_differences_of_empty_equal_and_repeating_texts(stock: Any, full: str, dummy: str) -> None:
+    strategy = stock("axolotl.prompt_strategies.chat_template").ChatTemplateStrategy
+    assert diff_char_span(strategy, full, dummy) == strategy._diff_char_span(full, dummy)
+
+
+def test_differences_of_what_is_no_text_are_unfamiliar() -> None:
+    for full, block in ((["a"], 4096), ("a", 0), ("a", None)):
+        with pytest.raises(Unfamiliar):
+            diff_char_span(SimpleNamespace(_DIFF_BLOCK=block), full, "b")  # type: ignore[arg-type]
