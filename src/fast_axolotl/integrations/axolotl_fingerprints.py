@@ -9,23 +9,205 @@ __all__ = ["KNOWN"]
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "axolotl.cli.config:prepare_plugins": ("89c433f65d3b6812",),
+    "axolotl.datasets:TokenizedPromptDataset.process": ("765557d487ad8fe3",),
+    "axolotl.monkeypatch.data.batch_dataset_fetcher:_MapDatasetFetcher.fetch": (
+        "8d352d104fc07503",
+    ),
+    "axolotl.prompt_strategies.alpaca_w_system:InstructionWSystemPromptTokenizingStrategy.tokenize_prompt": (
+        "c66aeda268afb918",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplatePrompter.__init__": ("b00fcc5a8622bc78",),
+    "axolotl.prompt_strategies.chat_template:ChatTemplatePrompter.build_prompt": (
+        "6740f25bd2874e66",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplatePrompter.build_prompt_text": (
+        "b2355b21bef7a93a",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.__init__": ("8ad0151bac2c224b",),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._build_dummy_turn": (
+        "d9c54520107157e1",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._build_turn_locator": (
+        "346edda59ddaeb4d",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._convert_content_parts": (
+        "4262ace86a7cbecc",
+    ),
     "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._diff_char_span": (
         "bb094b1fdc3813c6",
     ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._find_turn_from_text": (
+        "7ce1007ab81ba37d",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._get_messages": (
+        "a1687fde4caa78ff",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._get_tools": (
+        "6ae60de79899290d",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy._tokenize_single_prompt": (
+        "ac12655fa46ebb1b",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.find_first_eos_token": (
+        "d90f4d465fd7a8c1",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.find_first_eot_token": (
+        "f10411675b66be67",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.find_turn": ("32997da23d0cfbd2",),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.get_conversation_thread": (
+        "bcf6f3f62bb5fe06",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.is_prompt_batched": (
+        "6bc832f1a0831db4",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.supports_batched": (
+        "102a2584b843ff93",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.tokenize_prompt": (
+        "c013c9f35312c483",
+    ),
+    "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.transform_message": (
+        "115aa73618cd81f5",
+    ),
+    "axolotl.prompt_strategies.completion:CompletionPromptTokenizingStrategy._build_full_prompt": (
+        "6b436ca19c994c66",
+    ),
+    "axolotl.prompt_strategies.completion:CompletionPromptTokenizingStrategy.parse_instruction_fields": (
+        "d454c3758e93bbb3",
+    ),
+    "axolotl.prompt_strategies.completion:CompletionPromptTokenizingStrategy.tokenize_prompt": (
+        "62a43d4e2494f904",
+    ),
+    "axolotl.prompt_strategies.completion:CompletionPrompter.build_prompt": ("6d0bddbc62f3fe3a",),
+    "axolotl.prompt_tokenizers:InstructionPromptTokenizingStrategy.tokenize_prompt": (
+        "067c5e1ded1b28e1",
+    ),
+    "axolotl.prompt_tokenizers:PromptTokenizingStrategy._tokenize": ("ff742768d10f76bf",),
+    "axolotl.utils.collators.batching:BatchSamplerDataCollatorForSeq2Seq.__call__": (
+        "594a23a24206f146",
+    ),
+    "axolotl.utils.collators.batching:DataCollatorForSeq2Seq.__call__": ("0d33ae582b150474",),
+    "axolotl.utils.collators.batching:PretrainingBatchSamplerDataCollatorForSeq2Seq.__call__": (
+        "fa938b1e190e440c",
+    ),
+    "axolotl.utils.collators.batching:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__": (
+        "49facc9082f75ead",
+    ),
+    "axolotl.utils.collators.batching:V2BatchSamplerDataCollatorForSeq2Seq.__call__": (
+        "8c243e1017b15892",
+    ),
     "axolotl.utils.data.rl:_drop_long_sequences": ("478bcb5db99541c2",),
+    "axolotl.utils.data.shared:get_prepared_dataset_path": ("2cb2dd5291f91598",),
+    "axolotl.utils.data.shared:load_preprocessed_dataset": ("14379039decc3502",),
     "axolotl.utils.data.shared:save_preprocessed_dataset": ("3a139c93a443cb3f",),
     "axolotl.utils.data.streaming:encode_packed_streaming": ("6d63f7f24fc4eabc",),
     "axolotl.utils.data.streaming:encode_streaming": ("609c86a13d1ebb8c",),
+    "axolotl.utils.data.utils:_build_filter_kwargs": ("91e90aa161564d4b",),
     "axolotl.utils.data.utils:_deduplicate_dataset": ("f605f227f8fe142c",),
+    "axolotl.utils.data.utils:_drop_outside_range": ("20f33d60a7f103a8",),
+    "axolotl.utils.data.utils:_filter_short_sequences": ("dd085eff59e2d625",),
+    "axolotl.utils.data.utils:_log_dataset_stats": ("2e65d6e9a458716d",),
+    "axolotl.utils.data.utils:_should_skip_processing": ("944ce136f89bca29",),
+    "axolotl.utils.data.utils:_truncate_long_sequences": ("cee828b05feadc90",),
     "axolotl.utils.data.utils:deduplicate_and_log_datasets": ("862043de403e8aa5",),
     "axolotl.utils.data.utils:handle_long_seq_in_dataset": ("b6878bcb7b5f3020",),
+    "axolotl.utils.data.utils:keep_min_len": ("949740604313be76",),
     "axolotl.utils.data.utils:sha256": ("ddb60f6fa918dcda",),
+    "axolotl.utils.data.utils:truncate_long_seq": ("d05d39a7635073f5",),
+    "axolotl.utils.datasets:get_default_process_count": ("a183e28820cf3957",),
+    "axolotl.utils.dict:remove_none_values": ("6a962d80b609d604",),
+    "axolotl.utils.samplers.multipack:MultipackBatchSampler.__init__": ("fc9111aa8e42b02c",),
     "axolotl.utils.samplers.multipack:MultipackBatchSampler.__len__": ("1bad9f034155085a",),
+    "axolotl.utils.samplers.multipack:MultipackBatchSampler.gather_len_batches": (
+        "ffb01595d2be6057",
+    ),
     "axolotl.utils.samplers.multipack:MultipackBatchSampler.generate_batches": (
         "ccadc141945dc4a3",
     ),
+    "axolotl.utils.samplers.multipack:_process_group": ("e17c99fbbe9f4663",),
+    "axolotl.utils.samplers.multipack:allocate_sequentially": ("52300e40041c1128",),
+    "axolotl.utils.samplers.multipack:pack_group": ("205f13c763c8f4d3",),
     "axolotl.utils.samplers.multipack:pack_parallel": ("42c360d60acc4c81",),
     "axolotl.utils.samplers.utils:get_dataset_lengths": ("58ebaeb15457bd28",),
+    "axolotl.utils.schemas.enums:RLType": ("794559b0b524f12c",),
+    "axolotl.utils.trainer:add_length": ("47469f19facd8d87",),
+    "axolotl.utils.trainer:add_position_ids": ("d52441ba5fcb47fe",),
+    "axolotl.utils.trainer:filter_sequences_by_length": ("046cd3021859e92a",),
     "axolotl.utils.trainer:process_datasets_for_packing": ("65b416b671e3bae2",),
+    "datasets.arrow_dataset:Column.__iter__": ("df4e3bfc0019c8da",),
+    "datasets.arrow_dataset:Dataset.__getitem__": ("fc69f09590bca0d1",),
+    "datasets.arrow_dataset:Dataset.__getitems__": ("41e6379cb2954966",),
+    "datasets.arrow_dataset:Dataset.__iter__": ("5d999f20c775a447",),
+    "datasets.arrow_dataset:Dataset._estimate_nbytes": ("2db932500afe0f00",),
+    "datasets.arrow_dataset:Dataset._get_cache_file_path": ("ec4fdffda27a05fe",),
+    "datasets.arrow_dataset:Dataset._getitem": ("3bf5962ff890ce92",),
+    "datasets.arrow_dataset:Dataset._map_single": ("b3b8f6a8d212863d",),
+    "datasets.arrow_dataset:Dataset._save_to_disk_single": ("658ff48ce81fe25a",),
+    "datasets.arrow_dataset:Dataset.filter": ("c518975768da348c",),
+    "datasets.arrow_dataset:Dataset.map": ("c573276ffa17bc29",),
+    "datasets.arrow_dataset:Dataset.remove_columns": ("bde38b1b4c09dcc4",),
+    "datasets.arrow_dataset:Dataset.save_to_disk": ("80d5c3a332537161",),
+    "datasets.arrow_dataset:Dataset.select": ("038071a2c6d51134",),
+    "datasets.arrow_dataset:Dataset.shard": ("6a5fac29fe734042",),
+    "datasets.arrow_dataset:_concatenate_map_style_datasets": ("63f1472d802d9db9",),
+    "datasets.arrow_dataset:get_indices_from_mask_function": ("b2700c8e4e68397a",),
+    "datasets.arrow_dataset:transmit_format": ("c5c41caece734d85",),
+    "datasets.arrow_writer:ArrowWriter._build_schema": ("0a350cb62db99e59",),
+    "datasets.arrow_writer:ArrowWriter.finalize": ("d2d77764fdc0056a",),
+    "datasets.arrow_writer:ArrowWriter.write_batch": ("367553643d7678f8",),
+    "datasets.arrow_writer:ArrowWriter.write_table": ("17f70fe13901e85b",),
+    "datasets.arrow_writer:OptimizedTypedSequence.__init__": ("5bd174809ef1902c",),
+    "datasets.fingerprint:format_kwargs_for_fingerprint": ("245543f2057f3372",),
+    "datasets.fingerprint:update_fingerprint": ("63db0161cbcf0910",),
+    "datasets.formatting.formatting:PythonArrowExtractor.extract_batch": ("73c10287e324282c",),
+    "datasets.formatting.formatting:PythonFormatter.format_batch": ("cec595f7a28bbc09",),
+    "datasets.formatting.formatting:_query_table": ("812e0da7b2bb39b9",),
+    "datasets.formatting.formatting:_query_table_with_indices_mapping": ("2fd7f99f2271f9ed",),
+    "datasets.formatting.formatting:format_table": ("bafbea9fcf9cfbf9",),
+    "datasets.formatting.formatting:query_table": ("da38bd537b3187ae",),
+    "datasets.table:IndexedTableMixin.fast_gather": ("8c808d9f57799917",),
+    "torch.utils.data.sampler:RandomSampler.__iter__": ("3e7e349920b09a00",),
+    "torch.utils.data.sampler:RandomSampler.num_samples": ("7fa9768c1f88aeb7",),
+    "torch.utils.data.sampler:SequentialSampler.__iter__": ("1012c87711e15b75",),
+    "transformers.tokenization_utils_base:BatchEncoding.__init__": ("52b44e3363d0d650",),
+    "transformers.tokenization_utils_base:BatchEncoding.convert_to_tensors": ("7d43be6c6beca3c6",),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__": ("dfd1d8df55c226b7",),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__getattr__": (
+        "7ed80287ab0283dc",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase._eventual_warn_about_too_long_sequence": (
+        "98e4c6f4f26fb03e",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase._get_padding_truncation_strategies": (
+        "25b2bd7744f68d9e",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase._pad": ("a8a1a5c419dab8a7",),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.apply_chat_template": (
+        "992886c83a362c99",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.convert_tokens_to_ids": (
+        "0b323d32b6ac3441",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.get_chat_template": (
+        "afdf41bc3a785a67",
+    ),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.pad": ("93c2c93b7d9df5ca",),
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase.special_tokens_map": (
+        "0d1deecf3fcb2ebb",
+    ),
+    "transformers.tokenization_utils_tokenizers:TokenizersBackend._convert_encoding": (
+        "9ae5a78b4b27fe12",
+    ),
+    "transformers.tokenization_utils_tokenizers:TokenizersBackend._encode_plus": (
+        "27c0d1ccf8b2240a",
+    ),
+    "transformers.tokenization_utils_tokenizers:TokenizersBackend.set_truncation_and_padding": (
+        "d8d014735313efcb",
+    ),
+    "transformers.utils.chat_template_utils:_cached_compile_jinja_template": ("d2876aeafd4ca687",),
+    "transformers.utils.chat_template_utils:_compile_jinja_template": ("1bc249cd809fe00c",),
+    "transformers.utils.chat_template_utils:render_jinja_template": ("4937b4a56bd9f12b",),
+    "transformers.utils.generic:to_py_obj": ("82078644b2d1e8f6",),
 }
 """``module:qualname`` → the fingerprints that are familiar."""

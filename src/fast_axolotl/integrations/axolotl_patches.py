@@ -20,60 +20,274 @@ _COLLATORS = "axolotl.utils.collators.batching"
 _FETCHER = "axolotl.monkeypatch.data.batch_dataset_fetcher"
 _STREAMING = "axolotl.utils.data.streaming"
 _CHAT = "axolotl.prompt_strategies.chat_template"
+_COMPLETION = "axolotl.prompt_strategies.completion"
+_TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
+
+_DATASET = "datasets.arrow_dataset:Dataset"
+_WRITER = "datasets.arrow_writer:ArrowWriter"
+_FORMATTING = "datasets.formatting.formatting"
+_TOKENIZER_BASE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
+_TOKENIZER_FAST = "transformers.tokenization_utils_tokenizers:TokenizersBackend"
+
+
+def _methods(owner: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{owner}.{name}" for name in names)
+
+
+_MAP_AND_FILTER = (
+    *_methods(_DATASET, "map", "_map_single", "filter", "remove_columns", "_get_cache_file_path"),
+    "datasets.arrow_dataset:transmit_format",
+    "datasets.arrow_dataset:get_indices_from_mask_function",
+    "datasets.arrow_dataset:_concatenate_map_style_datasets",
+    "datasets.fingerprint:update_fingerprint",
+    "datasets.fingerprint:format_kwargs_for_fingerprint",
+    *_methods(_WRITER, "write_table", "write_batch"),
+)
+"""Hugging Face's ``map`` and ``filter``, with their caches and fingerprints."""
+
+_TOKENIZER = (
+    *_methods(
+        _TOKENIZER_BASE,
+        "__call__",
+        "_get_padding_truncation_strategies",
+        "_eventual_warn_about_too_long_sequence",
+        "__getattr__",
+        "convert_tokens_to_ids",
+    ),
+    *_methods(_TOKENIZER_FAST, "_encode_plus", "_convert_encoding", "set_truncation_and_padding"),
+)
+"""A call of a tokenizer."""
+
+_CHAT_ROWS = (
+    *_TOKENIZER,
+    *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
+    "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_compile_jinja_template",
+    "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+    *_methods(
+        f"{_CHAT}:ChatTemplateStrategy",
+        "__init__",
+        "supports_batched",
+        "is_prompt_batched",
+        "_tokenize_single_prompt",
+        "find_first_eos_token",
+        "find_first_eot_token",
+        "_build_turn_locator",
+        "_diff_char_span",
+        "_find_turn_from_text",
+        "_build_dummy_turn",
+        "find_turn",
+        "_convert_content_parts",
+        "get_conversation_thread",
+        "transform_message",
+        "_get_tools",
+        "_get_messages",
+    ),
+    *_methods(f"{_CHAT}:ChatTemplatePrompter", "__init__", "build_prompt", "build_prompt_text"),
+    "axolotl.utils.dict:remove_none_values",
+)
+"""A conversation on its way to tokens and labels."""
+
+_COMPLETIONS = (
+    *_TOKENIZER,
+    f"{_TOKENIZERS}:PromptTokenizingStrategy._tokenize",
+    f"{_COMPLETION}:CompletionPromptTokenizingStrategy.parse_instruction_fields",
+    f"{_COMPLETION}:CompletionPromptTokenizingStrategy._build_full_prompt",
+    f"{_COMPLETION}:CompletionPrompter.build_prompt",
+)
+"""A text on its way to tokens and labels."""
+
+_BATCHES = (
+    f"{_MULTIPACK}:MultipackBatchSampler.__init__",
+    f"{_MULTIPACK}:pack_parallel",
+    f"{_MULTIPACK}:pack_group",
+    f"{_MULTIPACK}:_process_group",
+    f"{_MULTIPACK}:allocate_sequentially",
+    "torch.utils.data.sampler:RandomSampler.__iter__",
+    "torch.utils.data.sampler:RandomSampler.num_samples",
+    "torch.utils.data.sampler:SequentialSampler.__iter__",
+)
+"""How the sampler packs, and how it draws."""
+
+_PLAIN_COLLATOR = f"{_COLLATORS}:DataCollatorForSeq2Seq.__call__"
+_PACK_COLLATOR = f"{_COLLATORS}:BatchSamplerDataCollatorForSeq2Seq.__call__"
+_V2_COLLATOR = f"{_COLLATORS}:V2BatchSamplerDataCollatorForSeq2Seq.__call__"
+_PRETRAINING_COLLATOR = f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__call__"
+
+_PADDING = (
+    *_methods(_TOKENIZER_BASE, "pad", "_pad", "_get_padding_truncation_strategies"),
+    "transformers.tokenization_utils_base:BatchEncoding.__init__",
+    "transformers.tokenization_utils_base:BatchEncoding.convert_to_tensors",
+    "transformers.utils.generic:to_py_obj",
+)
+"""A tokenizer's ``pad``, and the batch it makes."""
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="dedupe",
         target=f"{_UTILS}:_deduplicate_dataset",
         ours=f"{_OURS}.axolotl_data:deduplicate_dataset",
-        relies_on=(f"{_UTILS}:sha256", f"{_UTILS}:deduplicate_and_log_datasets"),
+        relies_on=(
+            f"{_UTILS}:sha256",
+            f"{_UTILS}:deduplicate_and_log_datasets",
+            *_methods(_DATASET, "select", "__iter__"),
+        ),
     ),
     Replacement(
         name="save",
         target=f"{_SHARED}:save_preprocessed_dataset",
         ours=f"{_OURS}.axolotl_data:save_preprocessed_dataset",
+        relies_on=(
+            f"{_SHARED}:get_prepared_dataset_path",
+            f"{_SHARED}:load_preprocessed_dataset",
+            "axolotl.utils.datasets:get_default_process_count",
+            *_methods(
+                _DATASET, "save_to_disk", "_save_to_disk_single", "_estimate_nbytes", "shard"
+            ),
+            *_methods(_WRITER, "write_table", "finalize", "_build_schema"),
+        ),
     ),
     Replacement(
         name="lengths",
         target=f"{_LENGTHS}:get_dataset_lengths",
         ours=f"{_OURS}.axolotl_data:get_dataset_lengths",
+        relies_on=("datasets.arrow_dataset:Column.__iter__",),
     ),
     Replacement(
         name="packing",
         target=f"{_TRAINER}:process_datasets_for_packing",
-        ours=f"{_OURS}.axolotl_data:process_datasets_for_packing",
+        ours=f"{_OURS}.axolotl_filters:process_datasets_for_packing",
+        relies_on=(f"{_TRAINER}:add_position_ids", f"{_TRAINER}:add_length", *_MAP_AND_FILTER),
     ),
     Replacement(
         name="long",
         target=f"{_UTILS}:handle_long_seq_in_dataset",
-        ours=f"{_OURS}.axolotl_data:handle_long_seq_in_dataset",
+        ours=f"{_OURS}.axolotl_filters:handle_long_seq_in_dataset",
+        relies_on=(
+            f"{_UTILS}:_should_skip_processing",
+            f"{_UTILS}:_log_dataset_stats",
+            f"{_UTILS}:_build_filter_kwargs",
+            f"{_UTILS}:_filter_short_sequences",
+            f"{_UTILS}:_truncate_long_sequences",
+            f"{_UTILS}:_drop_outside_range",
+            f"{_UTILS}:keep_min_len",
+            f"{_UTILS}:truncate_long_seq",
+            f"{_TRAINER}:filter_sequences_by_length",
+            f"{_LENGTHS}:get_dataset_lengths",
+            *_MAP_AND_FILTER,
+        ),
     ),
     Replacement(
         name="pack",
         target=f"{_MULTIPACK}:pack_parallel",
         ours=f"{_OURS}.axolotl_sampler:pack_parallel",
+        relies_on=(f"{_MULTIPACK}:pack_group", f"{_MULTIPACK}:_process_group"),
     ),
     Replacement(
         name="sampler",
         target=f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
         ours=f"{_OURS}.axolotl_sampler:generate_batches",
+        relies_on=_BATCHES,
     ),
     Replacement(
         name="sampler",
         target=f"{_MULTIPACK}:MultipackBatchSampler.__len__",
         ours=f"{_OURS}.axolotl_sampler:batches_length",
+        relies_on=(
+            *_BATCHES,
+            f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
+            f"{_MULTIPACK}:MultipackBatchSampler.gather_len_batches",
+        ),
+    ),
+    Replacement(
+        name="collators",
+        target=_PLAIN_COLLATOR,
+        ours=f"{_OURS}.axolotl_collators:collate",
+        relies_on=_PADDING,
+    ),
+    Replacement(
+        name="collators",
+        target=_PACK_COLLATOR,
+        ours=f"{_OURS}.axolotl_collators:collate_packs",
+        relies_on=(_PLAIN_COLLATOR, *_PADDING),
+    ),
+    Replacement(
+        name="collators",
+        target=_V2_COLLATOR,
+        ours=f"{_OURS}.axolotl_collators:collate_packs_v2",
+        relies_on=(_PLAIN_COLLATOR, *_PADDING),
+    ),
+    Replacement(
+        name="collators",
+        target=_PRETRAINING_COLLATOR,
+        ours=f"{_OURS}.axolotl_collators:collate_pretraining",
+        relies_on=(
+            _PLAIN_COLLATOR,
+            f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__",
+            *_PADDING,
+        ),
+    ),
+    Replacement(
+        name="fetch",
+        target=f"{_FETCHER}:_MapDatasetFetcher.fetch",
+        ours=f"{_OURS}.axolotl_collators:fetch",
+        relies_on=(
+            _PLAIN_COLLATOR,
+            _PACK_COLLATOR,
+            _V2_COLLATOR,
+            *_PADDING,
+            *_methods(_DATASET, "__getitem__", "__getitems__", "_getitem"),
+            f"{_FORMATTING}:query_table",
+            f"{_FORMATTING}:_query_table",
+            f"{_FORMATTING}:_query_table_with_indices_mapping",
+            f"{_FORMATTING}:format_table",
+            f"{_FORMATTING}:PythonFormatter.format_batch",
+            f"{_FORMATTING}:PythonArrowExtractor.extract_batch",
+            "datasets.table:IndexedTableMixin.fast_gather",
+        ),
+    ),
+    Replacement(
+        name="spans",
+        target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
+        ours=f"{_OURS}.axolotl_prompts:diff_char_span",
     ),
     Replacement(
         name="chat",
-        target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
-        ours=f"{_OURS}.axolotl_prompts:diff_char_span",
+        target=f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
+        ours=f"{_OURS}.axolotl_chat:tokenize_prompt",
+        relies_on=_CHAT_ROWS,
+    ),
+    Replacement(
+        name="completion",
+        target=f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
+        ours=f"{_OURS}.axolotl_prompts:tokenize_completions",
+        relies_on=_COMPLETIONS,
+    ),
+    Replacement(
+        name="tokenize",
+        target="axolotl.datasets:TokenizedPromptDataset.process",
+        ours=f"{_OURS}.axolotl_prompts:process",
+        relies_on=(
+            *_CHAT_ROWS,
+            *(name for name in _COMPLETIONS if name not in _TOKENIZER),
+            f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
+            f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
+            f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
+            "axolotl.prompt_strategies.alpaca_w_system:"
+            "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
+            "datasets.arrow_writer:ArrowWriter.write_batch",
+            "datasets.arrow_writer:ArrowWriter.write_table",
+            "datasets.arrow_writer:OptimizedTypedSequence.__init__",
+            "datasets.arrow_dataset:Dataset._map_single",
+        ),
     ),
     Replacement(
         name="rl",
         target=f"{_RL}:_drop_long_sequences",
         ours=f"{_OURS}.axolotl_rl:drop_long_sequences",
+        relies_on=(*_TOKENIZER, "axolotl.utils.schemas.enums:RLType"),
     ),
     Replacement(
         name="encode",

@@ -1,0 +1,159 @@
+"""The three ways in, with Axolotl's real command line: same prepared rows, same losses.
+
+Each run starts an interpreter that imports Axolotl, so there are few of them, made once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fast_axolotl
+from conftest import AGAINST_AXOLOTL
+from fast_axolotl.bench.axolotl_inputs import (
+    preprocess_config,
+    train_config,
+    write_config,
+    write_model,
+    write_rows,
+)
+
+pytestmark = AGAINST_AXOLOTL
+
+ROWS = 600
+STEPS = 4
+PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
+BIN = Path(sys.executable).parent
+
+
+def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    source = Path(fast_axolotl.__file__).parents[1]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
+    return subprocess.run(
+        command,
+        env={
+            **inherited,
+            "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", "")]),
+            "PYTHONPATH": str(source),
+            "AXOLOTL_DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def ours(*command: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "fast_axolotl.cli", "run", "--", *command)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("fast-axolotl: ")]
+
+
+class Bench:
+    """A model, data, and runs of Axolotl on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = folder / "model"
+        write_model(self.model)
+        self.data = write_rows("chat", folder / "chat.jsonl", ROWS)
+
+    def config(self, name: str, **keys: Any) -> dict[str, Any]:
+        prepared = self.folder / name / "prepared"
+        prepared.parent.mkdir(exist_ok=True)
+        return {**preprocess_config("chat", self.model, self.data, prepared), **keys}
+
+    def write(self, name: str, config: dict[str, Any]) -> str:
+        return str(write_config(config, self.folder / f"{name}.yml"))
+
+    def prepared(self, name: str) -> Any:
+        from datasets import load_from_disk
+
+        # A lock file of Axolotl may lie beside the folder.
+        [found] = (p for p in (self.folder / name / "prepared").iterdir() if p.is_dir())
+        return load_from_disk(str(found))
+
+    def losses(self, name: str) -> list[Any]:
+        [state] = (self.folder / name).glob("checkpoint-*/trainer_state.json")
+        history = json.loads(state.read_text())["log_history"]
+        return [entry["loss"] for entry in history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("axolotl"))
+
+
+@pytest.fixture(scope="module")
+def as_it_is(bench: Bench) -> Any:
+    config = bench.write("stock", bench.config("stock"))
+    done = start("axolotl", "preprocess", config, FAST_AXOLOTL="0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return bench.prepared("stock")
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert found.features == wanted.features
+    assert found.column_names == wanted.column_names
+    assert len(found) == len(wanted) < ROWS
+    assert found.with_format("arrow")[:].equals(wanted.with_format("arrow")[:])
+    assert [Path(item["filename"]).name for item in found.cache_files] == [
+        Path(item["filename"]).name for item in wanted.cache_files
+    ]
+
+
+def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
+    done = start(*ours("axolotl", "preprocess", bench.write("run", bench.config("run"))))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same(bench.prepared("run"), as_it_is)
+    first, last = lines(done)
+    assert first.startswith("fast-axolotl: Axolotl 0.19.0; accelerated: dedupe, save")
+    for name in ("dedupe ×1", "save ×1", "packing ×1", "long ×1"):
+        assert name in last
+    assert "Axolotl's own" not in last
+
+
+def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
+    config = bench.config("plugin", plugins=[PLUGIN], fast_axolotl_skip=["save"])
+    done = start("axolotl", "preprocess", bench.write("plugin", config))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same(bench.prepared("plugin"), as_it_is)
+    [line] = lines(done)
+    assert "accelerated: dedupe, " in line
+    assert "switched off: save" in line
+
+
+def test_keys_of_ours_are_checked_by_axolotl_s_schema(bench: Bench) -> None:
+    config = bench.config("wrong", plugins=[PLUGIN], dataset_use_rust_streaming="perhaps")
+    done = start("axolotl", "preprocess", bench.write("wrong", config))
+    assert done.returncode != 0
+    assert "dataset_use_rust_streaming" in done.stderr + done.stdout
+
+
+def test_training_through_accelerate_launch_logs_the_same_losses(
+    bench: Bench, as_it_is: Any
+) -> None:
+    outputs = []
+    for name, command in (("train-stock", ()), ("train-ours", ours())):
+        config = train_config(bench.config("stock"), bench.folder / name)
+        config |= {"max_steps": STEPS, "save_steps": STEPS}
+        arguments = ("axolotl", "train", bench.write(name, config), "--launcher", "accelerate")
+        switch = {} if command else {"FAST_AXOLOTL": "0"}
+        outputs.append(start(*command, *arguments, "--", "--cpu", **switch))
+        assert outputs[-1].returncode == 0, outputs[-1].stderr[-3000:]
+    assert bench.losses("train-ours") == bench.losses("train-stock")
+    assert len(bench.losses("train-ours")) == STEPS
+    last = lines(outputs[1])[-1]
+    assert "sampler ×" in last
+    assert "collators ×" in last
