@@ -201,6 +201,17 @@ FLAGS = {
         "-o",
     ],
     "bench demo": ["--json", "--work-dir"],
+    "bench axolotl": [
+        "--cases",
+        "--functions",
+        "--json",
+        "--output",
+        "--repeats",
+        "--rows",
+        "--stream-mb",
+        "--work-dir",
+        "-o",
+    ],
 }
 """Every command with its options and arguments."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fast_axolotl.cli.bench_axolotl import BENCH_AXOLOTL_EXAMPLES, bench_axolotl
 from fast_axolotl.cli.parsing import parse_names
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ __all__ = ["bench_app"]
 bench_app = typer.Typer(
     help="Benchmarks against the peers that are installed.", no_args_is_help=True
 )
+
+bench_app.command("axolotl", epilog=BENCH_AXOLOTL_EXAMPLES)(bench_axolotl)
 
 _Repeats = Annotated[int, typer.Option(help="Timed repeats of every peer.", min=1)]
 _PeerPython = Annotated[

@@ -1,0 +1,397 @@
+"""The functions of Axolotl that are replaced, each with an input of the size it meets in practice.
+
+Every function is looked up in its module at every call, so that it is stock's or ours as
+``install()`` and ``uninstall()`` leave it. Inputs: 20,000 tokenized rows of 365 tokens on average,
+a fifth of them repeated; ten times fewer documents, conversations and preferences. Nothing of
+Axolotl is imported before a subject is made, in the process that runs it (``axolotl_functions``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fast_axolotl.bench.axolotl_inputs import DATASETS, PROCESSES, chat_rows, documents
+from fast_axolotl.bench.contest import peer_module
+from fast_axolotl.bench.workloads import draw_lengths, token_rows
+
+__all__ = ["SUBJECTS", "Inputs", "Subject"]
+
+_LENGTH = 4096
+_BIN_SIZE = 200
+_GROUP_SIZE = 100_000
+"""Axolotl's defaults."""
+_PACKS = 16
+_DOCUMENT_BYTES = 2000
+_MANY_TURNS = 20
+_ROWS = "lognormal, mean 365"
+_PREFERENCE_LENGTH = 160
+
+
+def _itself(_: Any, answer: Any) -> Any:
+    return answer
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A function and its input."""
+
+    text: str
+    rows: int
+    unit: str
+    call: Callable[[Any], Any]
+    """One pass, timed; takes what ``prepare`` gave."""
+    prepare: Callable[[], Any] = _nothing
+    """What every pass needs anew: objects that a pass uses up, a folder to write to."""
+    look: Callable[[Any, Any], Any] = _itself
+    """From what was prepared and the answer, what has to be equal."""
+    part: Callable[[], Any] | None = None
+    """Work inside that nobody replaces, timed beside it and taken off."""
+
+
+class Inputs:
+    """What the subjects share, made when it is first asked for."""
+
+    def __init__(self, rows: int, model: Path, folder: Path) -> None:
+        self.rows = rows
+        self.few = max(1, rows // 10)
+        self.folder = folder
+        self._model = model
+        self._numbers = count()
+
+    def new_folder(self) -> Path:
+        return self.folder / f"saved-{next(self._numbers)}"
+
+    @cached_property
+    def config(self) -> Any:
+        """As ``axolotl preprocess`` has it."""
+        return peer_module("axolotl.utils.dict").DictDefault(
+            {
+                "dataset_num_proc": PROCESSES,
+                "is_preprocess": True,
+                "min_sample_len": 2,
+                "sample_packing": True,
+                "sequence_len": _LENGTH,
+                "train_on_inputs": False,
+                "pretraining_dataset": [
+                    {"path": "json", "type": "pretrain", "text_column": "text"}
+                ],
+            }
+        )
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return peer_module("transformers").AutoTokenizer.from_pretrained(str(self._model))
+
+    @cached_property
+    def dataset(self) -> Any:
+        """Tokenized rows in a mapped file, as they come out of tokenisation."""
+        return self._mapped("rows", token_rows(self.rows))
+
+    @cached_property
+    def packed(self) -> Any:
+        """The same with the columns for packing."""
+        with_columns = peer_module("axolotl.utils.trainer").process_datasets_for_packing
+        return with_columns(self.config, self.dataset, None)[0]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return list(documents(self.few, _DOCUMENT_BYTES))
+
+    def _mapped(self, name: str, table: pa.Table) -> Any:
+        path = self.folder / f"{name}.arrow"
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1000)
+        return peer_module("datasets").Dataset.from_file(str(path))
+
+
+def _dedupe(inputs: Inputs) -> Subject:
+    module, dataset = peer_module("axolotl.utils.data.utils"), inputs.packed
+    return Subject(
+        text="_deduplicate_dataset",
+        rows=len(dataset),
+        unit="rows",
+        call=lambda _: module._deduplicate_dataset(dataset)[0],
+    )
+
+
+def _save(inputs: Inputs) -> Subject:
+    """The workers that stock spawns import what its main module does: ``axolotl_functions``."""
+    module, dataset = peer_module("axolotl.utils.data.shared"), inputs.packed
+
+    def save(folder: Path) -> Path:
+        config = inputs.config | {"dataset_prepared_path": str(folder)}
+        module.save_preprocessed_dataset(type(inputs.config)(config), dataset, "hash", "train")
+        return folder
+
+    return Subject(
+        text="save_preprocessed_dataset",
+        rows=len(dataset),
+        unit="rows",
+        prepare=inputs.new_folder,
+        call=save,
+    )
+
+
+def _long(inputs: Inputs) -> Subject:
+    module, dataset = peer_module("axolotl.utils.data.utils"), inputs.dataset
+    return Subject(
+        text=f"handle_long_seq_in_dataset, {_LENGTH // 4} tokens",
+        rows=len(dataset),
+        unit="rows",
+        call=lambda _: module.handle_long_seq_in_dataset(dataset, _LENGTH // 4, inputs.config),
+    )
+
+
+def _packing(inputs: Inputs) -> Subject:
+    module, dataset = peer_module("axolotl.utils.trainer"), inputs.dataset
+    return Subject(
+        text="process_datasets_for_packing",
+        rows=len(dataset),
+        unit="rows",
+        call=lambda _: module.process_datasets_for_packing(inputs.config, dataset, None)[0],
+    )
+
+
+def _lengths(inputs: Inputs, *, is_packed: bool) -> Subject:
+    module = peer_module("axolotl.utils.samplers.utils")
+    dataset = inputs.packed if is_packed else inputs.dataset
+    return Subject(
+        text=f"get_dataset_lengths, {'with' if is_packed else 'without'} a length column",
+        rows=len(dataset),
+        unit="rows",
+        call=lambda _: module.get_dataset_lengths(dataset),
+    )
+
+
+def _pack_parallel(inputs: Inputs) -> Subject:
+    module = peer_module("axolotl.utils.samplers.multipack")
+    lengths = draw_lengths(_ROWS, 5 * inputs.rows).astype("int32")
+    options = {"bin_capacity": _LENGTH, "group_size": _GROUP_SIZE, "bin_size": _BIN_SIZE}
+    return Subject(
+        text=f"pack_parallel, {PROCESSES} processes",
+        rows=len(lengths),
+        unit="lengths",
+        call=lambda _: module.pack_parallel(lengths, **options, num_processes=PROCESSES),
+    )
+
+
+def _sampler(inputs: Inputs) -> Subject:
+    module, torch = peer_module("axolotl.utils.samplers.multipack"), peer_module("torch")
+    lengths = draw_lengths(_ROWS, inputs.rows)
+
+    def prepare() -> Any:
+        return module.MultipackBatchSampler(
+            torch.utils.data.RandomSampler(range(len(lengths))),
+            batch_size=1,
+            batch_max_len=_LENGTH,
+            lengths=lengths,
+            bin_size=_BIN_SIZE,
+            group_size=_GROUP_SIZE,
+            num_processes=PROCESSES,
+        )
+
+    return Subject(
+        text=f"len(MultipackBatchSampler), {PROCESSES} processes",
+        rows=len(lengths),
+        unit="lengths",
+        prepare=prepare,
+        call=len,
+        look=lambda sampler, answer: [answer, sampler.efficiency(), list(sampler)],
+    )
+
+
+def _packs(inputs: Inputs) -> list[list[int]]:
+    """Rows of the dataset that fill packs."""
+    lengths = inputs.packed["length"]
+    packs: list[list[int]] = [[]]
+    room = _LENGTH
+    for index, length in enumerate(lengths):
+        if length > room:
+            if len(packs) == _PACKS:
+                break
+            packs.append([])
+            room = _LENGTH
+        packs[-1].append(index)
+        room -= length
+    return packs
+
+
+def _collator(inputs: Inputs) -> Any:
+    return peer_module("axolotl.utils.collators").V2BatchSamplerDataCollatorForSeq2Seq(
+        inputs.tokenizer, padding=True, pad_to_multiple_of=_LENGTH, return_tensors="pt"
+    )
+
+
+def _collate(inputs: Inputs) -> Subject:
+    dataset = inputs.packed.remove_columns("length")
+    packs = [[dataset[index] for index in pack] for pack in _packs(inputs)]
+    collator = _collator(inputs)
+    return Subject(
+        text=f"V2BatchSamplerDataCollatorForSeq2Seq, packs of {_LENGTH}, from lists",
+        rows=len(packs),
+        unit="packs",
+        call=lambda _: [collator([pack]) for pack in packs],
+    )
+
+
+def _fetch(inputs: Inputs) -> Subject:
+    module = peer_module("axolotl.monkeypatch.data.batch_dataset_fetcher")
+    dataset, packs = inputs.packed.remove_columns("length"), _packs(inputs)
+    collator = _collator(inputs)
+    return Subject(
+        text=f"_MapDatasetFetcher.fetch with the V2 collator, packs of {_LENGTH}",
+        rows=len(packs),
+        unit="packs",
+        prepare=lambda: module._MapDatasetFetcher(dataset, True, collator, True),
+        call=lambda fetcher: [fetcher.fetch([pack]) for pack in packs],
+    )
+
+
+def _encode(inputs: Inputs) -> Subject:
+    module, texts, tokenizer = _streaming(), inputs.texts, inputs.tokenizer
+    length = _LENGTH // 2
+    tokenize = partial(
+        tokenizer, texts, truncation=True, max_length=length - 2, add_special_tokens=True
+    )
+    return Subject(
+        text="encode_streaming, the tokenizer's own time taken off",
+        rows=len(texts),
+        unit="documents",
+        call=lambda _: module.encode_streaming({"text": texts}, tokenizer, length),
+        part=tokenize,
+    )
+
+
+def _encode_packed(inputs: Inputs) -> Subject:
+    module, texts, tokenizer = _streaming(), inputs.texts, inputs.tokenizer
+    length = _LENGTH // 2
+    wrap = partial(
+        peer_module("axolotl.utils.data.wrappers").get_dataset_wrapper,
+        dataset_config=inputs.config.pretraining_dataset[0],
+        tokenizer=tokenizer,
+        cfg=type(inputs.config)(inputs.config | {"sequence_len": length, "dataset_num_proc": None}),
+        dataset_base_type="pretrain",
+    )
+    collator = peer_module("axolotl.utils.collators").PretrainingBatchSamplerDataCollatorForSeq2Seq(
+        tokenizer, return_tensors="pt", padding=True, pad_to_multiple_of=length, multipack_attn=True
+    )
+    return Subject(
+        text="encode_packed_streaming",
+        rows=len(texts),
+        unit="documents",
+        call=lambda _: module.encode_packed_streaming(
+            collator,
+            wrap,
+            {"text": texts},
+            bin_size=_BIN_SIZE,
+            max_seq_length=length,
+            batch_size=1,
+            multipack_attn=True,
+        ),
+    )
+
+
+def _streaming() -> Any:
+    return peer_module("axolotl.utils.data.streaming")
+
+
+def _chat(inputs: Inputs) -> Subject:
+    module = peer_module("axolotl.prompt_strategies.chat_template")
+    wrap = peer_module("axolotl.datasets").wrap_dataset_for_tokenized_prompt
+    dictionary = type(inputs.config)
+    rows = list(islice(chat_rows(random.Random(0)), inputs.few))
+    dataset = peer_module("datasets").Dataset.from_list(rows)
+    source = {"type": "chat_template", "field_messages": "messages", "path": "json"}
+    settings = inputs.config | {"chat_template": "tokenizer_default", "datasets": [source]}
+
+    def tokenize(_: Any) -> Any:
+        strategy = module.load(inputs.tokenizer, dictionary(settings), dictionary(source))
+        return wrap(strategy, dataset, process_count=None)
+
+    return Subject(
+        text="ChatTemplateStrategy on conversations of 4 turns",
+        rows=len(rows),
+        unit="rows",
+        call=tokenize,
+    )
+
+
+def _diff(inputs: Inputs) -> Subject:
+    module = peer_module("axolotl.prompt_strategies.chat_template")
+    pairs = list(_renders(max(1, inputs.few // 100)))
+    return Subject(
+        text=f"_diff_char_span, conversations of {_MANY_TURNS} turns",
+        rows=len(pairs),
+        unit="renders",
+        call=lambda _: [module.ChatTemplateStrategy._diff_char_span(*pair) for pair in pairs],
+    )
+
+
+def _renders(conversations: int) -> Iterator[tuple[str, str]]:
+    """A conversation, and the same with one turn a placeholder, for every turn."""
+    rows = chat_rows(random.Random(0))
+    for _ in range(conversations):
+        turns = [
+            turn["content"] for row in islice(rows, _MANY_TURNS // 4) for turn in row["messages"]
+        ]
+        for index in range(len(turns)):
+            dummy = [*turns[:index], "[[dummy_message]]", *turns[index + 1 :]]
+            yield _render(turns), _render(dummy)
+
+
+def _render(turns: list[str]) -> str:
+    roles = ("user", "assistant")
+    marked = (f"<|im_start|>{roles[n % 2]}\n{turn}<|im_end|>\n" for n, turn in enumerate(turns))
+    return "".join(marked)
+
+
+def _preferences(inputs: Inputs) -> Subject:
+    module = peer_module("axolotl.utils.data.rl")
+    kind = peer_module("axolotl.utils.schemas.enums").RLType.DPO
+    rows = list(islice(DATASETS["dpo"](random.Random(0)), inputs.few))
+    dataset = peer_module("datasets").Dataset.from_list(rows)
+
+    def keep(_: Any) -> Any:
+        is_short = partial(
+            module._drop_long_sequences,
+            rl=kind,
+            tokenizer=inputs.tokenizer,
+            sequence_len=_PREFERENCE_LENGTH,
+        )
+        return dataset.filter(is_short, load_from_cache_file=False)
+
+    return Subject(
+        text="filter by _drop_long_sequences, DPO", rows=len(rows), unit="rows", call=keep
+    )
+
+
+SUBJECTS: Mapping[str, Callable[[Inputs], Subject]] = {
+    "dedupe": _dedupe,
+    "save": _save,
+    "pack_parallel": _pack_parallel,
+    "len(sampler)": _sampler,
+    "process_datasets_for_packing": _packing,
+    "handle_long_seq": _long,
+    "get_dataset_lengths, packed": partial(_lengths, is_packed=True),
+    "get_dataset_lengths": partial(_lengths, is_packed=False),
+    "V2 collator": _collate,
+    "fetch and collate": _fetch,
+    "encode_streaming": _encode,
+    "encode_packed_streaming": _encode_packed,
+    "chat template": _chat,
+    "_diff_char_span": _diff,
+    "RL length filter": _preferences,
+}
+"""Name to the function and its input."""
