@@ -192,7 +192,7 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("c", "skipped", "m:d is unfamiliar code", "m:d"),
     ]
     assert status_line({}, patches) == (
-        "Axolotl 9.9; accelerated: a; switched off: b; left alone: c (m:d is unfamiliar code)"
+        "Axolotl 9.9; accelerated: a; switched off: b; left alone: c (d is unfamiliar code)"
     )
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
 

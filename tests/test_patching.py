@@ -68,12 +68,14 @@ class Box:
 }
 
 OURS = """
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.integrations.patching import NotAsked, Unfamiliar
 
 
 def double(value, *, scale=2):
     if value == "odd":
         raise Unfamiliar("an odd value")
+    if value == "plain":
+        raise NotAsked
     if value == "bug":
         raise RuntimeError("a bug of ours")
     return ("ours", value, scale)
@@ -200,6 +202,13 @@ def test_a_refusal_and_a_bug_of_ours_end_in_the_stock_function(
     assert dict(patch.fallbacks) == {"an odd value": 2, "RuntimeError: a bug of ours": 1}
     assert patch.calls == 0
     assert caplog.text.count("an odd value") == 1
+
+
+def test_what_was_not_asked_for_is_not_told(work: ModuleType) -> None:
+    patchwork = patched(work, DOUBLE)
+    assert work.double("plain") == "plainplain"
+    [patch] = patchwork.patches()
+    assert (patch.calls, patch.fallbacks) == (0, ())
 
 
 def test_an_error_of_the_stock_function_has_no_trace_of_ours(work: ModuleType) -> None:

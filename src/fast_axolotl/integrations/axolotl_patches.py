@@ -13,6 +13,7 @@ __all__ = ["REPLACEMENTS"]
 _OURS = "fast_axolotl.integrations"
 _UTILS = "axolotl.utils.data.utils"
 _SHARED = "axolotl.utils.data.shared"
+_SFT = "axolotl.utils.data.sft"
 _TRAINER = "axolotl.utils.trainer"
 _MULTIPACK = "axolotl.utils.samplers.multipack"
 _LENGTHS = "axolotl.utils.samplers.utils"
@@ -123,6 +124,24 @@ _PADDING = (
     "transformers.utils.generic:to_py_obj",
 )
 """A tokenizer's ``pad``, and the batch it makes."""
+
+_STREAMS = tuple(
+    f"datasets.iterable_dataset:{name}"
+    for name in (
+        "ArrowExamplesIterable",
+        "BufferShuffledExamplesIterable",
+        "MappedExamplesIterable",
+        "RebatchedArrowExamplesIterable",
+        "_BaseExamplesIterable",
+        "_batch_to_examples",
+        "_examples_to_batch",
+        "IterableDataset.__init__",
+        "IterableDataset.map",
+        "IterableDataset.shuffle",
+        "IterableDataset.skip",
+    )
+)
+"""Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
@@ -298,6 +317,35 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="encode",
         target=f"{_STREAMING}:encode_packed_streaming",
         ours=f"{_OURS}.axolotl_encode:encode_packed_streaming",
+        relies_on=(
+            *_BATCHES,
+            f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
+            f"{_MULTIPACK}:MultipackBatchSampler.__iter__",
+            f"{_TRAINER}:process_pretraining_datasets_for_packing",
+            f"{_TRAINER}:filter_sequences_by_length",
+            f"{_TRAINER}:add_position_ids",
+            f"{_LENGTHS}:get_dataset_lengths",
+            _PRETRAINING_COLLATOR,
+            f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__",
+            _PLAIN_COLLATOR,
+            *_PADDING,
+        ),
+    ),
+    Replacement(
+        name="stream",
+        target=f"{_SFT}:_load_streaming_dataset",
+        ours=f"{_OURS}.axolotl_streaming:load_streaming_dataset",
+        relies_on=(f"{_STREAMING}:wrap_streaming_dataset", *_STREAMS),
+    ),
+    Replacement(
+        name="stream",
+        target=f"{_SFT}:_load_and_process_single_dataset",
+        ours=f"{_OURS}.axolotl_streaming:load_and_process_single_dataset",
+        relies_on=(
+            f"{_SHARED}:load_dataset_with_config",
+            f"{_SFT}:_parse_dataset_type",
+            *_STREAMS,
+        ),
     ),
     Replacement(
         name="keys",

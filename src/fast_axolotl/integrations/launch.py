@@ -76,7 +76,9 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
         parts.append(f"switched off: {', '.join(off)}")
     left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
     if left:
-        parts.append("left alone: " + ", ".join(f"{item.name} ({item.reason})" for item in left))
+        # Without the module, which ``fast-axolotl status`` shows.
+        reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
+        parts.append(f"left alone: {', '.join(dict.fromkeys(reasons))}")
     return "; ".join(parts)
 
 

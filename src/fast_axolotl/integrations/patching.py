@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "MARK",
+    "NotAsked",
     "Patch",
     "Patchwork",
     "Replacement",
@@ -53,6 +54,10 @@ _MOST_REASONS = 20
 
 class Unfamiliar(Exception):
     """A replacement met something it cannot be proven equal for; the host's own function runs."""
+
+
+class NotAsked(Unfamiliar):
+    """What the replacement is for was not asked for: nothing to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +339,8 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             result = load()(*args, **kwargs)
+        except NotAsked:
+            reason = ""
         except Unfamiliar as refusal:
             reason = str(refusal)
         except Exception as error:  # noqa: BLE001
@@ -342,7 +349,8 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
         else:
             record.calls += 1
             return result
-        _note(item, record, reason)
+        if reason:
+            _note(item, record, reason)
         return original(*args, **kwargs)
 
     setattr(call, MARK, item.name)
