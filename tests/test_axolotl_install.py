@@ -18,7 +18,7 @@ from conftest import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl as shim
 from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
 from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
-from fast_axolotl.integrations.patching import MARK, Replacement
+from fast_axolotl.integrations.patching import MARK, Reliance, Replacement
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -182,6 +182,19 @@ def test_a_reload_is_told_and_install_mends_it(loaded: dict[str, Any]) -> None:
     stock = loaded["axolotl.utils.samplers.utils:get_dataset_lengths"]
     vars(module).update(before, get_dataset_lengths=stock)
     fast_axolotl.install()
+
+
+@pytest.mark.parametrize("install", [False, True])
+def test_what_replacements_rely_on_is_there_as_it_was_written(
+    loaded: dict[str, Any], install: bool
+) -> None:
+    if install:
+        fast_axolotl.install()
+    for item in REPLACEMENTS:
+        for name in item.relies_on:
+            importlib.import_module(name.partition(":")[0])
+        Reliance(item.relies_on).check()
+    fast_axolotl.uninstall()
 
 
 def test_the_static_check_agrees_with_the_process(loaded: dict[str, Any]) -> None:

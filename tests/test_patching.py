@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.integrations import patching
+from fast_axolotl.integrations import fingerprints, patching
+from fast_axolotl.integrations.fingerprints import fingerprint
 from fast_axolotl.integrations.patching import (
     Patchwork,
     Replacement,
     Unfamiliar,
-    fingerprint,
     mismatch,
 )
 
@@ -51,6 +51,14 @@ def helper(value):
 
 @shout
 def decorated(value):
+    return value
+
+
+@functools.lru_cache(
+    maxsize=3,
+)
+@shout
+def twice_decorated(value):
     return value
 
 
@@ -108,11 +116,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     fingerprint.cache_clear()
-    patching._lines.cache_clear()
+    fingerprints._lines.cache_clear()
+    fingerprints._definition.cache_clear()
     yield importlib.import_module
     for name in [name for name in sys.modules if name.startswith("patchhost")]:
         del sys.modules[name]
     fingerprint.cache_clear()
+    fingerprints._definition.cache_clear()
 
 
 @pytest.fixture
@@ -143,6 +153,7 @@ def test_a_fingerprint_is_of_the_text_that_inspect_shows(work: ModuleType) -> No
         ("Box.fill", work.Box.fill),
         ("Box.make", work.Box.__dict__["make"].__func__),
         ("decorated", work.decorated),
+        ("twice_decorated", work.twice_decorated),
         ("Box", work.Box),
     ]:
         text = "\n".join(line.rstrip() for line in inspect.getsource(value).splitlines())
@@ -275,6 +286,37 @@ def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
     patchwork.apply(work)
     assert states(patchwork)["patchhost.work:double"] == "skipped"
     assert work.double(2) == 4
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_helper_that_someone_else_replaces_sends_calls_to_stock(
+    work: ModuleType, is_wrapped: bool, is_late: bool
+) -> None:
+    patchwork = patched(work, DOUBLE)
+    if is_late:
+        assert work.double(2) == ("ours", 2, 2)
+    stock = work.helper
+
+    def theirs(value: Any) -> int:
+        return 10
+
+    work.helper = functools.wraps(stock)(theirs) if is_wrapped else theirs  # type: ignore[attr-defined]
+    assert work.double(2) == 20
+    [patch] = patchwork.patches()
+    assert dict(patch.fallbacks) == {"patchhost.work:helper was replaced by someone else": 1}
+    work.helper = stock  # type: ignore[attr-defined]
+    assert work.double(2) == ("ours", 2, 2)
+
+
+def test_a_helper_that_we_replace_ourselves_is_no_reason(work: ModuleType) -> None:
+    helper = Replacement(
+        name="helper", target="patchhost.work:helper", ours="patchhost_ours:double"
+    )
+    patchwork = patched(work, DOUBLE, helper)
+    assert work.double(2) == ("ours", 2, 2)
+    patchwork.switch_off(["helper"])
+    assert work.double(2) == ("ours", 2, 2)
 
 
 def test_a_function_that_someone_else_replaced_is_left_alone(work: ModuleType) -> None:

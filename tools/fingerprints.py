@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fast_axolotl.integrations import axolotl_fingerprints
 from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
-from fast_axolotl.integrations.patching import fingerprint
+from fast_axolotl.integrations.fingerprints import fingerprint
 
 TABLE = Path(axolotl_fingerprints.__file__)
 

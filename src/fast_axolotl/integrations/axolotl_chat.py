@@ -288,6 +288,8 @@ def _check_strategy(strategy: Any, chat_template: Any) -> None:
         raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
     if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
         raise Unfamiliar("the prompter has a processor, or is one of its own")
+    if any(hasattr(type(owner), name) for owner in (strategy, prompter) for name in vars(owner)):
+        raise Unfamiliar("the strategy or its prompter has been altered")
     if prompter.tokenizer is not strategy.tokenizer:
         raise Unfamiliar("prompter and strategy have different tokenizers")
     if strategy.split_thinking:

@@ -151,7 +151,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "datasets.arrow_dataset:Dataset._getitem": ("3bf5962ff890ce92",),
     "datasets.arrow_dataset:Dataset._map_single": ("b3b8f6a8d212863d",),
     "datasets.arrow_dataset:Dataset._save_to_disk_single": ("658ff48ce81fe25a",),
-    "datasets.arrow_dataset:Dataset.filter": ("c518975768da348c",),
+    "datasets.arrow_dataset:Dataset.filter": ("beaef970cdbbf570",),
     "datasets.arrow_dataset:Dataset.map": ("c573276ffa17bc29",),
     "datasets.arrow_dataset:Dataset.remove_columns": ("bde38b1b4c09dcc4",),
     "datasets.arrow_dataset:Dataset.save_to_disk": ("80d5c3a332537161",),

@@ -113,7 +113,8 @@ def _bound(
     needs_ascii = bool(before)
     is_bounded = (
         all(step["type"] in _KEEPS_ASCII for step in before)
-        and any(step["type"] == "ByteLevel" for step in apart)
+        # A second one would take the bytes of what the first one wrote.
+        and sum(step["type"] == "ByteLevel" for step in apart) == 1
         and all(
             step["type"] in _KEEPS_LENGTH
             or (step["type"] == "ByteLevel" and not step["add_prefix_space"])

@@ -22,6 +22,7 @@ Costs two renders per shape and a join of strings per conversation. Does not do 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -53,7 +54,8 @@ _CAPTURES = (
 _JINJA = "3.1."
 """The releases whose compiler was read: output goes through ``finalize``, and nothing else does."""
 
-_MARK = "\x00\ue0a1"
+_MARK = f"\x00\ue0a1{secrets.token_hex(8)}"
+"""Begins a hole in what a template writes; no text and no template can know it."""
 _HOLE = re.compile(f"{_MARK}([^\x00]*)\x00")
 
 _NOT_SHOWN = ("training", "training_detail", "reasoning_training_detail")
@@ -140,7 +142,11 @@ def find_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     for name, value in arguments.items():
         if type(value) not in (str, bool, int, float, type(None)):
             raise Unfamiliar(f"the chat template is given {name}, which is no plain value")
-    key = chat_template, tuple((name, type(value), value) for name, value in arguments.items())
+    # By what is written, since 0.0 equals -0.0.
+    key = (
+        chat_template,
+        tuple((name, type(value), repr(value)) for name, value in arguments.items()),
+    )
     if key not in _RENDERERS:
         if any(name in chat_template for name in _UNSTEADY):
             raise Unfamiliar("the chat template uses the clock or random choice")

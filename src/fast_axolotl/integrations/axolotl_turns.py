@@ -67,6 +67,9 @@ def _turns(prompter: Any, messages: list[Any]) -> Iterator[Turn]:
         for key in others:
             if message.get(key) is not None:
                 turn[key] = message[key]
+        # A key that is mapped from elsewhere may be there under its own name as well.
+        if type(turn["role"]) is not str or type(turn["content"]) is not str:
+            raise Unfamiliar("a message has a second role or content that is no str")
         if len(turn) > 2 and not _is_plain(turn):
             raise Unfamiliar("a message has tool calls, details, or values that are no plain ones")
         if message.get(detail) is not None:

@@ -5,9 +5,9 @@ equality was proven against. ``Patchwork`` puts wrappers in place and takes them
 wrapper calls ours; where ours refuses (``Unfamiliar``) or fails, it notes the reason and calls the
 original with the same arguments. Ours therefore changes nothing until it can no longer fail.
 
-Fingerprints are of source text, found by name in the file: no import of the host is needed to tell
-whether a replacement fits, and a formatter or another Python makes no difference to a function that
-was not edited. Cost: about a millisecond a function, once, when its module loads.
+Two guards: the sources of all that ours relies on have known fingerprints, looked at when a module
+is patched; and the objects are those that these sources define, looked at in every call, since
+others patch at run time, too. Cost: a few milliseconds a function once, then some 50 ns.
 
 Modules that imported a function by name hold the function itself. They are swept: every module
 attribute that *is* the original becomes the wrapper. Out of reach stay partials, closures and
@@ -17,30 +17,26 @@ default arguments made before, which go on calling the original: slower, never w
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
-import importlib.util
-import inspect
 import logging
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+from fast_axolotl.integrations.fingerprints import fingerprint, num_decorators
 
 __all__ = [
     "MARK",
     "NotAsked",
     "Patch",
     "Patchwork",
+    "Reliance",
     "Replacement",
     "Unfamiliar",
-    "fingerprint",
     "mismatch",
-    "source_path",
 ]
 
 LOG = logging.getLogger("fast_axolotl")
@@ -240,6 +236,57 @@ class Patchwork:
         )
 
 
+class Reliance:
+    """Functions of the host that have to be the ones which their files define."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._found: list[tuple[str, Mapping[str, Any], str, Any]] | None = None
+
+    def check(self) -> None:
+        """``Unfamiliar`` where one has been replaced by other means than ours."""
+        if self._found is None:
+            self._found = [found for name in self._names if (found := _as_written(name))]
+        for name, namespace, attribute, value in self._found:
+            held = namespace.get(attribute)
+            if held is not value and _beneath(held) is not _beneath(value):
+                raise Unfamiliar(f"{name} was replaced by someone else")
+
+
+def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
+    """Where a function is and what is there; ``None`` while its module is not loaded."""
+    module, _, path = name.partition(":")
+    owner: Any = sys.modules.get(module)
+    if owner is None:
+        return None
+    *way, attribute = path.split(".")
+    for part in way:
+        owner = vars(owner).get(part)
+    value = getattr(owner, "__dict__", {}).get(attribute)
+    inner, layers = _beneath(value), 0
+    while not isinstance(inner, FunctionType | type) or hasattr(inner, "__wrapped__"):
+        # Decorators: those of functools, numba, and the builtin ones.
+        below = next((getattr(inner, key) for key in _INSIDE if hasattr(inner, key)), None)
+        if below is None:
+            break
+        inner, layers = below, layers + 1
+    is_own = getattr(inner, "__module__", "") == module
+    is_own = is_own and getattr(inner, "__qualname__", "") == path
+    if not is_own or layers > num_decorators(name):
+        raise Unfamiliar(f"{name} was replaced by someone else")
+    return name, vars(owner), attribute, value
+
+
+_INSIDE = ("__wrapped__", "__func__", "fget", "func", "py_func")
+"""Where a decorated function holds the one it decorates."""
+
+
+def _beneath(value: Any) -> Any:
+    """What a wrapper of ours stands for; anything else is itself."""
+    inner = getattr(value, "__func__", value)
+    return inner.__wrapped__ if MARK in getattr(inner, "__dict__", {}) else value
+
+
 def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
     """Why a replacement does not fit the host that is installed; empty where it does."""
     for name in (item.target, *item.relies_on):
@@ -250,63 +297,6 @@ def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
         if found not in accepted:
             return f"{name} is unfamiliar code"
     return ""
-
-
-@functools.cache
-def fingerprint(name: str) -> str:
-    """SHA-256 of the source of ``module:qualname``, decorators included; empty if not found.
-
-    Read from the file without importing it. Blank ends of lines do not count.
-    """
-    module, _, path = name.partition(":")
-    file = source_path(module)
-    if file is None:
-        return ""
-    lines = _lines(file)
-    start, indent = 0, ""
-    for part in path.split("."):
-        found = _find_definition(lines, part, start, indent)
-        if found is None:
-            return ""
-        start, indent = found + 1, indent + "    "
-    first = start - 1
-    block = inspect.getblock(lines[first:])
-    while first > 0 and lines[first - 1].lstrip().startswith("@"):
-        first -= 1
-        block.insert(0, lines[first])
-    text = "\n".join(line.rstrip() for line in block)
-    return hashlib.sha256(text.rstrip().encode()).hexdigest()[:16]
-
-
-def source_path(module: str) -> Path | None:
-    """The source file of a module, found without importing it or its parent packages."""
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    if file is None:
-        top, *rest = module.split(".")
-        spec = importlib.util.find_spec(top)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        base = Path(next(iter(spec.submodule_search_locations)), *rest)
-        candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
-        return next((path for path in candidates if path.is_file()), None)
-    path = Path(file)
-    return path if path.suffix == ".py" and path.is_file() else None
-
-
-@functools.cache
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines(keepends=True)
-
-
-def _find_definition(lines: list[str], name: str, start: int, indent: str) -> int | None:
-    pattern = re.compile(rf"{indent}(?:async )?(?:def|class) {re.escape(name)}\b")
-    for number in range(start, len(lines)):
-        if pattern.match(lines[number]):
-            return number
-        if indent and re.match(r"(?:def|class|async def|@)", lines[number]):
-            return None
-    return None
 
 
 def _is_own(function: Any, module: ModuleType) -> bool:
@@ -334,10 +324,12 @@ def _is_in_place(item: Replacement, record: _Record) -> bool:
 
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
     load = functools.cache(functools.partial(_load, item.ours))
+    reliance = Reliance(item.relies_on)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            reliance.check()
             result = load()(*args, **kwargs)
         except NotAsked:
             reason = ""
