@@ -445,3 +445,63 @@ def test_debug_messages_are_left_to_axolotl(chat: Any, tokenizer: Any) -> None:
 def test_texts_longer_than_one_call_takes(chat: Any, tokenizer: Any, captured: Any) -> None:
     rows = [[turn("user", "hello " * 20_000), turn("assistant", f"day {i}")] for i in range(5)]
     check(captured, make_strategy(chat, tokenizer), {"messages": rows})
+
+
+def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text(
+    chat: Any, tokenizer: Any, captured: Any
+) -> None:
+    template = (
+        "{% macro f(x) %}{{ x }}{% endmacro %}{% for message in messages %}<|im_start|>"
+        "{{ message['role'] }} {{ f(message['content']) }}<|im_end|>{% endfor %}"
+    )
+    mappings = {"role": "from", "content": "value"}
+    strategy = make_strategy(
+        chat, tokenizer, template, prompter={"message_property_mappings": mappings}
+    )
+    row = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello", "content": "world"}]
+    check(captured, strategy, {"messages": [row]})
+    row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
+    with pytest.raises(Unfamiliar, match="second role or content"):
+        tokenize_prompt(strategy, {"messages": [row]})
+
+
+def test_a_tokenizer_that_samples_is_unfamiliar(chat: Any) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.5), ("<|im_end|>", -2.0)]
+    rust = Tokenizer(models.Unigram(words, unk_id=0))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<|im_end|>")
+    strategy = make_strategy(chat, tokenizer)
+    model = tokenizer._tokenizer.model
+    if not hasattr(model, "alpha"):
+        pytest.skip("this release of tokenizers does not sample")
+    model.alpha, model.nbest_size = 0.3, 8
+    with pytest.raises(Unfamiliar, match="at random"):
+        tokenize_prompt(strategy, {"messages": [TALK]})
+
+
+def test_signs_of_zero_are_two_templates(chat: Any, tokenizer: Any, captured: Any) -> None:
+    template = "{{ x }}" + CHATML
+    for value in (0.0, -0.0):
+        prompter = {"chat_template_kwargs": {"x": value}}
+        strategy = make_strategy(chat, tokenizer, template, prompter=prompter)
+        check(captured, strategy, {"messages": [TALK]})
+
+
+def test_marks_of_holes_written_by_a_template_are_text(
+    chat: Any, tokenizer: Any, captured: Any
+) -> None:
+    forged = "\x00\ue0a10:\x00"
+    template = "{{ '\\x00\\ue0a10:\\x00' }}" + CHATML
+    strategy = make_strategy(chat, tokenizer, template)
+    rows = [[turn("user", text), turn("assistant", "a day")] for text in (forged, "hello", "b")]
+    check(captured, strategy, {"messages": rows})
+
+
+@pytest.mark.parametrize("name", ["transform_message", "get_conversation_thread"])
+def test_a_strategy_altered_by_hand_is_unfamiliar(chat: Any, tokenizer: Any, name: str) -> None:
+    strategy = make_strategy(chat, tokenizer)
+    setattr(strategy, name, lambda value: value)
+    with pytest.raises(Unfamiliar, match="altered"):
+        tokenize_prompt(strategy, {"messages": [TALK]})

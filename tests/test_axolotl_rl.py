@@ -43,6 +43,7 @@ def tokenizers(rl: Any) -> dict[str, Any]:
         "nfc": make_tokenizer(),
         "prepends": make_tokenizer(),
         "repeats": make_tokenizer(),
+        "bytes twice": make_tokenizer(),
     }
     rust = {name: tokenizer._tokenizer for name, tokenizer in made.items()}
     rust["prefix space"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -55,6 +56,8 @@ def tokenizers(rl: Any) -> dict[str, Any]:
             processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
         ]
     )
+    again = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rust["bytes twice"].pre_tokenizer = pre_tokenizers.Sequence([level, again])
     rust["nfc"].normalizer = normalizers.NFC()
     rust["prepends"].normalizer = normalizers.Prepend("hello " * 9)
     rust["repeats"].post_processor = processors.TemplateProcessing(
@@ -87,7 +90,17 @@ KINDS = ["DPO", "IPO", "ORPO", "SIMPO", "KTO"]
     sample=st.fixed_dictionaries(dict.fromkeys(SAMPLE, TEXTS)),
     kind=st.sampled_from(KINDS),
     length=st.integers(-1, 90),
-    name=st.sampled_from(["plain", "prefix space", "llama 3", "nfc", "prepends", "repeats"]),
+    name=st.sampled_from(
+        [
+            "plain",
+            "prefix space",
+            "llama 3",
+            "nfc",
+            "prepends",
+            "repeats",
+            "bytes twice",
+        ]
+    ),
 )
 def test_verdicts_are_equal_at_every_length(
     rl: Any, tokenizers: Any, sample: Any, kind: str, length: int, name: str
@@ -111,6 +124,7 @@ def test_bytes_decide_only_where_tokens_cannot_be_more(tokenizers: Any) -> None:
         "prefix space": None,
         "prepends": None,
         "repeats": None,
+        "bytes twice": None,
     }
     assert axolotl_rl._at_most(tokenizers["nfc"]._tokenizer, ["\u0958"]) is None
     assert axolotl_rl._at_most(tokenizers["plain"]._tokenizer, ["\u0958"]) == [3]
