@@ -27,7 +27,7 @@ from fast_axolotl.integrations.axolotl_data import (
     get_dataset_lengths,
     save_preprocessed_dataset,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.integrations.patching import Final, Unfamiliar
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -545,3 +545,32 @@ def test_odd_datasets_are_left_to_stock_before_anything_is_written(
         with pytest.raises(Unfamiliar):
             save_preprocessed_dataset(cfg, dataset, "hash", "train")
     assert files_in(tmp_path) == before
+
+
+def test_a_failing_push_is_final(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import Dataset
+
+    def push(self: Any, *args: Any, **options: Any) -> None:
+        raise ConnectionError("403")
+
+    monkeypatch.setattr(Dataset, "push_to_hub", push)
+    cfg = config({"dataset_prepared_path": str(tmp_path), "push_dataset_to_hub": "me/data"})
+    with pytest.raises(Final, match="403") as caught:
+        save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
+    assert isinstance(caught.value.error, ConnectionError)
+
+
+def test_set_operations_find_the_hashes_of_stock(utils: Any) -> None:
+    _, ours = deduplicate_dataset(tokenised(9))
+    _, theirs = utils._deduplicate_dataset(tokenised(9))
+    assert (ours | set()) == theirs
+    _, ours = deduplicate_dataset(tokenised(9))
+    assert theirs <= ours
+    _, ours = deduplicate_dataset(tokenised(9))
+    assert not ours != theirs  # noqa: SIM202
+    _, ours = deduplicate_dataset(tokenised(9))
+    assert ours.copy() == theirs
+    _, ours = deduplicate_dataset(tokenised(9))
+    assert not ours.isdisjoint(theirs)

@@ -535,3 +535,23 @@ def test_the_process_is_left_as_by_a_fork(config: Any) -> None:
     handle_long_seq_in_dataset(tokenised(9), 9, cfg)
     assert read(b"TOKENIZERS_PARALLELISM") == b"false"
     os.unsetenv("TOKENIZERS_PARALLELISM")
+
+
+@pytest.mark.parametrize("num_proc", [None, 1, 2])
+def test_a_split_is_kept_or_forgotten_as_by_stock(
+    trainer: Any, config: Any, num_proc: int | None
+) -> None:
+    from datasets import Dataset
+
+    plain = tokenised(40).filter(lambda row: len(row["input_ids"]))
+    dataset = Dataset.from_dict(plain.to_dict(), split="train")
+    cfg = config({"is_preprocess": True, "sample_packing": True, "dataset_num_proc": num_proc})
+    ours, theirs = both(
+        trainer,
+        trainer.process_datasets_for_packing,
+        process_datasets_for_packing,
+        cfg,
+        dataset,
+        None,
+    )
+    assert_same_dataset(ours[0], theirs[0])

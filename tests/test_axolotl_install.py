@@ -193,7 +193,7 @@ def test_what_replacements_rely_on_is_there_as_it_was_written(
     for item in REPLACEMENTS:
         for name in item.relies_on:
             importlib.import_module(name.partition(":")[0])
-        Reliance(item.relies_on).check()
+        Reliance(item.relies_on, item.module).check()
     fast_axolotl.uninstall()
 
 

@@ -21,7 +21,7 @@ from fast_axolotl.integrations.axolotl_sampler import (
     generate_batches,
     pack_parallel,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.integrations.patching import Final, Unfamiliar
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -410,3 +410,21 @@ def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone(multipack: An
     with pytest.raises(RuntimeError):
         batches_length(sampler)
     assert (sampler._batches, sampler.total_tokens_used, sampler.total_token_slots) == (None, 0, 0)
+
+
+def test_a_failing_collective_is_final_and_is_asked_once(
+    multipack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def reduce_and_broadcast(*functions: Any) -> None:
+        asked.append(functions)
+        raise RuntimeError("timeout")
+
+    monkeypatch.setattr(multipack, "reduce_and_broadcast", reduce_and_broadcast)
+    sampler = multipack.MultipackBatchSampler(
+        list(range(50)), 1, 512, lengths_of(50), 20, num_processes=1
+    )
+    with pytest.raises(Final, match="timeout"):
+        batches_length(sampler)
+    assert len(asked) == 1

@@ -72,11 +72,18 @@ class Box:
     def make(cls, value):
         return (cls.__name__, value)
 ''',
-    "patchhost/user.py": "from patchhost.work import double, Box\nalias = double\n",
+    "patchhost/user.py": (
+        "from patchhost.work import double, helper, Box\nalias = double\n\n\n"
+        "def use(value):\n    return helper(value)\n"
+    ),
 }
 
 OURS = """
-from fast_axolotl.integrations.patching import NotAsked, Unfamiliar
+from fast_axolotl.integrations.patching import Final, NotAsked, Unfamiliar
+
+
+def use(value):
+    return "ours"
 
 
 def double(value, *, scale=2):
@@ -84,6 +91,8 @@ def double(value, *, scale=2):
         raise Unfamiliar("an odd value")
     if value == "plain":
         raise NotAsked
+    if value == "late":
+        raise Final(OSError("half done"))
     if value == "bug":
         raise RuntimeError("a bug of ours")
     return ("ours", value, scale)
@@ -220,6 +229,52 @@ def test_what_was_not_asked_for_is_not_told(work: ModuleType) -> None:
     assert work.double("plain") == "plainplain"
     [patch] = patchwork.patches()
     assert (patch.calls, patch.fallbacks) == (0, ())
+
+
+def test_an_error_past_the_point_of_no_return_is_the_caller_s(work: ModuleType) -> None:
+    patchwork = patched(work, DOUBLE)
+    with pytest.raises(OSError, match="half done"):
+        work.double("late")
+    [patch] = patchwork.patches()
+    assert (patch.calls, patch.fallbacks) == (0, ())
+
+
+def test_a_wrapper_that_someone_kept_steps_aside_after_removal(work: ModuleType) -> None:
+    patchwork = patched(work, DOUBLE)
+    kept = functools.partial(work.double, 2)
+    patchwork.remove()
+    assert kept() == 4
+    patchwork.apply(work)
+    assert kept() == 4
+    assert work.double(2) == ("ours", 2, 2)
+
+
+def test_a_wrapper_of_someone_else_around_the_target_is_left_alone(work: ModuleType) -> None:
+    stock = work.double
+    work.double = theirs = functools.wraps(stock)(lambda value: "theirs")  # type: ignore[attr-defined]
+    patchwork = patched(work, DOUBLE)
+    assert work.double is theirs
+    [patch] = patchwork.patches()
+    assert patch.state == "skipped"
+
+
+def test_a_helper_replaced_where_it_is_used_sends_calls_to_stock(
+    host: Callable[[str], ModuleType], work: ModuleType
+) -> None:
+    user = host("patchhost.user")
+    item = Replacement(
+        name="use",
+        target="patchhost.user:use",
+        ours="patchhost_ours:use",
+        relies_on=("patchhost.work:helper",),
+    )
+    patchwork = patched(user, item)
+    assert user.use(2) == "ours"
+    user.helper = lambda value: 10  # type: ignore[attr-defined]
+    assert user.use(2) == 10
+    assert work.helper(2) == 2
+    [patch] = patchwork.patches()
+    assert patch.calls == 1
 
 
 def test_an_error_of_the_stock_function_has_no_trace_of_ours(work: ModuleType) -> None:

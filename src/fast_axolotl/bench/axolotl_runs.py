@@ -29,6 +29,7 @@ from fast_axolotl.bench.axolotl_memory import Sample, TreeMemory
 __all__ = [
     "OURS",
     "STOCK",
+    "Ledgered",
     "Run",
     "RunError",
     "Runner",

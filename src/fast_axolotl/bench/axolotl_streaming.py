@@ -25,7 +25,13 @@ from fast_axolotl.bench.goals import most_goal
 from fast_axolotl.bench.matrix import Goal
 from fast_axolotl.bench.operation_result import Measurement, OperationCase
 
-__all__ = ["STREAMING", "streaming_case"]
+__all__ = [
+    "STREAMING",
+    "peak_above_bytes",
+    "peak_bytes",
+    "stall_share",
+    "streaming_case",
+]
 
 _MEGABYTE = 1_000_000
 _BEGIN, _FIRST, _END = "first batch asked for", "first step", "trained"

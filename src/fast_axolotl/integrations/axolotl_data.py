@@ -34,7 +34,7 @@ import pyarrow as pa
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.parts import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.integrations.patching import Final, Unfamiliar
 from fast_axolotl.kernels.threads import spread, usable_processors
 
 __all__ = [
@@ -115,12 +115,28 @@ class SeenHashes(set[str]):
         self.materialise()
         return super().__eq__(other)
 
-    def add(self, item: str) -> None:
-        self.materialise()
-        super().add(item)
-
     def __reduce__(self) -> Any:
         return set, (list(self),)
+
+
+def _first_materialised(name: str) -> Any:
+    operation = getattr(set, name)
+
+    def operate(self: SeenHashes, *others: Any) -> Any:
+        self.materialise()
+        return operation(self, *others)
+
+    return operate
+
+
+for _name in (
+    *("__ne__", "__repr__", "__le__", "__lt__", "__ge__", "__gt__", "__or__", "__and__"),
+    *("__sub__", "__xor__", "__ror__", "__rand__", "__rsub__", "__rxor__", "__ior__"),
+    *("add", "copy", "difference", "discard", "intersection", "isdisjoint", "issubset"),
+    *("issuperset", "pop", "remove", "symmetric_difference", "union", "update"),
+):
+    # ``set(x)`` and ``list(x) + …`` aside, whatever is asked of the set finds stock's hashes in it.
+    setattr(SeenHashes, _name, _first_materialised(_name))
 
 
 def deduplicate_dataset(dataset: Any, seen_hashes: Any = None) -> tuple[Any, Any]:
@@ -189,7 +205,11 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
             f"{cfg.push_dataset_to_hub} (version {dataset_hash})...",
             main_process_only=False,
         )
-        dataset.push_to_hub(cfg.push_dataset_to_hub, dataset_hash, private=True)
+        try:
+            dataset.push_to_hub(cfg.push_dataset_to_hub, dataset_hash, private=True)
+        except Exception as error:
+            # Saved, and perhaps pushed in part: not to be done twice.
+            raise Final(error) from error
 
 
 def require_plain(dataset: Any) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -197,12 +198,18 @@ class _Run:
             return change(rows_between(dataset, start, stop).combine_chunks())
 
         def mapped(dataset: Any) -> Any:
+            is_joined = min(self.num_proc or 1, len(dataset)) > 1
+            if is_joined and self.load_from_cache_file and dataset.cache_files:
+                is_joined = not Path(dataset._get_cache_file_path(fingerprint)).exists()
             with ThreadPoolExecutor(1) as helper:
                 ahead = _read_ahead(helper, build, rows, len(dataset))
                 result = self._mapped(dataset, fingerprint, ahead, features, desc, rows)
-            if dataset._format_columns is not None and min(self.num_proc or 1, len(dataset)) > 1:
-                # Joining what several processes made names all columns as formatted, in order.
-                result._format_columns = result.column_names
+            if is_joined:
+                # Joining what several processes made forgets the split, and names all columns
+                # as formatted, in order, where some were named.
+                result._split = None
+                if dataset._format_columns is not None:
+                    result._format_columns = result.column_names
             return result
 
         return transmit_format(mapped)(dataset)
@@ -438,11 +445,22 @@ def _require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
     for field in dataset._data.schema:
         if get_nested_type(generate_from_arrow_type(field.type)) != field.type:
             raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
+        if _is_fragile(field.type):
+            raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
         if field.name in columns and dataset.features[field.name] != columns[field.name]:
             raise Unfamiliar(f"column {field.name!r} is there already, of type {field.type}")
     for name in _CUT_COLUMNS:
         if name in dataset.column_names:
             require_integers(column_of(dataset, name).type)
+
+
+def _is_fragile(kind: pa.DataType) -> bool:
+    """Times, dates and decimals, which may lose something on stock's way through Python."""
+    if isinstance(kind, pa.StructType):
+        return any(_is_fragile(field.type) for field in kind)
+    if hasattr(kind, "value_type"):
+        return _is_fragile(kind.value_type)
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
 
 
 def _inner_function(outer: Any, name: str) -> Callable[..., Any]:

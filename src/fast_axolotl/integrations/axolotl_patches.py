@@ -125,21 +125,32 @@ _PADDING = (
 )
 """A tokenizer's ``pad``, and the batch it makes."""
 
-_STREAMS = tuple(
-    f"datasets.iterable_dataset:{name}"
-    for name in (
-        "ArrowExamplesIterable",
-        "BufferShuffledExamplesIterable",
-        "MappedExamplesIterable",
-        "RebatchedArrowExamplesIterable",
-        "_BaseExamplesIterable",
-        "_batch_to_examples",
-        "_examples_to_batch",
-        "IterableDataset.__init__",
-        "IterableDataset.map",
-        "IterableDataset.shuffle",
-        "IterableDataset.skip",
-    )
+_STREAMS = (
+    *(
+        f"datasets.iterable_dataset:{name}"
+        for name in (
+            "ArrowExamplesIterable",
+            "BufferShuffledExamplesIterable",
+            "IterableDataset.__init__",
+            "IterableDataset.map",
+            "IterableDataset.shuffle",
+            "IterableDataset.skip",
+            "MappedExamplesIterable",
+            "RebatchedArrowExamplesIterable",
+            "SkipExamplesIterable",
+            "_BaseExamplesIterable",
+            "_batch_to_examples",
+            "_examples_to_batch",
+        )
+    ),
+    "datasets.packaged_modules.arrow.arrow:Arrow",
+    "datasets.packaged_modules.json.json:Json",
+    "datasets.packaged_modules.parquet.parquet:Parquet",
+    "datasets.packaged_modules.text.text:Text",
+    "datasets.utils.file_utils:_prepare_path_and_storage_options",
+    "datasets.utils.sharding:_merge_gen_kwargs",
+    "datasets.utils.sharding:_shuffle_gen_kwargs",
+    "datasets.utils.sharding:_split_gen_kwargs",
 )
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
 from fast_axolotl.integrations.launch import RUN, status_line
+from fast_axolotl.integrations.patching import NotAsked
 
 try:
     from axolotl.integrations.base import BasePlugin
@@ -63,7 +64,7 @@ class FastAxolotlArgs(BaseModel):
     fast_axolotl_memory_budget: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes that the reader may hold. Default: 268435456 (256 MiB).",
+        description="Bytes that the reader of one process may hold. Default: 67108864 (64 MiB).",
     )
     fast_axolotl_buffer_tokens: int | None = Field(
         default=None,
@@ -74,7 +75,8 @@ class FastAxolotlArgs(BaseModel):
     fast_axolotl_buffer_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes after which a streaming buffer is full, whatever the number of rows.",
+        description="Bytes of text after which a streaming buffer is full, whatever the number of "
+        "rows. Default: 67108864 (64 MiB).",
     )
 
 
@@ -101,23 +103,16 @@ class FastAxolotlPlugin(BasePlugin):
             _say(status_line(os.environ, status().patches))
 
 
-def prepare_plugins(cfg: Any) -> None:
-    """Axolotl's ``prepare_plugins``, with our plugin where the configuration has keys of ours.
+def prepare_plugins(cfg: Any) -> NoReturn:
+    """Before Axolotl's ``prepare_plugins``: our plugin, where the configuration has keys of ours.
 
     Someone who imports ``fast_axolotl`` or uses ``fast-axolotl run`` may set our keys without
     naming the plugin; Axolotl would drop them.
     """
-    from axolotl.integrations.base import PluginManager
-
     listed = list(cfg.get("plugins") or [])
     if PLUGIN not in listed and any(cfg.get(key) is not None for key in KEYS):
-        cfg["plugins"] = listed = [*listed, PLUGIN]
-    if listed:
-        manager = PluginManager.get_instance()
-        for name in listed:
-            manager.register(name)
-        for plugin in manager.plugins.values():
-            plugin.register(cfg)
+        cfg["plugins"] = [*listed, PLUGIN]
+    raise NotAsked
 
 
 def _say(line: str) -> None:

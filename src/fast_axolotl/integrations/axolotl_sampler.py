@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fast_axolotl.integrations.patching import MARK, Unfamiliar
+from fast_axolotl.integrations.patching import MARK, Final, Unfamiliar
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
 __all__ = ["batches_length", "generate_batches", "pack_parallel"]
@@ -108,6 +108,8 @@ def batches_length(self: Any) -> int:
     try:
         length: int = _count_batches(self, multipack)
         return length
+    except Final:
+        raise
     except Exception:
         # A sampler of the user's that fails half way: Axolotl begins again from where we began.
         self._batches, self.total_tokens_used, self.total_token_slots = before
@@ -131,7 +133,11 @@ def _count_batches(self: Any, multipack: Any) -> Any:
         multipack.LOG.debug(f"generate_batches time: {time.time() - start_time}")
     if packed is not None:
         self._batches = packed.make()
-    self._len_across_ranks = self.gather_len_batches(min(sampled))
+    try:
+        self._len_across_ranks = self.gather_len_batches(min(sampled))
+    except Exception as error:
+        # The ranks have met: asking them again would put this one out of step.
+        raise Final(error) from error
     return self._len_across_ranks
 
 

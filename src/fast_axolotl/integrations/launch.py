@@ -40,10 +40,11 @@ _BOOT = Path(__file__).parents[1] / "boot"
 def launch_environment(environment: Mapping[str, str], skip: Iterable[str] = ()) -> dict[str, str]:
     """The environment in which a command and its children find themselves accelerated."""
     names = [*environment.get(SKIP, "").split(","), *skip]
-    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    path = environment.get("PYTHONPATH")
+    folders = path.split(os.pathsep) if path else []
     changed = dict(environment)
     changed[RUN] = "1"
-    changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(_BOOT), *filter(None, folders)]))
+    changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(_BOOT), *folders]))
     changed[SKIP] = ",".join(dict.fromkeys(filter(None, names)))
     return changed
 

@@ -3,7 +3,8 @@
 A ``Replacement`` names a function of the host, ours that stands in for it, and the sources its
 equality was proven against. ``Patchwork`` puts wrappers in place and takes them out again. A
 wrapper calls ours; where ours refuses (``Unfamiliar``) or fails, it notes the reason and calls the
-original with the same arguments. Ours therefore changes nothing until it can no longer fail.
+original with the same arguments. Ours therefore changes nothing until it can no longer fail, and
+an error after that is ``Final``: the caller gets it.
 
 Two guards: the sources of all that ours relies on have known fingerprints, looked at when a module
 is patched; and the objects are those that these sources define, looked at in every call, since
@@ -30,6 +31,7 @@ from fast_axolotl.integrations.fingerprints import fingerprint, num_decorators
 
 __all__ = [
     "MARK",
+    "Final",
     "NotAsked",
     "Patch",
     "Patchwork",
@@ -54,6 +56,14 @@ class Unfamiliar(Exception):
 
 class NotAsked(Unfamiliar):
     """What the replacement is for was not asked for: nothing to tell."""
+
+
+class Final(Exception):
+    """Carries an error past the point where the host's own function could still run instead."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +211,13 @@ class Patchwork:
         owner, attribute = _owner(item, module), item.path[-1]
         original = getattr(owner, "__dict__", {}).get(attribute)
         inner: Any = getattr(original, "__func__", original)
-        if not _is_own(inner, module):
-            record.reason = f"{item.target} was replaced by someone else"
+        try:
+            _as_written(item.target)
+        except Unfamiliar as refusal:
+            record.reason = str(refusal)
+            return None
+        if hasattr(inner, MARK):
+            record.reason = "another copy of this package has replaced it"
             return None
         wrapper: Any = _wrap(inner, item, record)
         if isinstance(original, classmethod):
@@ -213,6 +228,7 @@ class Patchwork:
 
     def _remove(self, item: Replacement) -> None:
         record = self._records[item.target]
+        # A partial or closure may hold the wrapper still; its record tells it to step aside.
         record.state, record.reason = "waiting", ""
         while record.applied:
             applied = record.applied.pop()
@@ -237,20 +253,36 @@ class Patchwork:
 
 
 class Reliance:
-    """Functions of the host that have to be the ones which their files define."""
+    """Functions of the host that have to be the ones which their files define.
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._found: list[tuple[str, Mapping[str, Any], str, Any]] | None = None
+    Also under the name that the replaced function's own module has imported them by.
+    """
+
+    def __init__(self, names: Iterable[str], user: str) -> None:
+        self._waiting = list(names)
+        self._user = user
+        self._found: list[tuple[str, Mapping[str, Any], str, Any]] = []
 
     def check(self) -> None:
         """``Unfamiliar`` where one has been replaced by other means than ours."""
-        if self._found is None:
-            self._found = [found for name in self._names if (found := _as_written(name))]
+        if self._waiting:
+            self._look()
         for name, namespace, attribute, value in self._found:
             held = namespace.get(attribute)
             if held is not value and _beneath(held) is not _beneath(value):
                 raise Unfamiliar(f"{name} was replaced by someone else")
+
+    def _look(self) -> None:
+        for name in list(self._waiting):
+            found = _as_written(name)
+            if found is None:
+                continue
+            self._waiting.remove(name)
+            self._found.append(found)
+            _, _, attribute, value = found
+            namespace = getattr(sys.modules.get(self._user), "__dict__", {})
+            if "." not in name.partition(":")[2] and attribute in namespace:
+                self._found.append((name, namespace, attribute, value))
 
 
 def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
@@ -299,15 +331,6 @@ def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
     return ""
 
 
-def _is_own(function: Any, module: ModuleType) -> bool:
-    """Whether a function is the one that its module's file defines."""
-    return (
-        isinstance(function, FunctionType)
-        and not hasattr(function, MARK)
-        and function.__module__ == module.__name__
-    )
-
-
 def _owner(item: Replacement, module: Any) -> Any:
     """The module or class that holds the function; ``None`` where a name on the way is missing."""
     owner = module
@@ -324,23 +347,30 @@ def _is_in_place(item: Replacement, record: _Record) -> bool:
 
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
     load = functools.cache(functools.partial(_load, item.ours))
-    reliance = Reliance(item.relies_on)
+    reliance = Reliance(item.relies_on, item.module)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if record.state != "active":
+            return original(*args, **kwargs)
+        error: Exception | None = None
         try:
             reliance.check()
             result = load()(*args, **kwargs)
         except NotAsked:
             reason = ""
+        except Final as final:
+            reason, error = "", final.error
         except Unfamiliar as refusal:
             reason = str(refusal)
-        except Exception as error:  # noqa: BLE001
+        except Exception as mistake:  # noqa: BLE001
             # Whatever went wrong in ours, the host's own function decides what the caller sees.
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(mistake).__name__}: {mistake}"
         else:
             record.calls += 1
             return result
+        if error is not None:
+            raise error
         if reason:
             _note(item, record, reason)
         return original(*args, **kwargs)

@@ -1,0 +1,442 @@
+"""Axolotl's streamed datasets through our reader, with buffers bounded by bytes.
+
+With ``dataset_use_rust_streaming: true`` the two functions that load streamed files let Axolotl
+load them as ever, and exchange what reads the files (``huggingface.through_reader``). What Axolotl
+does with the dataset then (skip, shuffle, map, format) is its own code, unchanged. It meets a
+``BoundedDataset``, whose shuffle and batched map end a buffer at a number of rows, as Hugging
+Face's do, or at a number of bytes, whichever comes first. So as long as no buffer reaches its
+bytes, rows, batches and the use of random numbers are the same; beyond, memory is bounded, and
+batches are smaller than the rows asked for.
+
+State: a batched map starts its last batch again and leaves out the rows it had given, as Hugging
+Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), that
+batch is the same only with the same random state. The shuffle keeps which rows it holds, by
+number, and reads them again from the oldest on: nothing is lost or doubled.
+
+Without the switch, below its thresholds, or for files that ``huggingface`` refuses: ``Unfamiliar``.
+Does not bound a shuffle after several datasets were concatenated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from fast_axolotl.errors import DataError, MissingExtraError
+from fast_axolotl.integrations.patching import NotAsked, Unfamiliar
+from fast_axolotl.reading.files import find_files
+from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
+
+try:
+    from datasets import IterableDataset, IterableDatasetDict
+    from datasets import iterable_dataset as hf
+except ImportError as error:
+    raise MissingExtraError(
+        "streaming into Axolotl needs its packages: pip install axolotl"
+    ) from error
+
+from fast_axolotl.integrations.huggingface import (
+    TOKEN_BYTES,
+    BoundedMap,
+    locate,
+    shard_sources,
+    through_reader,
+    weigh,
+)
+
+__all__ = [
+    "BoundedDataset",
+    "BoundedShuffle",
+    "StreamSettings",
+    "bounded",
+    "load_and_process_single_dataset",
+    "load_streaming_dataset",
+    "stream_settings",
+]
+
+MIB = 1024 * 1024
+
+MEMORY_BUDGET = 64 * MIB
+"""Of one process that reads. Less than the reader's own default: each worker has one."""
+
+BUFFER_BYTES = 64 * MIB
+"""Of text as Python holds it. 10,000 web pages of 4 KB, Axolotl's default buffer, stay below it;
+tokenised, so much text takes ten to twenty times its size for a moment."""
+
+_MARK_ROWS = 1000
+"""A shuffle notes its source's position every so many rows."""
+
+_DRAWN_TOGETHER = 1000
+"""Hugging Face draws the places of a shuffle in blocks of this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """What a configuration asks of streaming."""
+
+    force: bool = False
+    """Whatever the size of the files and of a sequence."""
+    keep_in_memory: bool = False
+    """The configuration wants datasets in memory."""
+    sequence_len: int = 0
+    """Of the configuration."""
+    min_file_bytes: int = STREAMING_FILE_BYTES
+    """Together, the files must be as large."""
+    min_sequence_len: int = STREAMING_SEQUENCE_LENGTH
+    """A sequence must be as long."""
+    memory_budget: int = MEMORY_BUDGET
+    """Bytes that the reader of one process may hold."""
+    buffer_bytes: int = BUFFER_BYTES
+    """Bytes at which a buffer of rows is full."""
+
+    def require_wanted(self) -> None:
+        """``Unfamiliar`` where the configuration is below its own thresholds."""
+        if self.force:
+            return
+        if self.keep_in_memory:
+            raise Unfamiliar("dataset_keep_in_memory is set")
+        if self.sequence_len < self.min_sequence_len:
+            raise Unfamiliar(f"sequence_len is below {self.min_sequence_len}")
+
+
+def stream_settings(cfg: Any) -> StreamSettings | None:
+    """The settings of a configuration; ``None`` where it does not ask for our reader."""
+    if not cfg.get("dataset_use_rust_streaming"):
+        return None
+
+    def number(key: str, default: int) -> int:
+        value = cfg.get(key)
+        return default if value is None else int(value)
+
+    tokens = cfg.get("fast_axolotl_buffer_tokens")
+    by_tokens = BUFFER_BYTES if tokens is None else int(tokens) * TOKEN_BYTES
+    by_bytes = number("fast_axolotl_buffer_bytes", by_tokens)
+    return StreamSettings(
+        force=bool(cfg.get("fast_axolotl_streaming_force")),
+        keep_in_memory=bool(cfg.get("dataset_keep_in_memory")),
+        sequence_len=number("sequence_len", 0),
+        min_file_bytes=number("fast_axolotl_streaming_min_bytes", STREAMING_FILE_BYTES),
+        min_sequence_len=number(
+            "fast_axolotl_streaming_min_sequence_len", STREAMING_SEQUENCE_LENGTH
+        ),
+        memory_budget=number("fast_axolotl_memory_budget", MEMORY_BUDGET),
+        buffer_bytes=by_bytes if tokens is None else min(by_bytes, by_tokens),
+    )
+
+
+def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
+    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format."""
+    from axolotl.utils.data import sft
+
+    settings = _wanted(cfg)
+    if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
+        raise Unfamiliar("dispatch_batches is set")
+    wrapper = functools.partial(
+        sft.get_dataset_wrapper,
+        dataset_config=pretraining_config,
+        tokenizer=tokenizer,
+        cfg=cfg,
+        dataset_base_type=pretraining_config["type"],
+    )
+    loaded = sft.load_dataset(
+        pretraining_config["path"],
+        streaming=True,
+        split=pretraining_config["split"],
+        name=pretraining_config["name"],
+        data_files=pretraining_config["data_files"],
+    )
+    dataset, skip = _exchanged(loaded, settings), pretraining_config["skip"]
+    batch_size = cfg.micro_batch_size
+    try:
+        if skip:
+            _require_right_skip(loaded, skip)
+            sft.LOG.info(f"Skipping {skip} samples from the dataset")
+            dataset = dataset.skip(skip)
+        wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
+        return wrapped.with_format("torch")
+    except Exception:
+        # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
+        cfg.micro_batch_size = batch_size
+        raise
+
+
+def load_and_process_single_dataset(
+    dataset_config: Any,
+    cfg: Any,
+    tokenizer: Any,
+    split: str,
+    seed: int,
+    processor: Any | None = None,
+    streaming: bool = False,
+) -> tuple[Any, Any]:
+    """Axolotl's ``_load_and_process_single_dataset``, for streamed datasets alone."""
+    if not streaming:
+        raise NotAsked
+    settings = _wanted(cfg)
+    if dataset_config.type == "_synthetic" or dataset_config.shards:
+        raise Unfamiliar("the dataset is synthetic, or one of several shards")
+
+    from axolotl.utils.data import sft
+
+    dataset = sft.load_dataset_with_config(
+        dataset_config, cfg.hf_use_auth_token, streaming=streaming
+    )
+    if isinstance(dataset, IterableDatasetDict):
+        wanted = dataset_config.split if dataset_config.split in dataset else split
+        if wanted not in dataset:
+            raise Unfamiliar(f"there is no split {wanted!r}")
+        dataset = dataset[wanted]
+    base_type, prompt_style = sft._parse_dataset_type(dataset_config.type)
+    wrapped, prompter = sft.get_dataset_wrapper(
+        dataset_config=dataset_config,
+        tokenizer=tokenizer,
+        cfg=cfg,
+        dataset_base_type=base_type,
+        dataset=_exchanged(dataset, settings),
+        dataset_prompt_style=prompt_style,
+        processor=processor,
+    )
+    return wrapped, prompter
+
+
+class BoundedDataset(IterableDataset):  # type: ignore[misc]
+    """A stream whose shuffle and batched map also count bytes."""
+
+    buffer_bytes: int
+
+    def shuffle(self, *args: Any, **kwargs: Any) -> Any:
+        """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""
+        shuffled = super().shuffle(*args, **kwargs)
+        shuffled._ex_iterable = BoundedShuffle.around(shuffled._ex_iterable, self.buffer_bytes)
+        return bounded(shuffled, self.buffer_bytes)
+
+    def map(self, *args: Any, **kwargs: Any) -> Any:
+        """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
+        mapped = super().map(*args, **kwargs)
+        if BoundedMap.can_be(mapped._ex_iterable):
+            mapped._ex_iterable = BoundedMap.around(mapped._ex_iterable, self.buffer_bytes)
+        return bounded(mapped, self.buffer_bytes)
+
+    def skip(self, n: int) -> Any:
+        """As Hugging Face's."""
+        return bounded(super().skip(n), self.buffer_bytes)
+
+
+def bounded(dataset: Any, buffer_bytes: int) -> BoundedDataset:
+    """The same dataset, whose shuffle and map come out bounded."""
+    result = BoundedDataset(
+        dataset._ex_iterable,
+        info=dataset._info.copy(),
+        split=dataset._split,
+        formatting=dataset._formatting,
+        distributed=dataset._distributed,
+        token_per_repo_id=dataset._token_per_repo_id,
+    )
+    result.buffer_bytes = buffer_bytes
+    return result
+
+
+class BoundedShuffle(hf.BufferShuffledExamplesIterable):  # type: ignore[misc]
+    """Hugging Face's shuffle buffer, full at a number of rows or of bytes, that can be resumed."""
+
+    def __init__(self, ex_iterable: Any, buffer_size: int, generator: Any, budget: int) -> None:
+        super().__init__(ex_iterable, buffer_size, generator)
+        self.budget = budget
+
+    @classmethod
+    def around(cls, shuffled: Any, budget: int) -> BoundedShuffle:
+        """The same shuffle, with a budget; rows come one by one, not as tables of one row."""
+        source = shuffled.ex_iterable
+        if type(source) is hf.RebatchedArrowExamplesIterable:
+            source = source.ex_iterable
+        return cls(source, shuffled.buffer_size, shuffled.generator, budget)
+
+    @property
+    def iter_arrow(self) -> None:
+        return None
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict: dict[str, Any] = {
+            "examples_iterable": self.ex_iterable._init_state_dict(),
+            **_nothing_held(),
+            "type": type(self).__name__,
+        }
+        return self._state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        # A map loads a state from before the one that was merged in with its own.
+        if self._state_dict:
+            self._state_dict.update(_nothing_held())
+        return hf._BaseExamplesIterable.load_state_dict(self, state_dict)
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        state: dict[str, Any] = self._state_dict or _nothing_held()
+        rng, resumed_at = deepcopy(self.generator), state["next"]
+        draws = _Draws(rng, self.buffer_size, state)
+        buffer = _Buffer(state)
+        for number, row in self._numbered(state):
+            if number < resumed_at:
+                buffer.refill(number, row)
+                continue
+            size = weigh(row[1])
+            while buffer.is_full(size, self.buffer_size, self.budget):
+                place = draws.next() % len(buffer.rows)
+                leaving = buffer.rows[place]
+                if buffer.size - buffer.sizes[place] + size <= self.budget:
+                    buffer.put(number, row, size, place)
+                    yield leaving
+                    break
+                buffer.drop(place)
+                yield leaving
+            else:
+                buffer.put(number, row, size, len(buffer.rows))
+        rng.shuffle(buffer.rows)
+        for row in buffer.rows[state["drained"] :]:
+            state["drained"] += 1
+            yield row
+
+    def _numbered(self, state: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+        """Rows and their numbers, from the oldest mark on; marks the source's positions."""
+        keeps = self._state_dict is not None
+        if state["marks"]:
+            state["marks"] = [list(mark) for mark in state["marks"]]
+            number, position = state["marks"][0]
+            self.ex_iterable.load_state_dict(position)
+        else:
+            number, state["marks"] = 0, [[0, self.ex_iterable.state_dict()]] if keeps else []
+        for row in self.ex_iterable:
+            yield number, row
+            number += 1
+            if keeps and number % _MARK_ROWS == 0 and number > state["marks"][-1][0]:
+                state["marks"].append([number, self.ex_iterable.state_dict()])
+                oldest = min(state["held"], default=number)
+                while len(state["marks"]) > 1 and state["marks"][1][0] <= oldest:
+                    del state["marks"][0]
+
+    def shift_rngs(self, value: int) -> BoundedShuffle:
+        return self.around(super().shift_rngs(value), self.budget)
+
+    def shuffle_data_sources(self, generator: Any) -> BoundedShuffle:
+        return self.around(super().shuffle_data_sources(generator), self.budget)
+
+    def shard_data_sources(self, *args: Any, **kwargs: Any) -> BoundedShuffle:
+        return self.around(super().shard_data_sources(*args, **kwargs), self.budget)
+
+    def reshard_data_sources(self) -> BoundedShuffle:
+        return self.around(super().reshard_data_sources(), self.budget)
+
+
+def _nothing_held() -> dict[str, Any]:
+    """No lists: Hugging Face merges a loaded state into this one, lists item by item."""
+    return {"held": None, "marks": None, "next": 0, "drained": 0, "block": None, "drawn": 0}
+
+
+class _Draws:
+    """Random places, drawn in blocks as Hugging Face does; the state tells block and place."""
+
+    def __init__(self, rng: Any, bound: int, state: dict[str, Any]) -> None:
+        self._rng, self._bound, self._state = rng, bound, state
+        self._values: list[int] = []
+        if state["block"]:
+            rng.bit_generator.state = state["block"]
+            self._values = self._block()
+
+    def next(self) -> int:
+        if not self._values or self._state["drawn"] == _DRAWN_TOGETHER:
+            self._state["block"], self._state["drawn"] = self._rng.bit_generator.state, 0
+            self._values = self._block()
+        place: int = self._values[self._state["drawn"]]
+        self._state["drawn"] += 1
+        return place
+
+    def _block(self) -> list[int]:
+        drawn: list[int] = self._rng.integers(0, self._bound, size=_DRAWN_TOGETHER).tolist()
+        return drawn
+
+
+class _Buffer:
+    """Rows of a shuffle, their numbers and their bytes; the state holds the numbers."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self.held: list[int] = list(state["held"] or ())
+        self.rows: list[Any] = [None] * len(self.held)
+        self.sizes = [0] * len(self.held)
+        self.size = 0
+        self._awaited = {number: place for place, number in enumerate(self.held)}
+        state["held"] = self.held
+
+    def refill(self, number: int, row: Any) -> None:
+        """Puts a row where it was when the state was taken, if it was still there."""
+        place = self._awaited.pop(number, None)
+        if place is not None:
+            self.rows[place], self.sizes[place] = row, weigh(row[1])
+            self.size += self.sizes[place]
+
+    def is_full(self, size: int, most_rows: int, budget: int) -> bool:
+        """Whether a row has to leave before one of this size may enter."""
+        return bool(self.rows) and (len(self.rows) == most_rows or self.size + size > budget)
+
+    def put(self, number: int, row: Any, size: int, place: int) -> None:
+        """Enters a row, in place of another or at the end."""
+        if place == len(self.rows):
+            self.rows.append(row)
+            self.held.append(number)
+            self.sizes.append(size)
+        else:
+            self.size -= self.sizes[place]
+            self.rows[place], self.held[place], self.sizes[place] = row, number, size
+        self.size += size
+        self._state["next"] = number + 1
+
+    def drop(self, place: int) -> None:
+        """Takes a row out; the last one moves up."""
+        self.size -= self.sizes[place]
+        for column in (self.rows, self.held, self.sizes):
+            last = column.pop()
+            if place < len(column):
+                column[place] = last
+
+
+def _wanted(cfg: Any) -> StreamSettings:
+    settings = stream_settings(cfg)
+    if settings is None:
+        raise NotAsked
+    settings.require_wanted()
+    return settings
+
+
+def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
+    """A dataset that Hugging Face loaded, with our reader and our buffers."""
+    paths = shard_sources(loaded)
+    if not settings.force and not _are_large(loaded, paths, settings.min_file_bytes):
+        raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
+    dataset = through_reader(loaded, memory_budget=settings.memory_budget)
+    return bounded(dataset, settings.buffer_bytes)
+
+
+def _are_large(loaded: Any, paths: list[str], least: int) -> bool:
+    """Whether files add up to so many bytes; one that hides its size counts as large."""
+    total = 0
+    for path in paths:
+        try:
+            address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
+            sources, _ = find_files(address, storage_options=options)
+        except DataError:
+            return True
+        total += sum(source.num_bytes for source in sources)
+        if total >= least:
+            return True
+    return False
+
+
+def _require_right_skip(loaded: Any, skip: int) -> None:
+    """datasets 4.8 skips wrongly past its first table, where it skips tables and not rows."""
+    if loaded.features is None:
+        return
+    first = next(iter(loaded._ex_iterable.iter_arrow()), None)
+    if first is None or skip >= len(first[1]):
+        raise Unfamiliar("datasets itself skips other rows than asked for, past its first table")

@@ -1,0 +1,343 @@
+"""Our encoders give what those of the real Axolotl give, floats and random states included.
+
+Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import AGAINST_AXOLOTL
+
+pytestmark = AGAINST_AXOLOTL
+
+PROPERTY = settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(scope="module")
+def ours(stock: Callable[[str], Any]) -> Any:
+    """Our encoders, beside those of an Axolotl that is proven to be the released one."""
+    theirs = stock("axolotl.utils.data.streaming")
+    for function in (theirs.encode_streaming, theirs.encode_packed_streaming):
+        assert "/axolotl/utils/data/" in function.__code__.co_filename
+        assert not hasattr(function, "__wrapped__")
+    from fast_axolotl.integrations import axolotl_encode
+    from fast_axolotl.integrations.patching import Unfamiliar
+
+    return SimpleNamespace(encode=axolotl_encode, theirs=theirs, Unfamiliar=Unfamiliar)
+
+
+class Tokenizer:
+    """Texts are lists of tokens; counts its calls."""
+
+    def __init__(self, eos: Any = 1, pad: Any = 0, cut: bool = True) -> None:
+        self.eos_token_id, self.pad_token_id = eos, pad
+        self.cut, self.calls = cut, list[Any]()
+
+    def __call__(self, texts: Any, **options: Any) -> dict[str, Any]:
+        self.calls.append(options)
+        rows = [text[: options["max_length"]] if self.cut else text for text in texts]
+        return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+
+
+def both(ours: Any, rows: Any, width: int, make: Any = Tokenizer, **options: Any) -> list[Any]:
+    found = []
+    for function in (ours.theirs.encode_streaming, ours.encode.encode_streaming):
+        tokenizer = make()
+        found.append(function({"text": copy.deepcopy(rows)}, tokenizer, width, **options))
+        assert tokenizer.calls == [
+            {"truncation": True, "max_length": width - 2, "add_special_tokens": True}
+        ]
+    return found
+
+
+def assert_same(theirs: Any, mine: Any) -> None:
+    """Equal down to the types of the numbers: 1 and 1.0 differ."""
+    assert list(mine) == list(theirs)
+    assert repr(mine) == repr(theirs)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 2**31), max_size=12), max_size=25),
+    width=st.integers(3, 20),
+    concatenate=st.booleans(),
+)
+@PROPERTY
+def test_rows_are_those_of_axolotl_empty_texts_included(
+    ours: Any, rows: list[list[int]], width: int, concatenate: bool
+) -> None:
+    assert_same(*both(ours, rows, width, concatenate=concatenate))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [[]],
+        [[], []],
+        [[5]],
+        [[], [16_777_217]],
+        [[7] * 6, [], [8]],
+        [[-3, 2**62]],
+        [[2] * 6] * 3,
+    ],
+)
+def test_edges(ours: Any, rows: list[list[int]]) -> None:
+    assert_same(*both(ours, rows, 8))
+
+
+def test_columns_of_a_row_share_no_list(ours: Any) -> None:
+    _, mine = both(ours, [[4, 5], [6]], 8, concatenate=False)
+    assert mine["input_ids"][0] is not mine["labels"][0]
+
+
+def test_another_default_type_of_torch_is_honoured(ours: Any) -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(*both(ours, [[], [16_777_217]], 8))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Odd(Tokenizer):
+    """Gives something that is not lists of ints beside ones."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def __call__(self, texts: Any, **options: Any) -> dict[str, Any]:
+        answer = super().__call__(texts, **options)
+        self.change(answer)
+        return answer
+
+
+ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "floats": lambda a: a.update(input_ids=[[1.5, 2.0], [3.0]]),
+    "a bool": lambda a: a["input_ids"][0].__setitem__(1, True),
+    "a mask of zeros": lambda a: a.update(attention_mask=[[1, 0], [1]]),
+    "a mask of bools": lambda a: a.update(attention_mask=[[True, True], [True]]),
+    "tuples": lambda a: a.update(input_ids=[(4, 5), (6,)]),
+}
+
+
+@pytest.mark.parametrize("concatenate", [True, False])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_answers_are_axolotls_to_deal_with_without_a_second_call(
+    ours: Any, name: str, concatenate: bool
+) -> None:
+    make = functools.partial(Odd, ODD[name])
+    assert_same(*both(ours, [[4, 5], [6]], 8, make, concatenate=concatenate))
+
+
+def test_a_text_longer_than_a_row_fails_as_in_axolotl(ours: Any) -> None:
+    errors = []
+    for function in (ours.theirs.encode_streaming, ours.encode.encode_streaming):
+        with pytest.raises(RuntimeError) as caught:
+            function({"text": [[5] * 20, [6]]}, Tokenizer(cut=False), 8)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "width"),
+    [
+        (Tokenizer(eos=None), 8),
+        (Tokenizer(pad=None), 8),
+        (Tokenizer(eos=[1, 2]), 8),
+        (Tokenizer(eos=True), 8),
+        (Tokenizer(), 2),
+        (Tokenizer(), 8.0),
+    ],
+)
+def test_odd_arguments_are_refused_before_the_tokenizer_is_called(
+    ours: Any, tokenizer: Tokenizer, width: Any
+) -> None:
+    with pytest.raises(ours.Unfamiliar):
+        ours.encode.encode_streaming({"text": [[5]]}, tokenizer, width)
+    assert not tokenizer.calls
+
+
+# encode_packed_streaming
+
+
+@pytest.fixture(scope="module")
+def fast(stock: Callable[[str], Any]) -> Any:
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{n}": n + 4 for n in range(50)}
+    made = Rust(models.WordLevel({"<u>": 0, "<s>": 1, "</s>": 2, "<p>": 3, **words}, "<u>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<p>", unk_token="<u>"
+    )
+
+
+def test_a_real_tokenizer_gives_the_same_rows(ours: Any, fast: Any) -> None:
+    texts = [" ".join(f"w{n % 50}" for n in range(count)) for count in (0, 3, 40, 9, 0, 1)]
+    found = [
+        module.encode_streaming({"text": texts}, fast, 16) for module in (ours.theirs, ours.encode)
+    ]
+    assert_same(*found)
+
+
+def collator(fast: Any, **options: Any) -> Any:
+    from axolotl.utils.collators import PretrainingBatchSamplerDataCollatorForSeq2Seq
+
+    usual = {"return_tensors": "pt", "padding": True, "pad_to_multiple_of": 16}
+    return PretrainingBatchSamplerDataCollatorForSeq2Seq(fast, **{**usual, **options})
+
+
+class Wrapper:
+    """Gives columns that were made beforehand; counts its calls."""
+
+    def __init__(self, columns: dict[str, Any], change: Callable[[Any], Any] = lambda d: d) -> None:
+        self.columns, self.change, self.calls = columns, change, 0
+
+    def __call__(self, dataset: Any) -> tuple[Any, None]:
+        from datasets import Dataset
+
+        self.calls += 1
+        return self.change(Dataset.from_dict(self.columns)), None
+
+
+def columns_of(rows: list[list[int]], labels: bool = False) -> dict[str, Any]:
+    masks = [[1] * len(row) for row in rows]
+    found: dict[str, Any] = {"input_ids": rows, "attention_mask": masks}
+    if labels:
+        found["labels"] = [[-100, *row[1:]][: len(row)] for row in rows]
+    return {**found, "overflow_to_sample_mapping": list(range(len(rows)))}
+
+
+def packed(ours: Any, function: Any, collate: Any, wrapper: Any, **options: Any) -> Any:
+    import torch
+
+    torch.manual_seed(5)
+    usual = {"bin_size": 200, "max_seq_length": 16, "batch_size": 2}
+    try:
+        result = function(collate, wrapper, {"text": ["x"]}, **{**usual, **options})
+    except Exception as error:  # noqa: BLE001
+        result = f"{type(error).__name__}: {error}"
+    return result, torch.get_rng_state().tolist(), wrapper.calls
+
+
+def assert_packed_same(ours: Any, make: Callable[[], Any], collate: Any, **options: Any) -> None:
+    functions = (ours.theirs.encode_packed_streaming, ours.encode.encode_packed_streaming)
+    theirs, mine = (packed(ours, f, collate, make(), **options) for f in functions)
+    assert mine[1:] == theirs[1:]
+    if isinstance(theirs[0], str):
+        assert mine[0] == theirs[0]
+        return
+    assert type(mine[0]) is type(theirs[0])
+    assert mine[0].default_factory is theirs[0].default_factory
+    assert list(mine[0]) == list(theirs[0])
+    for name, expected in theirs[0].items():
+        found = mine[0][name]
+        assert [(t.dtype, t.shape, t.is_contiguous()) for t in found] == [
+            (t.dtype, t.shape, t.is_contiguous()) for t in expected
+        ]
+        assert [t.tolist() for t in found] == [t.tolist() for t in expected]
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 99), max_size=20), min_size=1, max_size=30),
+    labels=st.booleans(),
+    isolated=st.sampled_from([True, False, None]),
+    bin_size=st.sampled_from([1, 3, 200]),
+    batch_size=st.integers(1, 3),
+)
+@PROPERTY
+def test_packed_tensors_are_those_of_axolotl(
+    ours: Any,
+    fast: Any,
+    rows: list[list[int]],
+    labels: bool,
+    isolated: bool | None,
+    bin_size: int,
+    batch_size: int,
+) -> None:
+    collate = collator(fast, multipack_attn=isolated)
+    make = functools.partial(Wrapper, columns_of(rows, labels))
+    options = {"multipack_attn": isolated, "bin_size": bin_size, "batch_size": batch_size}
+    assert_packed_same(ours, make, collate, **options)
+
+
+ROWS = [[n + 4] * (n % 7 + 2) for n in range(20)]
+UNUSUAL: dict[str, Callable[[], Wrapper]] = {
+    "another column": lambda: Wrapper({**columns_of(ROWS), "kind": ROWS}),
+    "token types": lambda: Wrapper({**columns_of(ROWS), "token_type_ids": ROWS}),
+    "a length": lambda: Wrapper({**columns_of(ROWS), "length": [len(r) for r in ROWS]}),
+    "indices": lambda: Wrapper(columns_of(ROWS), lambda d: d.select([3, 1, 2, 9])),
+    "a slice": lambda: Wrapper(columns_of(ROWS), lambda d: d.select(range(4, 12))),
+    "labels of another length": lambda: Wrapper(
+        {**columns_of(ROWS), "labels": [r[1:] for r in ROWS]}
+    ),
+    "a row that is null": lambda: Wrapper({**columns_of(ROWS), "labels": [None, *ROWS[1:]]}),
+    "nothing within the limits": lambda: Wrapper(columns_of([[5], [6] * 99])),
+    "no attention mask": lambda: Wrapper({"input_ids": ROWS}),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_dataset_goes_on_as_in_axolotl_without_a_second_call(
+    ours: Any, fast: Any, name: str
+) -> None:
+    assert_packed_same(ours, UNUSUAL[name], collator(fast))
+
+
+def test_a_collator_that_numbers_masks_may_meet_a_map_that_keeps_them(ours: Any, fast: Any) -> None:
+    make = functools.partial(Wrapper, columns_of(ROWS))
+    assert_packed_same(ours, make, collator(fast, multipack_attn=True), multipack_attn=False)
+
+
+def test_no_multiple_pads_nothing(ours: Any, fast: Any) -> None:
+    make = functools.partial(Wrapper, columns_of(ROWS))
+    assert_packed_same(ours, make, collator(fast, pad_to_multiple_of=None))
+
+
+def _left(fast: Any) -> Any:
+    other = copy.copy(fast)
+    other.padding_side = "left"
+    return collator(other)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "another collator": (lambda fast: lambda rows: rows, {}),
+    "padding on the left": (_left, {}),
+    "padding to a length": (lambda fast: collator(fast, padding="max_length"), {}),
+    "arrays": (lambda fast: collator(fast, return_tensors="np"), {}),
+    "a model": (lambda fast: collator(fast, model=object()), {}),
+    "a fraction for a size": (collator, {"max_seq_length": 16.0}),
+    "no batch": (collator, {"batch_size": 0}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unusual_settings_are_refused_before_anything_is_called_or_drawn(
+    ours: Any, fast: Any, name: str
+) -> None:
+    import torch
+
+    make, options = REFUSED[name]
+    wrapper, before = Wrapper(columns_of(ROWS)), torch.get_rng_state()
+    usual = {"bin_size": 200, "max_seq_length": 16, "batch_size": 2}
+    with pytest.raises(ours.Unfamiliar):
+        ours.encode.encode_packed_streaming(
+            make(fast), wrapper, {"text": ["x"]}, **{**usual, **options}
+        )
+    assert wrapper.calls == 0
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,599 @@
+"""Streamed files through our reader: what Hugging Face and Axolotl give, and exact resume.
+
+Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import (
+    AGAINST_AXOLOTL,
+    compress,
+    flat_rows,
+    make_rows,
+    write_arrow,
+    write_csv,
+    write_jsonl,
+    write_parquet,
+)
+
+pytestmark = AGAINST_AXOLOTL
+
+BUDGET = 16 * 1024 * 1024
+ROWS = 700
+
+
+@pytest.fixture(scope="module")
+def ours(stock: Callable[[str], Any]) -> Any:
+    """Our modules, beside an Axolotl that is proven to be the released one."""
+    sft, streaming = stock("axolotl.utils.data.sft"), stock("axolotl.utils.data.streaming")
+    for function in (sft._load_streaming_dataset, streaming.wrap_streaming_dataset):
+        assert "/axolotl/utils/data/" in function.__code__.co_filename
+        assert not hasattr(function, "__wrapped__")
+    from fast_axolotl.integrations import axolotl_streaming, huggingface
+    from fast_axolotl.integrations.patching import Unfamiliar
+
+    return SimpleNamespace(
+        streaming=axolotl_streaming, hf=huggingface, sft=sft, Unfamiliar=Unfamiliar
+    )
+
+
+def write_text(path: Path, lines: list[str], end: str = "\n") -> Path:
+    path.write_bytes("".join(line + end for line in lines).encode())
+    return path
+
+
+def write_zstd(folder: Path) -> Path:
+    return compress(write_jsonl(folder / "z.jsonl", make_rows(ROWS)), "zstd")
+
+
+FILES: dict[str, tuple[str, Callable[[Path], Path]]] = {
+    "json lines": ("json", lambda d: write_jsonl(d / "a.jsonl", make_rows(ROWS))),
+    "json lines, gzip": (
+        "json",
+        lambda d: compress(write_jsonl(d / "a.jsonl", make_rows(ROWS)), "gzip"),
+    ),
+    "json lines, zstd": ("json", write_zstd),
+    "json lines with nulls and missing fields": (
+        "json",
+        lambda d: write_jsonl(
+            d / "n.jsonl",
+            [
+                {"text": None if i % 3 else f"t{i}", "meta": None if i % 5 else {"a": i, "b": "x"}}
+                if i % 2
+                else {"text": f"only {i}"}
+                for i in range(ROWS)
+            ],
+        ),
+    ),
+    "parquet": ("parquet", lambda d: write_parquet(d / "a.parquet", make_rows(ROWS), 100)),
+    "arrow stream": (
+        "arrow",
+        lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_stream),
+    ),
+    "arrow file": ("arrow", lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_file)),
+    "text": (
+        "text",
+        lambda d: write_text(d / "a.txt", [f"lïne {i}" * (i % 4) for i in range(ROWS)]),
+    ),
+    "text, crlf": (
+        "text",
+        lambda d: write_text(d / "a.txt", [f"line {i}" for i in range(9)], "\r\n"),
+    ),
+    "text, gzip": (
+        "text",
+        lambda d: compress(write_text(d / "a.txt", [f"line {i}" for i in range(ROWS)]), "gzip"),
+    ),
+}
+
+
+def load(kind: str, path: Any, **options: Any) -> Any:
+    from datasets import load_dataset
+
+    paths = [str(item) for item in path] if isinstance(path, list) else str(path)
+    return load_dataset(kind, data_files=paths, split="train", streaming=True, **options)
+
+
+def exchange(ours: Any, dataset: Any, buffer_bytes: int = 1 << 30) -> Any:
+    read = ours.hf.through_reader(dataset, memory_budget=BUDGET)
+    return ours.streaming.bounded(read, buffer_bytes)
+
+
+def pair(ours: Any, kind: str, path: Any, **options: Any) -> tuple[Any, Any]:
+    return load(kind, path), exchange(ours, load(kind, path), **options)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_features_rows_and_order_are_those_of_hugging_face(
+    ours: Any, tmp_path: Path, name: str
+) -> None:
+    kind, write = FILES[name]
+    theirs, mine = pair(ours, kind, write(tmp_path))
+    assert mine.features == theirs.features
+    assert mine.column_names == theirs.column_names
+    assert (mine.num_shards, mine.n_shards, mine.split) == (1, 1, theirs.split)
+    expected = list(theirs)
+    assert list(mine) == expected
+    assert [list(row) for row in mine] == [list(row) for row in expected]
+    assert list(mine) == expected, "a second pass starts anew"
+
+
+@pytest.mark.parametrize("name", ["json lines", "parquet", "text"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.take(5),
+        lambda d: d.skip(3),
+        lambda d: d.shuffle(seed=3, buffer_size=50),
+        lambda d: d.map(lambda row: {"n": len(row["text"])}),
+        lambda d: d.map(lambda rows: {"n": [len(t) for t in rows["text"]]}, batched=True),
+        lambda d: d.filter(lambda row: len(row["text"]) % 2 == 0),
+        lambda d: d.rename_column("text", "content"),
+        lambda d: d.remove_columns("text") if d.features and len(d.features) > 1 else d,
+        lambda d: d.with_format("numpy"),
+        lambda d: d.select_columns(["text"]),
+        lambda d: d.shuffle(seed=1, buffer_size=9).map(lambda row: {"n": 1}).take(30),
+    ],
+)
+def test_the_methods_of_a_dataset_give_the_same(
+    ours: Any, tmp_path: Path, name: str, change: Callable[[Any], Any]
+) -> None:
+    kind, write = FILES[name]
+    theirs, mine = pair(ours, kind, write(tmp_path))
+    expected, found = change(theirs), change(mine)
+    assert found.column_names == expected.column_names
+    assert plain(found) == plain(expected)
+
+
+def plain(dataset: Any) -> list[Any]:
+    return [json.loads(json.dumps(row, default=_listed)) for row in dataset]
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+
+
+def test_arrow_tables_have_the_schema_of_hugging_face(ours: Any, tmp_path: Path) -> None:
+    theirs, mine = pair(ours, "json", write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS)))
+    first, second = (list(d.with_format("arrow").iter(64)) for d in (theirs, mine))
+    assert [t.schema for t in second] == [t.schema for t in first]
+    assert pa.concat_tables(second).to_pylist() == pa.concat_tables(first).to_pylist()
+
+
+def files_of(folder: Path, count: int) -> list[Path]:
+    rows = make_rows(ROWS)
+    cut = [rows[ROWS * i // count : ROWS * (i + 1) // count] for i in range(count)]
+    return [write_jsonl(folder / f"{i}.jsonl", part) for i, part in enumerate(cut)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_ranks_get_the_rows_that_hugging_face_gives_them(
+    ours: Any, tmp_path: Path, count: int
+) -> None:
+    from datasets.distributed import split_dataset_by_node
+
+    paths = files_of(tmp_path, count)
+    theirs, mine = pair(ours, "json", paths)
+    seen = []
+    for rank in range(2):
+        expected = list(split_dataset_by_node(theirs, rank=rank, world_size=2))
+        assert list(split_dataset_by_node(mine, rank=rank, world_size=2)) == expected
+        seen += [row["id"] for row in expected]
+    assert sorted(seen) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_two_workers_get_the_rows_that_hugging_face_gives_them(
+    ours: Any, tmp_path: Path, count: int
+) -> None:
+    from torch.utils.data import DataLoader
+
+    theirs, mine = pair(ours, "json", files_of(tmp_path, count))
+    found = [
+        [row["id"] for row in DataLoader(d, batch_size=None, num_workers=2)] for d in (theirs, mine)
+    ]
+    assert found[1] == found[0]
+    assert sorted(found[1]) == list(range(ROWS))
+
+
+def test_epochs_shuffle_the_files_as_hugging_face_does(ours: Any, tmp_path: Path) -> None:
+    theirs, mine = pair(ours, "json", files_of(tmp_path, 4))
+    theirs, mine = (d.shuffle(seed=5, buffer_size=20) for d in (theirs, mine))
+    for epoch in range(3):
+        theirs.set_epoch(epoch)
+        mine.set_epoch(epoch)
+        assert [r["id"] for r in mine] == [r["id"] for r in theirs]
+
+
+PIPELINES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda d: d,
+    "skip": lambda d: d.skip(11),
+    "map by row": lambda d: d.map(lambda row: {"n": row["id"]}),
+    "map by batch": lambda d: d.map(lambda rows: {"n": rows["id"]}, batched=True, batch_size=37),
+    "shuffle": lambda d: d.shuffle(seed=3, buffer_size=40),
+    "shuffle and map": lambda d: d.shuffle(seed=3, buffer_size=40).map(
+        lambda rows: {"n": rows["id"]}, batched=True, batch_size=37
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("buffer_bytes", [1 << 30, 2000])
+def test_resume_at_any_row_gives_the_same_tail(
+    ours: Any, tmp_path: Path, name: str, buffer_bytes: int
+) -> None:
+    paths = files_of(tmp_path, 2)
+
+    def make() -> Any:
+        return PIPELINES[name](exchange(ours, load("json", paths), buffer_bytes))
+
+    expected = [row["id"] for row in make()]
+    for stop in (0, 1, 36, 37, 38, 200, 349, 350, 351, len(expected) - 20, len(expected) - 1):
+        dataset = make()
+        iterator = iter(dataset)
+        head = [next(iterator)["id"] for _ in range(stop)]
+        state = json.loads(json.dumps(dataset.state_dict()))
+        assert pickle.loads(pickle.dumps(state)) == state
+        again = make()
+        again.load_state_dict(state)
+        assert head + [row["id"] for row in again] == expected, stop
+
+
+def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000, text_bytes=4))
+
+    def make() -> Any:
+        return exchange(ours, load("json", path)).shuffle(seed=3, buffer_size=100)
+
+    expected, seen, state = [row["id"] for row in make()], list[int](), None
+    for stop in (900, 1100, 5000):
+        dataset = make()
+        if state:
+            dataset.load_state_dict(state)
+        for count, row in enumerate(dataset, 1):
+            seen.append(row["id"])
+            if count == stop:
+                state = json.loads(json.dumps(dataset.state_dict()))
+                break
+    assert seen == expected
+
+
+def test_resuming_does_not_read_the_rows_before(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20_000, text_bytes=400))
+    dataset = exchange(ours, load("json", path))
+    iterator = iter(dataset)
+    for _ in range(15_500):
+        next(iterator)
+    state = dataset.state_dict()
+    again, first_ids = exchange(ours, load("json", path)), list[int]()
+    cast = ours.hf.FileSource.cast
+
+    def noted(self: Any, batch: Any) -> Any:
+        first_ids.append(batch.column("id")[0].as_py())
+        return cast(self, batch)
+
+    monkeypatch.setattr(ours.hf.FileSource, "cast", noted)
+    again.load_state_dict(state)
+    assert next(iter(again))["id"] == 15_500
+    assert min(first_ids) == 15_500, "rows before it were decoded or cast again"
+
+
+CHANGING: dict[str, list[dict[str, Any]]] = {
+    "an integer becomes a fraction": [{"a": 1}, {"a": 2.5}],
+    "an integer becomes a whole fraction": [{"a": 1}, {"a": 2.0}],
+    "a new column": [{"a": 1}, {"a": 1, "b": 2}],
+    "text becomes a number": [{"a": "x"}, {"a": 7}],
+    "text becomes an object": [{"a": "x"}, {"a": {"b": 1}}],
+    "text becomes a time": [{"a": "x"}, {"a": "2020-01-02T03:04:05"}],
+    "a struct gains a field": [{"a": {"x": 1}}, {"a": {"x": 1, "y": 2}}],
+    "nothing becomes something": [{"a": None}, {"a": 3}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"), [*((name, 1) for name in CHANGING), ("text becomes a time", 12_000)]
+)
+def test_types_that_change_in_the_stream_come_out_as_in_hugging_face(
+    ours: Any, tmp_path: Path, name: str, rest: int
+) -> None:
+    """The change comes after the 10 MiB that Hugging Face infers from.
+
+    Where Hugging Face raises, it does so a chunk at a time; rows before it may be more here.
+    """
+    before, after = (json.dumps({**row, "text": "x" * 1000}) for row in CHANGING[name])
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([before] * 15_000 + [after] * rest) + "\n")
+    (theirs, their_error), (mine, my_error) = map(outcome, pair(ours, "json", path))
+    assert my_error == their_error
+    assert mine[: len(theirs)] == theirs
+    assert their_error or len(mine) == len(theirs)
+
+
+def outcome(dataset: Any) -> tuple[list[Any], str]:
+    """What was read, column ``text`` aside, and the error that ended it."""
+    found: list[Any] = []
+    try:
+        for row in dataset:
+            found.append({name: value for name, value in row.items() if name != "text"})  # noqa: PERF401
+    except Exception as error:  # noqa: BLE001
+        return found, f"{type(error).__name__}: {error}"
+    return found, ""
+
+
+def test_a_lone_carriage_return_ends_a_line_as_in_hugging_face(ours: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\rthree\nfour\n")
+    theirs, mine = pair(ours, "text", path)
+    assert [row["text"] for row in mine] == [row["text"] for row in theirs]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"text": st.none() | st.text(max_size=8)},
+            optional={
+                "n": st.none() | st.integers(-(2**40), 2**40),
+                "tags": st.lists(st.text(max_size=3), max_size=3),
+                "meta": st.none() | st.fixed_dictionaries({"k": st.booleans()}),
+            },
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_rows_of_any_json_are_those_of_hugging_face_or_refused(
+    ours: Any, tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    path = write_jsonl(tmp_path / f"{abs(hash(json.dumps(rows)))}.jsonl", rows)
+    theirs = load("json", path)
+    try:
+        mine = exchange(ours, load("json", path))
+    except ours.Unfamiliar:
+        return
+    assert mine.features == theirs.features
+    assert list(mine) == list(theirs)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
+    "csv": ("csv", lambda d: write_csv(d / "a.csv", flat_rows(9)), {}),
+    "a json array": ("json", lambda d: _json_array(d / "a.json"), {}),
+    "times": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": "2020-01-02T03:04:05"}] * 3), {}),
+    "mixed types": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": [1, "a"]}] * 3), {}),
+    "chosen columns": (
+        "parquet",
+        lambda d: write_parquet(d / "a.parquet", flat_rows(9)),
+        {"columns": ["id"]},
+    ),
+    "paragraphs": (
+        "text",
+        lambda d: write_text(d / "a.txt", ["a", "", "b"]),
+        {"sample_by": "paragraph"},
+    ),
+}
+
+
+def _json_array(path: Path) -> Path:
+    path.write_text(json.dumps(flat_rows(9)))
+    return path
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_hugging_face_reads_in_its_own_way_is_refused(
+    ours: Any, tmp_path: Path, name: str
+) -> None:
+    kind, write, options = REFUSED[name]
+    dataset = load(kind, write(tmp_path), **options)
+    before = list(dataset)
+    with pytest.raises(ours.Unfamiliar):
+        ours.hf.through_reader(dataset, memory_budget=BUDGET)
+    assert list(dataset) == before
+
+
+def test_features_written_into_parquet_are_kept(ours: Any, tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("large_string"), "y": ClassLabel(names=["no", "yes"])})
+    path = tmp_path / "a.parquet"
+    Dataset.from_dict({"text": ["a", "b"], "y": [0, 1]}, features=features).to_parquet(str(path))
+    theirs, mine = pair(ours, "parquet", path)
+    assert mine.features == theirs.features == features
+    assert list(mine) == list(theirs)
+
+
+def test_files_of_any_fsspec_address_are_read(ours: Any, tmp_path: Path) -> None:
+    import fsspec
+
+    rows = write_jsonl(tmp_path / "a.jsonl", make_rows(50)).read_bytes()
+    with fsspec.open("memory://strm/a.jsonl", "wb") as file:
+        file.write(rows)
+    theirs, mine = pair(ours, "json", "memory://strm/a.jsonl")
+    assert list(mine) == list(theirs)
+
+
+def test_a_shuffle_bounded_by_bytes_loses_and_doubles_nothing(ours: Any, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS))
+    mine = exchange(ours, load("json", path), 5000).shuffle(seed=1, buffer_size=300)
+    found = [row["id"] for row in mine]
+    assert sorted(found) == list(range(ROWS))
+    assert found != list(range(ROWS))
+
+
+def test_buffers_of_large_rows_end_at_their_bytes(ours: Any, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"id": i, "text": "x" * 50_000} for i in range(60)])
+    sizes: list[int] = []
+
+    def note(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        sizes.append(len(rows["text"]))
+        return {"id": rows["id"]}
+
+    mine = exchange(ours, load("json", path), 200_000)
+    mapped = mine.shuffle(seed=1, buffer_size=10_000).map(note, batched=True, batch_size=10_000)
+    assert sorted(row["id"] for row in mapped) == list(range(60))
+    assert max(sizes) <= 4
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_pretraining_stream_gives_the_batches_of_axolotl(
+    ours: Any, tokenizer: Any, tmp_path: Path, packed: bool, shuffled: bool
+) -> None:
+    import torch
+
+    path = write_jsonl(
+        tmp_path / "a.jsonl", [{"text": t, "id": i} for i, t in enumerate(texts(400))]
+    )
+    found = []
+    for load_streaming in (ours.sft._load_streaming_dataset, ours.streaming.load_streaming_dataset):
+        cfg = pretraining(path, sample_packing=packed, shuffle_merged_datasets=shuffled)
+        torch.manual_seed(11)
+        dataset = load_streaming(ours.sft._extract_pretraining_config(cfg), cfg, tokenizer)
+        rows = [{name: value.tolist() for name, value in row.items()} for row in dataset]
+        found.append((rows, dataset.column_names, cfg.micro_batch_size, torch.rand(1).item()))
+    assert found[1] == found[0]
+    assert found[0][0], "there is something to compare"
+
+
+def texts(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [
+        " ".join(f"w{n}" for n in rng.integers(0, 50, rng.integers(1, 60))) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(stock: Callable[[str], Any]) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{n}": n + 4 for n in range(50)}
+    made = Tokenizer(models.WordLevel({"<u>": 0, "<s>": 1, "</s>": 2, "<p>": 3, **words}, "<u>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<p>", unk_token="<u>"
+    )
+
+
+def pretraining(path: Path, **options: Any) -> Any:
+    from axolotl.utils.dict import DictDefault
+
+    source = {"path": "json", "data_files": str(path), "type": "pretrain", "split": "train"}
+    return DictDefault(
+        {
+            "pretraining_dataset": [{**source, "name": None, "skip": 0, "text_column": "text"}],
+            "sequence_len": 64,
+            "micro_batch_size": 2,
+            "sample_packing_bin_size": 200,
+            "pretrain_multipack_attn": True,
+            "pretraining_sample_concatenation": True,
+            "streaming_multipack_buffer_size": 90,
+            "seed": 42,
+            "dataset_use_rust_streaming": True,
+            "fast_axolotl_streaming_force": True,
+            **options,
+        }
+    )
+
+
+REASONS: dict[str, dict[str, Any]] = {
+    r"^$": {"dataset_use_rust_streaming": None},
+    "sequence_len is below": {"fast_axolotl_streaming_force": False},
+    "dataset_keep_in_memory": {
+        "fast_axolotl_streaming_force": False,
+        "dataset_keep_in_memory": True,
+    },
+    "less than": {"fast_axolotl_streaming_force": False, "sequence_len": 10_000},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_without_the_switch_or_its_conditions_axolotl_runs_untouched(
+    ours: Any, tokenizer: Any, tmp_path: Path, reason: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}])
+    cfg = pretraining(path, sample_packing=True, **REASONS[reason])
+    before = dict(cfg)
+    with pytest.raises(ours.Unfamiliar, match=reason):
+        ours.streaming.load_streaming_dataset(
+            ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
+        )
+    assert dict(cfg) == before
+
+
+def test_thresholds_can_be_lowered(ours: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}] * 5)
+    lowered = {"fast_axolotl_streaming_min_bytes": 10, "fast_axolotl_streaming_min_sequence_len": 8}
+    cfg = pretraining(path, fast_axolotl_streaming_force=False, **lowered)
+    found = ours.streaming.load_streaming_dataset(
+        ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
+    )
+    assert list(found)
+
+
+def test_settings_follow_the_configuration(ours: Any) -> None:
+    make = ours.streaming.stream_settings
+    assert make({}) is None
+    on = {"dataset_use_rust_streaming": True}
+    assert make(on).buffer_bytes == ours.streaming.BUFFER_BYTES
+    assert make({**on, "fast_axolotl_buffer_tokens": 100}).buffer_bytes == 400
+    both = {"fast_axolotl_buffer_tokens": 100, "fast_axolotl_buffer_bytes": 300}
+    assert make({**on, **both}).buffer_bytes == 300
+
+
+def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(
+    ours: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"w{i}"} for i in range(40)])
+    cfg = pretraining(path)
+    config = ours.sft._extract_pretraining_config(cfg)
+    config["skip"] = 40
+    with pytest.raises(ours.Unfamiliar, match="skips other rows"):
+        ours.streaming.load_streaming_dataset(config, cfg, tokenizer)
+    assert cfg.micro_batch_size == 2
+
+
+def test_a_streamed_sft_dataset_is_that_of_axolotl(
+    ours: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(50)])
+    found = []
+    functions = (
+        ours.sft._load_and_process_single_dataset,
+        ours.streaming.load_and_process_single_dataset,
+    )
+    for function in functions:
+        cfg = pretraining(path, train_on_inputs=True)
+        config = type(cfg)({"path": str(path), "type": "completion", "ds_type": "json"})
+        dataset, _ = function(config, cfg, tokenizer, "train", 42, streaming=True)
+        found.append((list(dataset), dataset.column_names))
+    assert found[1] == found[0]
+    assert len(found[0][0]) == 50
+
+
+def test_a_dataset_that_is_not_streamed_is_refused(ours: Any) -> None:
+    with pytest.raises(ours.Unfamiliar, match=r"^$"):
+        ours.streaming.load_and_process_single_dataset(None, None, None, "train", 1)
+
+
+def test_parquet_row_groups_keep_their_order(ours: Any, tmp_path: Path) -> None:
+    table = pa.table({"id": list(range(5000)), "text": ["x" * 50] * 5000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)
+    theirs, mine = pair(ours, "parquet", tmp_path / "a.parquet")
+    assert [row["id"] for row in mine] == [row["id"] for row in theirs] == list(range(5000))
