@@ -11,6 +11,8 @@ two gave the same; ``contest`` brings whoever is installed to ``timing``; ``hash
 memory; ``operation_goals`` holds the targets, ``operation_result`` the result; ``operations`` runs
 it all. ``demo`` is a little of everything.
 
+The real Axolotl, as it is and accelerated: ``axolotl_bench``, which tells where to read on.
+
 Peers that cannot share our process are asked over a pipe (``peer_process``): ``earlier_worker`` and
 ``axolotl_worker``, which ``serve`` there.
 """

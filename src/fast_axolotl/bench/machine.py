@@ -19,6 +19,8 @@ _DISTRIBUTIONS = (
     "polars",
     "duckdb",
     "torch",
+    "transformers",
+    "accelerate",
     "axolotl",
 )
 

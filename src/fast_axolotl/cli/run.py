@@ -33,14 +33,17 @@ _Skip = Annotated[
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(help="The command with its arguments, after --.", metavar="-- …")
+        list[str],
+        typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
     ],
     skip: _Skip = None,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
-    Nothing has to be edited: it survives accelerate launch, torchrun and spawned workers. One line
-    tells what is replaced and what is left alone, and why; another at the end, what was used.
+    Nothing has to be edited: it survives accelerate launch, torchrun and spawned workers.
+
+    One line tells what is replaced, and what is not and why; another, at the end, what was used.
+
     FAST_AXOLOTL=0 in the environment turns everything off.
     """
     from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
