@@ -228,32 +228,23 @@ def _function_cases(session: AxolotlSession, names: Sequence[str]) -> Iterator[O
     if process.returncode:
         raise RunError(last_line(log))
     for found in json.loads((folder / "result.json").read_text()):
-        yield from _function_case(found)
+        yield _function_case(found)
 
 
-def _function_case(found: dict[str, Any]) -> Iterator[OperationCase]:
+def _function_case(found: dict[str, Any]) -> OperationCase:
     name = found["name"]
     if "error" in found:
         left_out = (LeftOut(name=name, reason=found["error"]),)
-        yield OperationCase(
+        return OperationCase(
             name=FUNCTION + name, text="failed", rows=0, unit="rows", left_out=left_out
         )
-        return
-    yield _one_function(name, found, found["seconds"])
-    if found["beyond"] is not None:
-        yield _one_function(f"{name}, without the tokenizer", found, found["beyond"])
-
-
-def _one_function(
-    name: str, found: dict[str, Any], seconds: dict[str, list[float]]
-) -> OperationCase:
     timings = tuple(
         PeerTiming(
             name=arm,
             version=None,
             output="",
             rows=found["rows"],
-            seconds=tuple(seconds[arm]),
+            seconds=tuple(found["seconds"][arm]),
             equal=arm == STOCK or found["reason"] is None,
             reason=None if arm == STOCK else found["reason"],
             unbounded=None,

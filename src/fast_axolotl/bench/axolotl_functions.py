@@ -36,8 +36,6 @@ PROGRESS = "progress: "
 
 _LEAST_SECONDS = 0.2
 _MOST_PASSES = 20
-_LEAST_SHARE = 0.01
-"""Of the part that is taken off: what is less than this is not told from noise."""
 _ARMS: Mapping[str, Callable[[], bool]] = {
     STOCK: fast_axolotl.uninstall,
     OURS: fast_axolotl.install,
@@ -81,12 +79,9 @@ def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
     fallbacks = _fallbacks()
     answers.clear()
     seconds: dict[str, list[float]] = {STOCK: [], OURS: []}
-    parts: dict[str, list[float]] = {STOCK: [], OURS: []}
     for arm, _ in by_turns(repeats):
         _ARMS[arm]()
         seconds[arm].append(_repeat(lambda: _pass(subject)))
-        if subject.part is not None:
-            parts[arm].append(_repeat(lambda: _timed(subject.part or tuple)))
     _ARMS[STOCK]()
     return {
         "text": subject.text,
@@ -94,8 +89,6 @@ def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
         "unit": subject.unit,
         "reason": reason,
         "seconds": seconds,
-        "parts": parts if subject.part is not None else None,
-        "beyond": _beyond(seconds, parts) if subject.part is not None else None,
         "first": first,
         "answered": {name: calls for name, calls in answered.items() if calls},
         "fallbacks": fallbacks,
@@ -137,19 +130,6 @@ def _repeat(run: Callable[[], float]) -> float:
     while sum(passes) < _LEAST_SECONDS and len(passes) < _MOST_PASSES:
         passes.append(run())
     return median(passes)
-
-
-def _beyond(
-    seconds: Mapping[str, list[float]], parts: Mapping[str, list[float]]
-) -> dict[str, list[float]]:
-    """What a pass takes beyond the part of it that nobody replaces."""
-    return {
-        arm: [
-            max(whole - part, _LEAST_SHARE * part)
-            for whole, part in zip(seconds[arm], parts[arm], strict=True)
-        ]
-        for arm in seconds
-    }
 
 
 def _seed() -> None:

@@ -31,7 +31,7 @@ _LEAST: Mapping[str, Sequence[float]] = {
     "len(sampler)": (15.0,),
     "process_datasets_for_packing": (25.0,),
     "V2 collator": (6.0,),
-    "encode_streaming, without the tokenizer": (10.0,),
+    "encode_streaming (without the tokenizer)": (10.0,),
 }
 """Case or function to the least ratios of ours over stock's speed."""
 
