@@ -54,7 +54,6 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_MEGABYTE = 1_000_000
 _PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fast_axolotl.cli.bench_axolotl import BENCH_AXOLOTL_EXAMPLES, bench_axolotl
 from fast_axolotl.cli.parsing import parse_names
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ __all__ = ["bench_app"]
 bench_app = typer.Typer(
     help="Benchmarks against the peers that are installed.", no_args_is_help=True
 )
-
-bench_app.command("axolotl", epilog=BENCH_AXOLOTL_EXAMPLES)(bench_axolotl)
 
 _Repeats = Annotated[int, typer.Option(help="Timed repeats of every peer.", min=1)]
 _PeerPython = Annotated[
@@ -195,6 +192,48 @@ def _bench_operation(
         progress=_say,
     )
     _finish(result, operation_tables(result), output, as_json)
+
+
+@bench_app.command(
+    "axolotl",
+    epilog=_examples(
+        "axolotl --cases preprocess-chat,train",
+        "axolotl --cases functions --rows 2000",
+        "axolotl -o benchmarks/results/2030-01-31-axolotl.json",
+    ),
+)
+def bench_axolotl(
+    cases: Annotated[
+        str | None, typer.Option(help="Only these cases: names with commas between.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Rows of every dataset.", min=1)] = 20_000,
+    repeats: _Repeats = 3,
+    stream_mb: Annotated[
+        int, typer.Option(help="Size of the file that is streamed, in MB.", min=1)
+    ] = 1200,
+    functions: Annotated[
+        str | None,
+        typer.Option(help="Only these of the case functions: names with commas between."),
+    ] = None,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Run Axolotl as it is and accelerated, after checking that the results are equal."""
+    from fast_axolotl.bench.axolotl_bench import run_axolotl_bench
+    from fast_axolotl.bench.axolotl_result import axolotl_tables
+
+    _refuse_existing(output)
+    result = run_axolotl_bench(
+        cases=parse_names(cases) if cases else (),
+        rows=rows,
+        repeats=repeats,
+        stream_megabytes=stream_mb,
+        functions=parse_names(functions) if functions else (),
+        work_dir=work_dir,
+        progress=_say,
+    )
+    _finish(result, axolotl_tables(result), output, as_json)
 
 
 def _refuse_existing(output: Path | None) -> None:

@@ -136,8 +136,6 @@ def __getattr__(name: str) -> Any:
     # The plugin derives from Axolotl's class, so it exists where Axolotl does.
     if name == "FastAxolotlPlugin":
         return importlib.import_module("fast_axolotl.integrations.axolotl_plugin").FastAxolotlPlugin
-    if name == "Patch":
-        return importlib.import_module("fast_axolotl.integrations.patching").Patch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["fingerprint", "num_decorators", "source_path"]
+__all__ = ["fingerprint", "num_decorators"]
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def num_decorators(name: str) -> int:
 @functools.cache
 def _definition(name: str) -> tuple[str, ...]:
     module, _, path = name.partition(":")
-    file = source_path(module)
+    file = _source_path(module)
     if file is None:
         return ()
     lines = _lines(file)
@@ -59,7 +59,7 @@ def _definition(name: str) -> tuple[str, ...]:
     return (*lines[first : start - 1], *inspect.getblock(lines[start - 1 :]))
 
 
-def source_path(module: str) -> Path | None:
+def _source_path(module: str) -> Path | None:
     """The source file of a module, found without importing it or its parent packages."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
