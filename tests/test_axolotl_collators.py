@@ -345,7 +345,6 @@ class Preparing:
         {"padding": False},
         {"label_pad_token_id": 1.5},
     ],
-    ids=repr,
 )
 @pytest.mark.parametrize("kind", [PLAIN, V2])
 def test_odd_settings_are_left_to_axolotl(

@@ -346,7 +346,6 @@ def test_lengths_of_any_width_are_int64(stock_lengths: Any, kind: str) -> None:
         {"input_ids": [[1.5]]},
         {"text": ["x"]},
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("from_arrow", [False, True])
 def test_odd_lengths_are_left_to_stock(columns: dict[str, Any], from_arrow: bool) -> None:

@@ -221,7 +221,6 @@ def test_truncation_cuts_the_columns_that_stock_cuts(utils: Any, config: Any) ->
         ({"input_ids": [[1, 2]], "labels": [[1.5]]}, 1, {"excess_length_strategy": "truncate"}),
         ({"input_ids": [[1, 2]], "labels": [None]}, 1, {"excess_length_strategy": "truncate"}),
     ],
-    ids=str,
 )
 def test_odd_lengths_are_left_to_stock(
     utils: Any, config: Any, dataset: Any, longest: Any, options: dict[str, Any]

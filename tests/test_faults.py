@@ -396,7 +396,7 @@ def test_an_empty_file(tmp_path: Path, name: str, compression: str) -> None:
     assert_tells(caught.value, path, "byte 0")
 
 
-@pytest.mark.parametrize("compression", set(COMPRESSIONS) - {"none"})
+@pytest.mark.parametrize("compression", sorted(set(COMPRESSIONS) - {"none"}))
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_compressed_file_of_nothing(tmp_path: Path, name: str, compression: str) -> None:
     path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
@@ -901,7 +901,7 @@ def test_a_json_field_that_is_absent_or_holds_no_array_is_an_error(tmp_path: Pat
 # Damage to compressed streams
 
 
-@pytest.mark.parametrize("compression", set(COMPRESSIONS) - {"none"})
+@pytest.mark.parametrize("compression", sorted(set(COMPRESSIONS) - {"none"}))
 @pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
 def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     tmp_path: Path, name: str, compression: str

@@ -240,7 +240,7 @@ def test_unsigned_values_past_64_bits_with_sign_are_named() -> None:
         ((np.arange(5), np.array([0, 6])), "go from 0 to 6, and there are 5 values"),
         ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "fall from 0 to -1"),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_is_no_sequence_is_named(given_as: Any, message: str) -> None:
     for output in ("lists", "numpy"):
