@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 AXOLOTL ?= axolotl==0.19.0
 
 BIN := $(VENV)/bin
+# A file of tests stays in one process: what it prepares, it prepares once.
+SIDE_BY_SIDE := --numprocesses auto --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test check format bench clean
@@ -17,9 +19,9 @@ demo: $(VENV)/.package
 
 # The tests of the kernels run a second time, with every index checked.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/boundscheck \
-		$(BIN)/python -m pytest -m kernels
+		$(BIN)/python -m pytest -m kernels $(SIDE_BY_SIDE)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
