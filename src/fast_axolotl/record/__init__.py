@@ -1,0 +1,54 @@
+"""What a run leaves behind: plain data, JSON in and out, no third-party package.
+
+A record is a folder. Every rank appends to a file of its own, and whoever watches the process tree
+to another; each line is one JSON object with a ``kind``. Nothing is ever rewritten, so a run that
+is killed is readable up to its last line. A summary comes from the lines alone, on any machine.
+"""
+
+from __future__ import annotations
+
+from fast_axolotl.record.folder import LineWriter, RankRecord, RunRecord, SystemRecord, read_run
+from fast_axolotl.record.histogram import Histogram
+from fast_axolotl.record.lines import (
+    SCHEMA,
+    DeviceSample,
+    End,
+    FreeRun,
+    Mark,
+    ModelShape,
+    Phase,
+    ProfileWindow,
+    Settings,
+    SlowFetch,
+    Start,
+    StepBlock,
+    SystemSample,
+    SystemStart,
+)
+from fast_axolotl.record.summary import RankSummary, RunSummary, Verdict
+
+__all__ = [
+    "SCHEMA",
+    "DeviceSample",
+    "End",
+    "FreeRun",
+    "Histogram",
+    "LineWriter",
+    "Mark",
+    "ModelShape",
+    "Phase",
+    "ProfileWindow",
+    "RankRecord",
+    "RankSummary",
+    "RunRecord",
+    "RunSummary",
+    "Settings",
+    "SlowFetch",
+    "Start",
+    "StepBlock",
+    "SystemRecord",
+    "SystemSample",
+    "SystemStart",
+    "Verdict",
+    "read_run",
+]

@@ -1,0 +1,82 @@
+"""A histogram of durations in constant memory: quantiles within 1 %, whatever the count.
+
+Bin ``i`` holds durations up to ``1 µs · 1.02**i``; anything shorter is in bin 0. It is kept and
+written sparsely, as ``{"bin": count}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+__all__ = ["Histogram"]
+
+_LEAST = 1e-6
+_LOG_GROWTH = math.log(1.02)
+
+
+class Histogram:
+    """Counts of durations in logarithmic bins."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts: dict[int, int] = {}
+        if counts:
+            self.merge(counts)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count a duration, once or several times."""
+        index = 0
+        if seconds > _LEAST:
+            index = math.ceil(math.log(seconds / _LEAST) / _LOG_GROWTH)
+        self.counts[index] = self.counts.get(index, 0) + count
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Add the counts of another one, as written."""
+        for key, count in counts.items():
+            index = int(key)
+            self.counts[index] = self.counts.get(index, 0) + count
+
+    def take(self) -> dict[str, int]:
+        """The counts as they are written; the histogram is empty afterwards."""
+        found = {str(index): count for index, count in sorted(self.counts.items())}
+        self.counts.clear()
+        return found
+
+    def items(self) -> Iterator[tuple[float, int]]:
+        """A duration in the middle of each bin, and how many there are."""
+        return ((_middle(index), count) for index, count in self.counts.items())
+
+    @property
+    def count(self) -> int:
+        """How many durations were added."""
+        return sum(self.counts.values())
+
+    def quantile(self, share: float) -> float | None:
+        """The duration below which a share of them lies; ``None`` of an empty one."""
+        left = share * self.count
+        for index in sorted(self.counts):
+            left -= self.counts[index]
+            if left <= 1e-9:
+                return _middle(index)
+        return _middle(max(self.counts)) if self.counts else None
+
+    def worst_share(self, share: float = 0.01) -> float | None:
+        """Which part of the total time the longest ``share`` of the durations makes up."""
+        total = sum(_middle(index) * count for index, count in self.counts.items())
+        if not total:
+            return None
+        left = share * self.count
+        worst = 0.0
+        for index in sorted(self.counts, reverse=True):
+            taken = min(left, self.counts[index])
+            worst += taken * _middle(index)
+            left -= taken
+            if left <= 0:
+                break
+        return worst / total
+
+
+def _middle(index: int) -> float:
+    return 0.0 if index == 0 else _LEAST * math.exp((index - 0.5) * _LOG_GROWTH)

@@ -1,0 +1,296 @@
+"""The lines of a record: what a rank writes, and what the watcher of its processes writes.
+
+Times called ``t`` are seconds since the file's first line, by a clock that never steps; only
+``Start.time`` is a date. ``None`` means that something was not measured; the reason stands in
+``reasons`` of the start or settings line, under the field's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "SCHEMA",
+    "DeviceSample",
+    "End",
+    "FreeRun",
+    "Mark",
+    "ModelShape",
+    "Phase",
+    "PhaseName",
+    "ProfileWindow",
+    "Settings",
+    "SlowFetch",
+    "Start",
+    "StepBlock",
+    "SystemSample",
+    "SystemStart",
+]
+
+SCHEMA = 1
+"""Version of the record's format: readers accept this one and older."""
+
+PhaseName = Literal["warmup", "steady", "replay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """First line of a rank's file."""
+
+    schema: int = SCHEMA
+    time: float
+    """Seconds since 1970 at ``t = 0``."""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    pid: int
+    host: str
+    version: str
+    """Version of this package."""
+    source: str = "loop"
+    """What the meter is plugged into: loop, torch, transformers, lightning, axolotl."""
+    command: tuple[str, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Versions and machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is known of the run by now; later lines add to earlier ones."""
+
+    t: float
+    values: dict[str, Any] = field(default_factory=dict)
+    """``num_workers``, ``prefetch_factor``, ``gradient_accumulation``, ``batch_size``,
+    ``dispatcher``, ``persistent_workers``, ``pin_memory``, ``data_paths``, ``config``, …"""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a figure of this rank is ``None``: name of the figure → one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowFetch:
+    """A fetch that waited far longer than most."""
+
+    fetch: int
+    """Number of the fetch in this rank's run, from 0."""
+    row: int
+    """Samples delivered before it."""
+    seconds: float
+    """Its wait: of the device where that is measured, else of the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBlock:
+    """One or more consecutive optimizer steps, as sums; written about once a second."""
+
+    t: float
+    """When the last step of the block ended."""
+    phase: PhaseName
+    first_step: int
+    steps: int
+    first_fetch: int
+    fetches: int
+    wall_seconds: float
+    """Fetch start to next fetch start, summed, spans taken out."""
+    host_wait_seconds: float
+    device_wait_seconds: float | None = None
+    samples: int = 0
+    """Items along the first dimension of the batches."""
+    rows: int | None = None
+    """Source rows, where they differ from samples and are known (packing)."""
+    real_tokens: int | None = None
+    trainable_tokens: int | None = None
+    padded_tokens: int | None = None
+    """All positions of the batches, padding included."""
+    num_bytes: int | None = None
+    """Bytes of the batches' arrays."""
+    sequences: int | None = None
+    """Sequences whose lengths were looked at: those of a sample of the batches."""
+    sequence_tokens: int | None = None
+    """Their tokens."""
+    sequence_squares: int | None = None
+    """Their squared lengths, summed."""
+    spans: dict[str, float] = field(default_factory=dict)
+    """Seconds of evaluation, checkpoint, logging, by name."""
+    queue_depth: float | None = None
+    """Ready batches when a fetch began, mean over the block's fetches."""
+    host_waits: dict[str, int] = field(default_factory=dict)
+    """Histogram of the fetches' host waits; see ``histogram``."""
+    device_waits: dict[str, int] | None = None
+    step_times: dict[str, int] = field(default_factory=dict)
+    """Histogram of the steps' wall times."""
+    slow: tuple[SlowFetch, ...] = ()
+    """At most eight."""
+    walls: tuple[float, ...] | None = None
+    """Wall seconds of every single step; left out once the record has grown large."""
+    hosts: tuple[float, ...] | None = None
+    """Host wait of every single step."""
+    devices: tuple[float, ...] | None = None
+    """Device wait of every single step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened at a moment: ``first_batch``, ``first_step``, ``epoch``, ``shard``,
+    ``clock_step``, ``error``, ``note``."""
+
+    t: float
+    name: str
+    step: int | None = None
+    fetch: int | None = None
+    row: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The end of a phase of the rank's own process: start, warmup, steady, evaluate, checkpoint."""
+
+    t: float
+    name: str
+    seconds: float
+    rss_bytes: int | None = None
+    hwm_bytes: int | None = None
+    """Highest resident size inside the phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What FLOPs per token are computed from."""
+
+    name: str = ""
+    num_parameters: int
+    """All weights that multiply an activation, adapters included; without an untied input
+    embedding. Of a mixture of experts, those one token passes through."""
+    num_frozen: int = 0
+    """Those of them that have no gradient."""
+    num_adapter: int = 0
+    """Those of them that are LoRA adapters."""
+    num_total: int | None = None
+    """All weights there are."""
+    layers: int
+    attention_width: int
+    """Heads times head size: H·Q."""
+    attention_window: int | None = None
+    """Most positions that a token attends to in the layers that have a window."""
+    window_layers: int = 0
+    """How many of the layers have it."""
+    window_width: int | None = None
+    """Heads times head size in these layers, where it is another."""
+    sequence_len: int | None = None
+    """Length that attention reaches over when sequence lengths were not seen."""
+    is_checkpointed: bool = False
+    """Activations are computed twice."""
+    is_packed: bool = False
+    dtype: str = "bfloat16"
+    device_name: str | None = None
+    num_devices: int = 1
+    peak_tflops: float | None = None
+    """Given by the user; else looked up by ``device_name``."""
+    matmul_tflops: float | None = None
+    """Measured on this very device."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeRun:
+    """The loader drained with no model."""
+
+    t: float
+    seconds: float
+    batches: int
+    samples: int
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileWindow:
+    """What a short window of torch's profiler saw on one rank."""
+
+    t: float
+    steps: int
+    wall_seconds: float
+    device_idle_seconds: float | None = None
+    communication_seconds: float | None = None
+    """Time with at least one collective under way."""
+    exposed_communication_seconds: float | None = None
+    """The part of it in which nothing else ran."""
+    collectives: tuple[float, ...] = ()
+    """Seconds of each collective in the order they were started; ranks are compared one by one."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Last line of a file that was closed."""
+
+    t: float
+    reason: Literal["finished", "exception", "interrupted"]
+    error: str = ""
+    overhead_seconds: float = 0.0
+    """Host time the meter itself took inside the loop."""
+    overhead_fetches: int = 0
+    """Fetches over which it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemStart:
+    """First line of a watcher's file."""
+
+    schema: int = SCHEMA
+    time: float
+    host: str
+    root_pid: int
+    command: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    """Memory of the machine."""
+    limit_bytes: int | None = None
+    """The least limit of the cgroups above the processes; ``None``: there is none, or unknown."""
+    data_path: str | None = None
+    disk_bytes_per_second: float | None = None
+    """What O_DIRECT reads of the data's own device reached."""
+    gpu_names: tuple[str, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """One GPU at one moment, by NVML."""
+
+    index: int
+    utilization: float | None = None
+    """Share of the last sampling period in which a kernel ran, 0 to 1."""
+    memory_bytes: int | None = None
+    power_watts: float | None = None
+    clock_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSample:
+    """The process tree and the machine at one moment. Counters only ever grow, children that have
+    ended included."""
+
+    t: float
+    processes: int
+    pss_bytes: int | None = None
+    """Sampled less often than the rest; ``None`` in between."""
+    rss_bytes: int | None = None
+    anon_bytes: int | None = None
+    file_bytes: int | None = None
+    shared_bytes: int | None = None
+    hwm_bytes: int | None = None
+    """Highest resident sizes of the living processes, summed."""
+    swap_bytes: int | None = None
+    read_bytes: int | None = None
+    """Counter: read from a device."""
+    read_chars: int | None = None
+    """Counter: asked for by read calls, cached or not."""
+    cpu_seconds: float | None = None
+    swap_in_bytes: int | None = None
+    """Counter of the machine."""
+    swap_out_bytes: int | None = None
+    cgroup_bytes: int | None = None
+    psi_memory_full_seconds: float | None = None
+    """Counter: time in which every task waited for memory."""
+    psi_io_full_seconds: float | None = None
+    gpus: tuple[DeviceSample, ...] = ()

@@ -1,0 +1,173 @@
+"""The figures of a run and what they mean, computed from a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["RankSummary", "RunSummary", "Verdict", "VerdictKind"]
+
+VerdictKind = Literal["inconclusive", "swap", "io", "data", "communication", "compute", "mixed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What bounds a run, why, and what to do about it."""
+
+    kind: VerdictKind
+    subtype: str = ""
+    """Of data: rate, burst, periodic. Of communication: network, skew. Of inconclusive: short,
+    warming, draining, unseen, contradiction."""
+    headline: str
+    """One sentence."""
+    evidence: tuple[str, ...] = ()
+    """Figures with their thresholds, and where each threshold comes from."""
+    action: str = ""
+    """One next action, with the exact setting to change."""
+    seconds_needed: float | None = None
+    """How much longer the run has to be; of inconclusive only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank of a run."""
+
+    rank: int
+    steps: int
+    fetches: int
+    stall_fraction: float | None
+    host_stall_fraction: float | None
+    step_p50_seconds: float | None
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    is_finished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Every figure of a run. ``None`` was not measured, and ``reasons`` says why.
+
+    Rates and fractions are of the steady phase: warm-up left out, spans taken out. With several
+    ranks, tokens, samples and bytes are sums over ranks; stall and step times are those of the rank
+    that stalls most (with a dispatcher: of rank 0, which reads for all).
+    """
+
+    run_dir: str
+    started: float
+    is_finished: bool
+    end_reason: str
+    """finished, exception, interrupted, or cut off."""
+    error: str
+    duration_seconds: float
+    verdict: Verdict
+
+    world_size: int
+    ranks: tuple[RankSummary, ...]
+    rank_skew: float | None
+    """(largest − median) ÷ median of the ranks' own time a step: wall less wait."""
+
+    steps: int
+    fetches: int
+    warmup_steps: int
+    measured_seconds: float
+    """Wall of the steady phase."""
+
+    stall_fraction: float | None
+    stall_source: Literal["device", "host", ""]
+    host_stall_fraction: float | None
+    device_stall_fraction: float | None
+    wait_p50_seconds: float | None
+    wait_p95_seconds: float | None
+    wait_p99_seconds: float | None
+    wait_max_seconds: float | None
+    worst_percent_share: float | None
+    """Share of all waiting owed to the worst 1 % of fetches."""
+    stall_pattern: Literal["steady", "burst", "periodic", ""]
+    stall_period_fetches: float | None
+    stall_period_rows: float | None
+    stall_period_of: str
+    """What the period follows: rows, shard, epoch, step."""
+    cached_stall_fraction: float | None
+    """1 − T(one cached batch) ÷ T(real)."""
+    queue_depth: float | None
+    queue_capacity: int | None
+    queue_drift_per_step: float | None
+    first_batch_seconds: float | None
+    first_step_seconds: float | None
+    span_seconds: dict[str, float]
+
+    rows_per_second: float | None
+    samples_per_second: float | None
+    bytes_per_second: float | None
+    free_rows_per_second: float | None
+    demand_rows_per_second: float | None
+    """What the model would take if it never waited."""
+    headroom: float | None
+    """Free-running ÷ demand."""
+
+    tokens_per_second: float | None
+    trainable_tokens_per_second: float | None
+    padded_tokens_per_second: float | None
+    padding_share: float | None
+    packing_efficiency: float | None
+    mean_attended_length: float | None
+    """Σℓ² ÷ Σℓ of the sequences looked at."""
+    steps_per_second: float | None
+    step_p50_seconds: float | None
+    step_p95_seconds: float | None
+    step_p99_seconds: float | None
+    step_max_seconds: float | None
+
+    model_flops_per_token: float | None
+    model_flops_per_second: float | None
+    mfu: float | None
+    hfu: float | None
+    flops_convention: str
+    peak_tflops: float | None
+    peak_source: str
+    matmul_share: float | None
+    """Model FLOPs ÷ the matmul rate measured on this device."""
+
+    working_set_bytes: int | None
+    """Median ΣPSS of the steady phase."""
+    working_set_peak_bytes: int | None
+    rss_bytes: int | None
+    anon_bytes: int | None
+    file_bytes: int | None
+    shared_bytes: int | None
+    hwm_bytes: int | None
+    hwm_by_phase: dict[str, int]
+    spike_ratio: float | None
+    """High-water mark ÷ steady resident size."""
+    limit_bytes: int | None
+    limit_share: float | None
+    psi_memory_full: float | None
+    """Share of wall time."""
+    psi_io_full: float | None
+
+    read_bytes_per_second: float | None
+    read_chars_per_second: float | None
+    disk_bytes_per_second: float | None
+    disk_share: float | None
+    swap_in_bytes_per_second: float | None
+    swap_out_bytes_per_second: float | None
+    is_swap_sustained: bool | None
+
+    gpu_utilization: float | None
+    gpu_memory_bytes: int | None
+    gpu_power_watts: float | None
+    gpu_clock_mhz: float | None
+
+    device_idle_fraction: float | None
+    """By the profiler window."""
+    exposed_communication_fraction: float | None
+    pure_communication_fraction: float | None
+
+    overhead_seconds_per_fetch: float | None
+    overhead_fraction: float | None
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What to know about the record itself: cut off, ranks missing; one sentence each."""

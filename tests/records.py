@@ -1,0 +1,239 @@
+"""Records made up for tests: a rank is simulated fetch by fetch, and folded as the meter would."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fast_axolotl.record import (
+    End,
+    Histogram,
+    Mark,
+    RankRecord,
+    RunRecord,
+    Settings,
+    SlowFetch,
+    Start,
+    StepBlock,
+    SystemRecord,
+    SystemSample,
+    SystemStart,
+)
+from fast_axolotl.record.lines import PhaseName
+
+START_TIME = 1_700_000_000.0
+"""Seconds since 1970 at which all made-up runs start."""
+
+GIGABYTE = 1_000_000_000
+
+Wait = Callable[[int], float]
+"""Seconds that the fetch of this number waits."""
+
+
+def steady(share: float, own_seconds: float = 0.01) -> Wait:
+    """Every fetch waits the same, and all of them for this share of the time."""
+    return lambda fetch: own_seconds * share / (1.0 - share)
+
+
+def every(period: float, share: float, own_seconds: float = 0.01) -> Wait:
+    """One long wait in so many fetches."""
+
+    def wait(fetch: int) -> float:
+        is_due = int(fetch / period) != int((fetch + 1) / period)
+        return period * own_seconds * share / (1.0 - share) if is_due else 1e-5
+
+    return wait
+
+
+def make_rank(
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    wait: Wait | None = None,
+    device_wait: Wait | None = None,
+    own_seconds: float = 0.01,
+    fetches: int = 600,
+    warmup_steps: int = 5,
+    replayed: int = 0,
+    accumulation: int = 1,
+    samples: int = 8,
+    tokens: int | None = None,
+    padded: int | None = None,
+    queue: Callable[[int], float] | None = None,
+    source: str = "loop",
+    settings: dict[str, Any] | None = None,
+    reasons: dict[str, str] | None = None,
+    end: str | None = "finished",
+    **block_values: Any,
+) -> RankRecord:
+    """A rank of so many steady fetches, each followed by ``own_seconds`` of the model's work."""
+    values = {"gradient_accumulation": accumulation, **(settings or {})}
+    start = Start(
+        time=START_TIME,
+        rank=rank,
+        world_size=world_size,
+        pid=100 + rank,
+        host="machine",
+        version="0",
+        source=source,
+        environment={"cores": 8, "python": "3.12.0"},
+    )
+    record = RankRecord(start=start)
+    record.add(Settings(t=0.0, values=values, reasons=reasons or {}))
+    simulated = _Simulation(record, wait or steady(0.0), device_wait, own_seconds, accumulation)
+    simulated.samples, simulated.tokens, simulated.padded = samples, tokens, padded
+    simulated.queue, simulated.values = queue, block_values
+    simulated.run("warmup", warmup_steps * accumulation)
+    simulated.run("steady", fetches)
+    simulated.wait, simulated.device_wait = steady(0.0), device_wait and steady(0.0)
+    simulated.run("replay", replayed)
+    if end is not None:
+        record.add(
+            End(
+                t=simulated.t,
+                reason=end,  # type: ignore[arg-type]
+                overhead_seconds=30e-6 * simulated.fetch,
+                overhead_fetches=simulated.fetch,
+            )
+        )
+    return record
+
+
+class _Simulation:
+    """Steps by a clock of its own, folded into blocks of about a second."""
+
+    def __init__(
+        self,
+        record: RankRecord,
+        wait: Wait,
+        device_wait: Wait | None,
+        own_seconds: float,
+        accumulation: int,
+    ) -> None:
+        self.record, self.wait, self.device_wait = record, wait, device_wait
+        self.own_seconds, self.accumulation = own_seconds, accumulation
+        self.samples, self.tokens, self.padded = 8, None, None  # type: ignore[assignment]
+        self.queue: Callable[[int], float] | None = None
+        self.values: dict[str, Any] = {}
+        self.t = 0.0
+        self.fetch = self.step = 0
+
+    def run(self, phase: PhaseName, fetches: int) -> None:
+        """So many fetches of a phase, the last step cut off where they do not come out even."""
+        pending: list[tuple[float, float | None]] = []
+        first = self.fetch
+        for _ in range(fetches - fetches % self.accumulation):
+            device = self.device_wait(self.fetch) if self.device_wait else None
+            pending.append((self.wait(self.fetch), device))
+            shown = device if device is not None else pending[-1][0]
+            self.t += shown + self.own_seconds
+            if not self.record.marks:
+                self.record.add(Mark(t=self.t, name="first_batch", step=0, fetch=0, row=0))
+            self.fetch += 1
+            is_full = self.t - self._last_t() >= 1.0
+            if is_full and len(pending) % self.accumulation == 0:
+                self._write(phase, first, pending)
+                first, pending = self.fetch, []
+        if pending:
+            self._write(phase, first, pending)
+
+    def _last_t(self) -> float:
+        return self.record.blocks[-1].t if self.record.blocks else 0.0
+
+    def _write(
+        self, phase: PhaseName, first: int, pending: list[tuple[float, float | None]]
+    ) -> None:
+        hosts = [host for host, _ in pending]
+        devices = [device for _, device in pending if device is not None]
+        waits = devices or hosts
+        steps, wall = len(pending) // self.accumulation, self.t - self._last_t()
+        count = len(pending)
+        block = StepBlock(
+            t=self.t,
+            phase=phase,
+            first_step=self.step,
+            steps=steps,
+            first_fetch=first,
+            fetches=count,
+            wall_seconds=wall,
+            host_wait_seconds=sum(hosts),
+            device_wait_seconds=sum(devices) if devices else None,
+            samples=self.samples * count,
+            real_tokens=None if self.tokens is None else self.tokens * count,
+            padded_tokens=None if self.padded is None else self.padded * count,
+            queue_depth=None if self.queue is None else self.queue(self.step),
+            host_waits=_histogram(hosts),
+            device_waits=_histogram(devices) if devices else None,
+            step_times=_histogram([wall / steps] * steps),
+            slow=tuple(self._slow(first, waits)),
+            **self.values,
+        )
+        self.record.add(block)
+        self.step += steps
+
+    def _slow(self, first: int, waits: Sequence[float]) -> Iterable[SlowFetch]:
+        """The eight longest that are far from the median, in order."""
+        limit = max(5 * statistics.median(waits), self.own_seconds / 20)
+        found = [
+            SlowFetch(fetch=first + index, row=(first + index) * self.samples, seconds=wait)
+            for index, wait in enumerate(waits)
+            if wait > limit
+        ]
+        longest = sorted(found, key=lambda one: -one.seconds)[:8]
+        return sorted(longest, key=lambda one: one.fetch)
+
+
+def _histogram(durations: Iterable[float]) -> dict[str, int]:
+    found = Histogram()
+    for one in durations:
+        found.add(one)
+    return found.take()
+
+
+def make_system(
+    *,
+    samples: int = 60,
+    start: dict[str, Any] | None = None,
+    end: str | None = "finished",
+    **rates: float,
+) -> SystemRecord:
+    """A watcher's samples, one a second; ``read_bytes=1e6`` is a counter that grows so a second.
+
+    Names that are no counter are constant.
+    """
+    counters = {
+        "read_bytes": 0,
+        "read_chars": 0,
+        "swap_in_bytes": 0,
+        "swap_out_bytes": 0,
+        "psi_memory_full_seconds": 0.0,
+        "psi_io_full_seconds": 0.0,
+    }
+    levels: dict[str, Any] = {
+        "pss_bytes": 4 * GIGABYTE,
+        "rss_bytes": 5 * GIGABYTE,
+        "anon_bytes": 3 * GIGABYTE,
+        "file_bytes": GIGABYTE,
+        "shared_bytes": GIGABYTE,
+        "hwm_bytes": 6 * GIGABYTE,
+    }
+    for name, value in rates.items():
+        (counters if name in counters else levels)[name] = value
+    values = {"memory_bytes": 64 * GIGABYTE, "disk_bytes_per_second": 1e9, **(start or {})}
+    record = SystemRecord(
+        start=SystemStart(time=START_TIME, host="machine", root_pid=100, **values)
+    )
+    for second in range(samples):
+        grown: dict[str, Any] = {name: rate * second for name, rate in counters.items()}
+        record.samples.append(SystemSample(t=float(second), processes=3, **levels, **grown))
+    if end is not None:
+        record.end = End(t=float(samples), reason=end)  # type: ignore[arg-type]
+    return record
+
+
+def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecord:
+    """A run of these ranks."""
+    return RunRecord(
+        path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks}, system=system
+    )

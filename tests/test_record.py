@@ -1,0 +1,267 @@
+"""A record: what is written is what is read, whatever happens to the files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.record import (
+    SCHEMA,
+    DeviceSample,
+    End,
+    FreeRun,
+    Histogram,
+    LineWriter,
+    Mark,
+    ModelShape,
+    Phase,
+    ProfileWindow,
+    Settings,
+    SlowFetch,
+    Start,
+    StepBlock,
+    SystemSample,
+    SystemStart,
+    lines,
+    read_run,
+)
+from fast_axolotl.record.folder import dump_line, parse_line
+
+START = Start(time=1.5, rank=0, world_size=2, pid=7, host="here", version="1", command=("a", "b"))
+BLOCK = StepBlock(
+    t=2.5,
+    phase="steady",
+    first_step=0,
+    steps=2,
+    first_fetch=0,
+    fetches=2,
+    wall_seconds=1.0,
+    host_wait_seconds=0.25,
+    spans={"log": 0.5},
+    host_waits={"3": 2},
+    step_times={"4": 2},
+    slow=(SlowFetch(fetch=1, row=4, seconds=0.2),),
+    walls=(0.5, 0.5),
+)
+EVERY = [
+    START,
+    BLOCK,
+    Settings(t=1.0, values={"num_workers": 0, "is_on": False}, reasons={"mfu": "no model"}),
+    Mark(t=1.0, name="epoch", step=0, fetch=0, row=0, text="ä 中"),
+    Phase(t=1.0, name="start", seconds=0.5, rss_bytes=10),
+    ModelShape(num_parameters=3, layers=1, attention_width=2),
+    FreeRun(t=1.0, seconds=5.0, batches=3, samples=12),
+    ProfileWindow(t=1.0, steps=3, wall_seconds=2.0, collectives=(0.1, 0.2)),
+    End(t=9.0, reason="exception", error="ValueError: x"),
+    SystemStart(time=1.0, host="here", root_pid=3, gpu_names=("NVIDIA H200",)),
+    SystemSample(t=1.0, processes=2, gpus=(DeviceSample(index=0, utilization=0.5),)),
+]
+
+
+def write(path: Path, *written: object) -> None:
+    writer = LineWriter(path)
+    for line in written:
+        writer.write(line)
+    writer.close()
+
+
+@pytest.mark.parametrize("line", EVERY, ids=lambda line: type(line).__name__)
+def test_every_kind_of_line_is_read_as_it_was_written(line: object) -> None:
+    assert parse_line(json.loads(dump_line(line))) == line
+
+
+def test_every_kind_of_line_is_tried_above() -> None:
+    inner = {"DeviceSample", "SlowFetch", "SCHEMA", "PhaseName"}
+    assert {type(line).__name__ for line in EVERY} == set(lines.__all__) - inner
+
+
+def test_what_was_not_measured_takes_no_room() -> None:
+    text = dump_line(BLOCK)
+    assert "device" not in text
+    assert "null" not in text
+    assert "," + " " not in text
+
+
+def test_a_zero_is_written_and_is_not_missing() -> None:
+    found = parse_line(json.loads(dump_line(Mark(t=0.0, name="x", step=0))))
+    assert isinstance(found, Mark)
+    assert (found.step, found.fetch) == (0, None)
+
+
+def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
+    assert parse_line({"kind": "hologram", "t": 1}) is None
+    found = parse_line({"kind": "mark", "t": 1, "name": "x", "colour": "red"})
+    assert found == Mark(t=1, name="x")
+
+
+def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
+    write(tmp_path / "rank-0.jsonl", *EVERY[:9])
+    write(tmp_path / "rank-1.jsonl", Start(time=1, rank=1, pid=8, host="there", version="1"))
+    write(tmp_path / "system.jsonl", EVERY[9], EVERY[10], End(t=2.0, reason="finished"))
+    record = read_run(tmp_path)
+    assert sorted(record.ranks) == [0, 1]
+    rank = record.ranks[0]
+    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[8])
+    assert len(rank.marks) == len(rank.phases) == len(rank.models) == len(rank.windows) == 1
+    assert rank.values == {"num_workers": 0, "is_on": False}
+    assert rank.reasons == {"mfu": "no model"}
+    assert record.system is not None
+    assert record.system.samples == [EVERY[10]]
+    assert record.system.end is not None
+    assert record.notes == []
+
+
+def test_a_line_that_is_cut_off_is_noted_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, START, BLOCK, BLOCK)
+    whole = path.read_bytes()
+    for cut in range(len(whole) - len(dump_line(BLOCK)), len(whole) - 2):
+        path.write_bytes(whole[:cut])
+        record = read_run(tmp_path)
+        assert record.ranks[0].blocks == [BLOCK]
+        assert len(record.notes) == 1
+        assert "cut off in line 3" in record.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["not json", "[]", "7", "{}", '{"kind":"steps"}', '{"kind":"mark","t":1,"name":1}x']
+)
+def test_a_line_that_is_no_line_is_noted_with_its_number(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(f"{dump_line(START)}\n{text}\n{dump_line(BLOCK)}\n", encoding="utf-8")
+    record = read_run(tmp_path)
+    assert record.ranks[0].blocks == [BLOCK]
+    assert record.notes == ["rank-0.jsonl, line 2: not a line of a record"]
+
+
+def test_a_file_without_a_start_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "rank-0.jsonl", START)
+    write(tmp_path / "rank-1.jsonl", BLOCK)
+    record = read_run(tmp_path)
+    assert sorted(record.ranks) == [0]
+    assert record.notes == ["rank-1.jsonl has no start line and was left out"]
+
+
+def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
+    late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
+    write(tmp_path / "rank-0.jsonl", late)
+    with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to {SCHEMA}.*--upgrade"):
+        read_run(tmp_path)
+
+
+def test_what_is_no_record_says_so(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no such folder"):
+        read_run(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(DataError, match="a record is a folder"):
+        read_run(tmp_path / "file")
+    with pytest.raises(DataError, match="run --measure"):
+        read_run(tmp_path)
+
+
+def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, START, BLOCK)
+    write(path, START)
+    assert read_run(tmp_path).ranks[0].blocks == []
+    assert len((tmp_path / "rank-0.jsonl.1").read_text().splitlines()) == 2
+    (tmp_path / "empty.jsonl").touch()
+    write(tmp_path / "empty.jsonl", START)
+    assert not (tmp_path / "empty.jsonl.1").exists()
+
+
+def test_files_of_a_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
+    for rank, world_size in ((0, 2), (1, 2), (2, 4), (3, 4)):
+        writer = LineWriter(tmp_path / f"rank-{rank}.jsonl")
+        writer.write(
+            Start(time=1.0, rank=rank, world_size=world_size, pid=1, host="here", version="1")
+        )
+        writer.close()
+    record = read_run(tmp_path)
+    assert sorted(record.ranks) == [0, 1]
+    assert [note.partition(" ")[0] for note in record.notes] == ["rank-2.jsonl", "rank-3.jsonl"]
+
+
+def test_bytes_that_are_no_text_are_written_all_the_same(tmp_path: Path) -> None:
+    name = b"data-\xff.jsonl".decode("utf-8", "surrogateescape")
+    write(tmp_path / "rank-0.jsonl", START, Mark(t=1, name="shard", text=name), BLOCK)
+    rank = read_run(tmp_path).ranks[0]
+    assert (len(rank.marks), len(rank.blocks)) == (1, 1)
+
+
+def test_a_disk_that_refuses_ends_the_writing(tmp_path: Path) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    writer = LineWriter(tmp_path / "rank-0.jsonl")
+    writer.write(START)
+    written = writer.num_bytes
+    writer._file.close()
+    writer._file = Full()
+    writer.write(BLOCK)
+    writer.write(BLOCK)
+    assert writer.failure == f"{tmp_path / 'rank-0.jsonl'}: No space left on device"
+    assert writer.num_bytes == written == (tmp_path / "rank-0.jsonl").stat().st_size
+
+
+@given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=200), st.floats(0, 1))
+def test_quantiles_of_a_histogram_are_within_one_percent(
+    durations: list[float], share: float
+) -> None:
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.add(seconds)
+    found = histogram.quantile(share)
+    ordered = sorted(durations)
+    exact = ordered[
+        max(0, min(len(ordered) - 1, -(-round(share * len(ordered) * 1e9) // 10**9) - 1))
+    ]
+    assert found is not None
+    assert found == pytest.approx(exact, rel=0.0101, abs=1e-6)
+
+
+@given(st.lists(st.floats(0, 1e4)), st.lists(st.floats(0, 1e4)))
+def test_histograms_fold_the_same_way_however_they_are_cut(
+    first: list[float], second: list[float]
+) -> None:
+    whole = Histogram()
+    parts = [Histogram(), Histogram()]
+    for part, durations in zip(parts, (first, second), strict=True):
+        for seconds in durations:
+            part.add(seconds)
+            whole.add(seconds)
+    merged = Histogram()
+    for part in parts:
+        merged.merge(part.take())
+        assert part.count == 0
+    assert merged.counts == whole.counts
+    assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
+
+
+def test_an_empty_histogram_has_no_quantile() -> None:
+    assert Histogram().quantile(0.5) is None
+    assert Histogram().worst_share() is None
+
+
+def test_the_worst_share_is_of_the_longest() -> None:
+    histogram = Histogram()
+    histogram.add(0.001, 99)
+    histogram.add(0.901)
+    assert histogram.worst_share(0.01) == pytest.approx(0.901 / 1.0, rel=0.02)
+
+
+def test_every_field_of_a_line_has_its_place_in_json() -> None:
+    for line in EVERY:
+        values: dict[str, Any] = json.loads(dump_line(line))
+        assert set(values) - {"kind"} <= {item.name for item in fields(line)}  # type: ignore[arg-type]
