@@ -1,0 +1,104 @@
+"""Time on the device, by CUDA events: recorded without waiting, read once they have passed.
+
+An event recorded before a fetch fires when the device has drained what was queued; one recorded
+after it fires when the host has come back. Their distance is the time the device had nothing to
+run. Nothing here synchronises: an event is asked whether it has passed, and read only then.
+
+torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+__all__ = ["CudaEvents", "DeviceEvents", "EventPair", "find_events"]
+
+EventPair = tuple[Any, Any]
+"""The events before and after something."""
+
+_POLL_SECONDS = 0.002
+
+
+class DeviceEvents(Protocol):
+    """What the meter asks of a device; the seam for tests."""
+
+    failure: str
+    """Why the events cannot be used; empty while they can."""
+
+    def record(self) -> Any:
+        """An event behind all that is queued now; ``None`` where that failed."""
+
+    def has_passed(self, event: Any) -> bool:
+        """Whether the device has reached an event."""
+
+    def seconds(self, pair: EventPair) -> float | None:
+        """Device time between two events that have passed. They are taken back."""
+
+    def settle(self, event: Any, seconds: float) -> None:
+        """Let at most so much time pass until the device has reached an event."""
+
+
+def find_events() -> DeviceEvents | None:
+    """The events of torch's CUDA, once this process has initialised it."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return CudaEvents(cuda)
+
+
+class CudaEvents:
+    """Events on the current stream of the current device, used again and again."""
+
+    def __init__(self, cuda: Any) -> None:
+        self.failure = ""
+        self._cuda = cuda
+        self._pool: list[Any] = []
+
+    def record(self) -> Any:
+        """An event on the current stream."""
+        if self.failure:
+            return None
+        try:
+            event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
+            event.record()
+        except RuntimeError as error:
+            self._fail(error)
+            return None
+        return event
+
+    def has_passed(self, event: Any) -> bool:
+        """Whether the stream has reached an event; of a broken one, yes: nothing more will come."""
+        try:
+            return bool(event.query())
+        except RuntimeError as error:
+            self._fail(error)
+            return True
+
+    def seconds(self, pair: EventPair) -> float | None:
+        """Device time between two events, which go back to the pool."""
+        first, last = pair
+        if first is None or last is None or self.failure:
+            return None
+        try:
+            if not last.query():
+                return None
+            found = first.elapsed_time(last) / 1000.0
+        except RuntimeError as error:
+            self._fail(error)
+            return None
+        self._pool += pair
+        return max(0.0, float(found))
+
+    def settle(self, event: Any, seconds: float) -> None:
+        """Ask until an event has passed: at the end of a run, where nobody waits for the host."""
+        deadline = time.monotonic() + seconds
+        while not self.has_passed(event) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _fail(self, error: RuntimeError) -> None:
+        text = str(error).strip()
+        first_line = text.splitlines()[0] if text else type(error).__name__
+        self.failure = self.failure or f"CUDA events failed: {first_line}"

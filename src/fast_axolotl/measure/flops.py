@@ -1,0 +1,197 @@
+"""FLOPs per token of a model, and the share of the hardware's peak that a run reaches.
+
+The count is of matrix multiplications, a multiplication and an addition being two. A token costs a
+weight 2 forward, 2 backward to hand the gradient on, and 2 more where the weight itself is trained;
+attention over ``T`` positions costs ``4·H·Q·T`` a layer forward and twice that backward. So:
+
+    model FLOPs = 6·trained + 4·frozen + 12·L·H·Q·T      (PaLM, arXiv:2204.02311, appendix B)
+
+with ``trained + frozen`` the weights one token passes through. That is 6N for a full fine-tune, and
+4 for all but the adapters of LoRA. A mixture of experts counts the experts that a token meets. For
+packed sequences ``T`` is Σℓ²/Σℓ, because a token attends to its own sequence only. Activation
+checkpointing runs the forward pass again: hardware FLOPs have it, model FLOPs do not.
+
+By the same convention a causal mask halves nothing, and softmax, norms, rotary embeddings and the
+optimizer are not counted. What cannot be known is ``None`` with a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fast_axolotl.measure.peaks import Peak, explain_missing, find_peak
+from fast_axolotl.record import ModelShape
+
+__all__ = ["Flops", "Utilisation", "flops_per_token", "utilisation"]
+
+_NOTES = ("towers", "layers", "attention_width")
+"""Reasons of a shape that do not forbid a figure and belong beside it: what it leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """What one token costs in training, forward and backward."""
+
+    model: float
+    """FLOPs that the mathematics needs: the numerator of MFU."""
+    hardware: float
+    """FLOPs that are executed, recomputed activations included: the numerator of HFU."""
+    convention: str
+    """The formula with its numbers, for printing beside the figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """How much of the hardware a run uses. ``None`` is not known; ``reasons`` has the sentence."""
+
+    model_flops_per_token: float | None = None
+    model_flops_per_second: float | None = None
+    """Of all devices together."""
+    mfu: float | None = None
+    """Model FLOPs per second ÷ the devices' peak, 0 to 1."""
+    hfu: float | None = None
+    """The same with recomputed activations counted."""
+    matmul_share: float | None = None
+    """Model FLOPs per second ÷ the matmul rate measured on these devices."""
+    convention: str = ""
+    peak_tflops: float | None = None
+    """Peak of one device, dense."""
+    peak_source: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Name of the figure → why it is ``None``."""
+
+
+def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
+    """What one token costs, where attention reaches over ``attended_length`` positions.
+
+    That length is the sequence length, or Σℓ²/Σℓ over sequences of lengths ℓ.
+    """
+    trained = shape.num_parameters - shape.num_frozen
+    weights = 6.0 * trained + 4.0 * shape.num_frozen
+    forward = 2.0 * shape.num_parameters
+    attention = 4.0 * _attended_width(shape, attended_length)
+    model = weights + 3.0 * attention
+    hardware = model + (forward + attention if shape.is_checkpointed else 0.0)
+    return Flops(
+        model=model, hardware=hardware, convention=_describe(shape, trained, attended_length)
+    )
+
+
+def utilisation(
+    shape: ModelShape | None,
+    *,
+    tokens_per_second: float | None,
+    attended_length: float | None = None,
+    num_devices: int | None = None,
+) -> Utilisation:
+    """MFU and HFU of ``tokens_per_second`` real tokens on ``num_devices`` devices together.
+
+    ``attended_length`` is Σℓ²/Σℓ as measured. Where it was not, ``shape.sequence_len`` stands in,
+    unless sequences are packed: a pack's length says nothing about the sequences inside it.
+    ``num_devices`` is the shape's own where it is not given: tokens and devices must be those of
+    the same ranks.
+    """
+    if shape is None:
+        return _unknown("the model was not seen: its weights and layers are not known")
+    blocked = shape.reasons.get("model_flops_per_token")
+    if blocked:
+        return _unknown(blocked)
+    length = attended_length
+    if length is None and not shape.is_packed:
+        length = shape.sequence_len
+    if length is None:
+        return _unknown(
+            "sequence lengths were not seen, so it is not known how far attention reaches"
+        )
+    flops = flops_per_token(shape, length)
+    devices = shape.num_devices if num_devices is None else num_devices
+    return _compare(shape, flops, tokens_per_second, devices)
+
+
+def _compare(
+    shape: ModelShape, flops: Flops, tokens_per_second: float | None, devices: int
+) -> Utilisation:
+    peak = _choose_peak(shape)
+    reasons: dict[str, str] = {}
+    if peak is None:
+        reasons["mfu"] = reasons["hfu"] = explain_missing(shape.device_name, shape.dtype)
+    if shape.matmul_tflops is None:
+        reasons["matmul_share"] = shape.reasons.get(
+            "matmul_tflops", "the matmul rate of this device was not measured"
+        )
+    if tokens_per_second is None:
+        unseen = "tokens were not counted"
+        for name in ("model_flops_per_second", "mfu", "hfu", "matmul_share"):
+            reasons[name] = unseen
+    rate = None if tokens_per_second is None else tokens_per_second * flops.model
+    hardware = None if tokens_per_second is None else tokens_per_second * flops.hardware
+    tflops = None if peak is None else peak.tflops
+    mfu, hfu = _share(rate, tflops, devices), _share(hardware, tflops, devices)
+    if mfu is not None and mfu > 1.0:
+        reasons["mfu"] = reasons["hfu"] = (
+            f"{mfu:.0%} of the peak of {tflops:g} TFLOP/s cannot be: the arithmetic is in another "
+            f"type than {shape.dtype}, or the peak is wrong: give it with --peak-tflops"
+        )
+        mfu = hfu = None
+    return Utilisation(
+        model_flops_per_token=flops.model,
+        model_flops_per_second=rate,
+        mfu=mfu,
+        hfu=hfu,
+        matmul_share=_share(rate, shape.matmul_tflops, devices),
+        convention=flops.convention,
+        peak_tflops=tflops,
+        peak_source="" if peak is None else peak.source,
+        reasons=reasons,
+    )
+
+
+def _share(flops_per_second: float | None, tflops: float | None, devices: int) -> float | None:
+    if flops_per_second is None or not tflops or devices < 1:
+        return None
+    return flops_per_second / (tflops * 1e12 * devices)
+
+
+def _choose_peak(shape: ModelShape) -> Peak | None:
+    if shape.peak_tflops is not None:
+        return Peak(tflops=shape.peak_tflops, source="given by --peak-tflops")
+    return find_peak(shape.device_name, shape.dtype)
+
+
+def _attended_width(shape: ModelShape, attended_length: float) -> float:
+    """Positions that a token attends to, times the width of attention, summed over the layers."""
+    if shape.attention_window is None:
+        return float(shape.layers * shape.attention_width * attended_length)
+    full = (shape.layers - shape.window_layers) * shape.attention_width * attended_length
+    width = shape.attention_width if shape.window_width is None else shape.window_width
+    return full + shape.window_layers * width * min(attended_length, shape.attention_window)
+
+
+def _describe(shape: ModelShape, trained: int, attended_length: float) -> str:
+    parts = []
+    if trained:
+        parts.append(f"6·{trained:.4g} trained weights")
+    if shape.num_frozen:
+        parts.append(f"4·{shape.num_frozen:.4g} frozen weights")
+    near = 0 if shape.attention_window is None else shape.window_layers
+    if shape.layers > near:
+        parts.append(_describe_layers(shape.layers - near, shape.attention_width, attended_length))
+    if near and shape.attention_window is not None:
+        width = shape.attention_width if shape.window_width is None else shape.window_width
+        reach = min(attended_length, shape.attention_window)
+        parts.append(_describe_layers(near, width, reach) + " in their window")
+    text = "model FLOPs a token = " + " + ".join(parts)
+    text += "; real tokens only; a causal mask halves nothing"
+    if shape.is_checkpointed:
+        text += "; HFU adds one forward pass for checkpointed activations"
+    notes = [shape.reasons[name] for name in _NOTES if name in shape.reasons]
+    return "; ".join([text, *notes])
+
+
+def _describe_layers(layers: int, width: int, attended_length: float) -> str:
+    return f"12·{layers} layers·{width} wide·{attended_length:.6g} attended"
+
+
+def _unknown(reason: str) -> Utilisation:
+    names = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share")
+    return Utilisation(reasons=dict.fromkeys(names, reason))

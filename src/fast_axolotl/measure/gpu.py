@@ -1,0 +1,119 @@
+"""Utilisation, memory, power and clocks of the GPUs, by NVML.
+
+NVML comes with the driver; the package nvidia-ml-py speaks to it and is imported here on demand.
+Whatever is missing on the way becomes one sentence in ``reason``. Every figure is asked for apart,
+since a device may refuse one of them and give the others.
+
+Utilisation is the share of NVML's last sampling period, 0.17 to 1 s, in which *some* kernel ran: a
+device at 100 % may still be mostly empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from fast_axolotl.record import DeviceSample
+
+__all__ = ["GpuReader", "NoGpu", "NvmlReader", "open_gpus"]
+
+_LOOK_EVERY = 10
+"""Reads after which it is asked anew on which devices the tree runs."""
+
+
+class GpuReader(Protocol):
+    """Where figures of GPUs come from."""
+
+    names: tuple[str, ...]
+    reason: str
+    """Why there are none; empty where there are."""
+
+    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
+        """The devices of now: those that ``pids`` run on, all of them while that is not known."""
+
+    def close(self) -> None:
+        """Let go of the devices."""
+
+
+class NoGpu:
+    """Nothing, for a reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.names: tuple[str, ...] = ()
+        self.reason = reason
+
+    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
+        """No device."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class NvmlReader:
+    """The devices of an initialised NVML."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        count = nvml.nvmlDeviceGetCount()
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        self.names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles)
+        self.reason = ""
+        self._used: set[int] = set()
+        self._reads = 0
+
+    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
+        """The devices of now; once a process of ``pids`` was seen on one, only such devices."""
+        if pids and self._reads % _LOOK_EVERY == 0:
+            self._used |= {index for index in range(len(self._handles)) if self._runs(index, pids)}
+        self._reads += 1
+        wanted = self._used or range(len(self._handles))
+        return tuple(self._read_device(index) for index in sorted(wanted))
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._ask(self._nvml.nvmlShutdown)
+
+    def _read_device(self, index: int) -> DeviceSample:
+        nvml, handle = self._nvml, self._handles[index]
+        rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        return DeviceSample(
+            index=index,
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_bytes=None if memory is None else int(memory.used),
+            power_watts=None if milliwatts is None else milliwatts / 1000,
+            clock_mhz=None if clock is None else float(clock),
+        )
+
+    def _runs(self, index: int, pids: Collection[int]) -> bool:
+        """Whether one of the processes computes on a device. In a container NVML may name them by
+        the host's pids, or not at all; then all devices stay in."""
+        found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handles[index])
+        return any(process.pid in pids for process in found or ())
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+def open_gpus() -> GpuReader:
+    """The GPUs of this machine, or the reason why they cannot be read."""
+    try:
+        import pynvml
+    except ImportError:
+        return NoGpu('GPU figures need NVML: pip install "fast-axolotl[gpu]"')
+    try:
+        pynvml.nvmlInit()
+        reader = NvmlReader(pynvml)
+    except pynvml.NVMLError as error:
+        return NoGpu(f"NVML answers: {error}")
+    return reader if reader.names else NoGpu("NVML finds no GPU")
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

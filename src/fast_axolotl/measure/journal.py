@@ -1,0 +1,154 @@
+"""The record of one rank while it is written: lines with their times, settings, reasons."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fast_axolotl._version import __version__
+from fast_axolotl.record import End, LineWriter, Mark, Settings, Start
+
+__all__ = ["Journal"]
+
+_CLOCK_STEP_SECONDS = 1.0
+"""The date may drift this far from the clock that never steps before it counts as a step."""
+
+_log = logging.getLogger("fast_axolotl.measure")
+
+
+class Journal:
+    """Writes ``RUN/rank-N.jsonl``. A disk that refuses ends the record, not the run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.clock = clock
+        self.origin = clock()
+        """The clock when the record began: ``t = 0``."""
+        self.values: dict[str, Any] = {}
+        """The settings known by now."""
+        self._reasons: dict[str, str] = {}
+        self._wall_clock = wall_clock
+        self._date = wall_clock()
+        self._writer = LineWriter(folder / f"rank-{rank}.jsonl")
+        self._is_failure_told = False
+
+    @property
+    def num_bytes(self) -> int:
+        """How much was written."""
+        return self._writer.num_bytes
+
+    def start(
+        self,
+        *,
+        world_size: int,
+        local_rank: int,
+        source: str,
+        command: tuple[str, ...],
+        environment: dict[str, Any],
+    ) -> None:
+        """Write the first line."""
+        self.write(
+            Start(
+                time=self._date,
+                rank=self.rank,
+                world_size=world_size,
+                local_rank=local_rank,
+                pid=os.getpid(),
+                host=platform.node(),
+                version=__version__,
+                source=source,
+                command=command,
+                environment={key: _plain(value) for key, value in environment.items()},
+            )
+        )
+
+    def since_start(self, at: float | None = None) -> float:
+        """Seconds since the first line."""
+        return round((self.clock() if at is None else at) - self.origin, 6)
+
+    def write(self, line: object) -> None:
+        """Append a line."""
+        self._writer.write(line)
+        if self._writer.failure and not self._is_failure_told:
+            self._is_failure_told = True
+            _log.warning("recording has stopped, the run goes on: %s", self._writer.failure)
+
+    def mark(
+        self,
+        name: str,
+        *,
+        at: float | None = None,
+        text: str = "",
+        step: int | None = None,
+        fetch: int | None = None,
+        row: int | None = None,
+    ) -> None:
+        """Note something that happened at a moment."""
+        t = self.since_start(at)
+        self.write(Mark(t=t, name=name, step=step, fetch=fetch, row=row, text=text))
+
+    def settings(self, values: Mapping[str, Any]) -> None:
+        """Note settings, where they are new."""
+        plain = {key: _plain(value) for key, value in values.items()}
+        new = {
+            key: value
+            for key, value in plain.items()
+            if key not in self.values or self.values[key] != value
+        }
+        if new:
+            self.values.update(new)
+            self.write(Settings(t=self.since_start(), values=new))
+
+    def reason(self, figure: str, sentence: str) -> None:
+        """Note why a figure is missing, once."""
+        if self._reasons.get(figure) != sentence:
+            self._reasons[figure] = sentence
+            self.write(Settings(t=self.since_start(), reasons={figure: sentence}))
+
+    def check_date(self) -> None:
+        """Note where the date has been set, or the machine has slept."""
+        expected = self._date + self.since_start()
+        moved = self._wall_clock() - expected
+        if abs(moved) > _CLOCK_STEP_SECONDS:
+            self._date += moved
+            self.mark("clock_step", text=f"the date moved by {moved:+.1f} s against the clock")
+
+    def end(
+        self,
+        reason: Literal["finished", "exception", "interrupted"],
+        error: str,
+        overhead_seconds: float,
+        overhead_fetches: int,
+    ) -> None:
+        """Write the last line."""
+        self.write(
+            End(
+                t=self.since_start(),
+                reason=reason,
+                error=error,
+                overhead_seconds=round(overhead_seconds, 6),
+                overhead_fetches=overhead_fetches,
+            )
+        )
+        self._writer.close()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it; what JSON cannot hold becomes its text."""
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except (TypeError, ValueError):
+        return str(value)

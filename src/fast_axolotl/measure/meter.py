@@ -1,0 +1,492 @@
+"""The meter: what a training loop, or a hook inside one, tells what happens.
+
+    fetch_begin ─ wait ─ fetch_end(batch) ─ work ─ step ─ span("log") ─ fetch_begin ─ …
+
+Two clock readings bracket each fetch; on a GPU two CUDA events do, too, and are read steps later.
+Fetches become steps (``steps``), steps wait for their events (``waiting``), become blocks of about
+a second (``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``journal``). Memory does
+not grow with the run.
+
+The meter never raises into the loop that it measures: ``_guarded`` is the one place where faults of
+its own end. It notes them in the record, says so once in the log, and goes quiet.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.measure.blocks import BlockBuilder
+from fast_axolotl.measure.counting import BatchCount, BatchCounter
+from fast_axolotl.measure.events import DeviceEvents, EventPair
+from fast_axolotl.measure.forks import quiet_after_fork
+from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.phases import PhaseLog
+from fast_axolotl.measure.steps import Step, StepTracker
+from fast_axolotl.measure.waiting import StepQueue
+from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, SystemSample, read_run
+
+if TYPE_CHECKING:
+    from fast_axolotl.measure.sampler import SystemSampler
+    from fast_axolotl.record import RunSummary
+
+__all__ = ["Meter"]
+
+_PHASE_SPANS = ("evaluate", "checkpoint")
+"""Spans that are a phase of the process's memory, too."""
+
+_ROOMY_BYTES = 5_000_000
+"""Size of the record up to which every phase is written."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_log = logging.getLogger("fast_axolotl.measure")
+
+
+def _guarded(method: _Method) -> _Method:
+    """Have a method do nothing once the meter is quiet, and never raise."""
+
+    @functools.wraps(method)
+    def call(self: Meter, *arguments: Any, **named: Any) -> Any:
+        if self.is_quiet:
+            return None
+        try:
+            return method(self, *arguments, **named)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
+            self._give_up(error)
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+class Meter:
+    """Takes the measurements of one rank. Made by ``measure``; not for several threads at once."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        tracker: StepTracker,
+        phases: PhaseLog,
+        *,
+        find_events: Callable[[], DeviceEvents | None],
+        peak_tflops: float | None = None,
+    ) -> None:
+        self.run_dir = journal.folder
+        self.rank = journal.rank
+        self.is_quiet = False
+        """Nothing is measured any more: closed, given up, or a forked child."""
+        self._is_closed = False
+        self._journal = journal
+        self._clock = journal.clock
+        self._tracker = tracker
+        self._phases = phases
+        self._blocks = BlockBuilder(journal, self._begin_steady)
+        self._queue = StepQueue(self._blocks, find_events)
+        self._counter = BatchCounter()
+        self._peak_tflops = peak_tflops
+        self._sampler: SystemSampler | None = None
+        self._working_set_bytes: int | None = None
+        self._fetch_start: float | None = None
+        self._fetch_event: Any = None
+        self._is_watch_fetch = False
+        self._span_name = ""
+        self._span_start = 0.0
+        self._span_event: Any = None
+        self._is_phase_span = False
+        self._overhead_seconds = 0.0
+        quiet_after_fork(self)
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close("finished")
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("interrupted", error="KeyboardInterrupt")
+        else:
+            self.close("exception", error=f"{type(error).__name__}: {error}")
+
+    # The loop, or a hook in it, tells:
+
+    def watch(self, iterable: Iterable[Any], *, replay: int = 0) -> Iterator[Any]:
+        """Yield the items of ``iterable`` and time the waits for them.
+
+        With ``replay``, the last batch is yielded that many times more once the iterable is
+        exhausted: steps that wait for nothing, against which the stall is checked. Creating the
+        iterator is part of the first wait, since workers start there.
+        """
+        self._begin_watch()
+        last: list[Any] = []
+        try:
+            for batch in self._fetches(iterable):
+                yield batch
+                if replay:
+                    last[:] = [batch]
+                del batch  # what the loop has let go of is not held during the next fetch
+            if last:
+                yield from self._replay(last[0], replay)
+        finally:
+            self._end_watch()
+
+    @_guarded
+    def fetch_begin(self, queue_depth: int | None = None) -> None:
+        """A wait for the next batch begins. ``queue_depth`` is the number of batches ready now.
+
+        Called again before the fetch has ended, the later call counts: a hook at the base iterator
+        knows better than a loop around it. Ignored inside a span, so that evaluation is no fetch.
+        To have the start of workers in the first wait, begin before the iterator is created and
+        leave out the begin of its first fetch.
+        """
+        now = self._clock()
+        if not self._span_name:
+            self._is_watch_fetch = False
+            self._begin_fetch(now, queue_depth)
+
+    @_guarded
+    def fetch_end(self, batch: Any) -> None:
+        """The batch has come. Ignored where no fetch has begun."""
+        now = self._clock()
+        if self._fetch_start is None:
+            return
+        waited, pair = self._end_wait(now)
+        if self._tracker.num_fetches == 0:
+            self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
+        self._tracker.end_fetch(waited, pair, self._count(batch))
+        self._overhead_seconds += self._clock() - now
+
+    @_guarded
+    def exhausted(self) -> None:
+        """The loader had no further batch: an epoch has ended. Instead of ``fetch_end``."""
+        now = self._clock()
+        if self._fetch_start is not None:
+            self._tracker.exhaust(now, *self._end_wait(now))
+
+    @_guarded
+    def fetch_failed(self, error: BaseException | None = None) -> None:
+        """The loader raised instead of giving a batch. Instead of ``fetch_end``."""
+        now = self._clock()
+        if self._fetch_start is not None:
+            self._tracker.fail_fetch(*self._end_wait(now))
+            text = "" if error is None else f" {type(error).__name__}: {error}"
+            self.mark("error", f"the loader raised{text}")
+
+    @_guarded
+    def step(self) -> None:
+        """An optimizer step has ended. Ignored inside a span."""
+        now = self._clock()
+        if not self._span_name:
+            self._take(self._tracker.tell(now))
+            self._overhead_seconds += self._clock() - now
+
+    @_guarded
+    def tokens(
+        self, count: int, *, trainable: int | None = None, padded: int | None = None
+    ) -> None:
+        """Add real tokens to the current step. What is told takes the place of what is counted."""
+        self._tracker.add_tokens(count, trainable, padded)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time that is no training: ``evaluate``, ``checkpoint``, ``log``.
+
+        It is taken out of the steps and reported apart. Fetches inside are not counted, and a span
+        inside another is part of that.
+        """
+        # One inside a fetch is part of the wait.
+        is_own = not self._span_name and self._fetch_start is None
+        if is_own:
+            self._begin_span(name)
+        try:
+            yield
+        finally:
+            if is_own:
+                self._end_span()
+
+    # What is known of the run:
+
+    @_guarded
+    def mark(self, name: str, text: str = "") -> None:
+        """Note that something happened now: ``shard``, ``note``, …"""
+        self._mark(name, self._clock(), text)
+
+    @_guarded
+    def settings(self, **values: Any) -> None:
+        """Note settings of the run. ``num_workers``, ``prefetch_factor`` and
+        ``gradient_accumulation`` decide how long the warm-up is."""
+        self._journal.settings(values)
+        self._tracker.set_warmup(self._journal.values)
+
+    @_guarded
+    def reason(self, field: str, sentence: str) -> None:
+        """Note why a figure is not measured."""
+        self._journal.reason(field, sentence)
+
+    @_guarded
+    def model(self, shape: ModelShape) -> None:
+        """Note the model's shape, from which FLOPs are computed."""
+        if shape.peak_tflops is None and self._peak_tflops is not None:
+            shape = replace(shape, peak_tflops=self._peak_tflops)
+        self._journal.write(shape)
+
+    @_guarded
+    def window(self, window: ProfileWindow) -> None:
+        """Note what a window of the profiler saw."""
+        self._journal.write(window)
+
+    def free_run(self, loader: Iterable[Any], seconds: float = 5.0) -> FreeRun:
+        """Drain ``loader`` with no model for so long, and note its rate.
+
+        The first batch is not timed: workers start up in it. The loader is iterated anew, and so
+        must be one that can be; where it shuffles, this draws from its random numbers.
+        """
+        if isinstance(loader, Iterator):
+            raise UsageError(
+                f"free_run was given an iterator ({type(loader).__name__}), and draining it would "
+                "use up the training data: give it the loader itself"
+            )
+        with self.span("free_run"):
+            found = self._drain(loader, seconds)
+        if not self.is_quiet:
+            self._journal.write(found)
+        return found
+
+    def attach_sampler(self, sampler: SystemSampler) -> None:
+        """Start a sampler of the process tree, which ends with the meter."""
+        self._sampler = sampler
+        sampler.start()
+
+    def see_sample(self, sample: SystemSample) -> None:
+        """Take the working set of a sample; called from the sampler's thread."""
+        if sample.pss_bytes is not None:
+            self._working_set_bytes = sample.pss_bytes
+
+    # The figures:
+
+    def current(self) -> dict[str, float]:
+        """The figures so far, for a trainer's log; one that is not known is left out.
+
+        ``stall_fraction``, ``host_stall_fraction``, ``device_stall_fraction``,
+        ``steps_per_second``, ``samples_per_second``, ``tokens_per_second`` (and ``trainable_``,
+        ``padded_``), ``bytes_per_second``, ``working_set_bytes``: of the steady phase once it has
+        begun; before that of the warm-up, with ``is_warming`` 1.
+        """
+        self._fold()
+        found = self._blocks.current()
+        if self._working_set_bytes is not None:
+            found["working_set_bytes"] = float(self._working_set_bytes)
+        return found
+
+    def summary(self) -> RunSummary:
+        """Every figure of the run so far, from its record."""
+        from fast_axolotl.measure.summary import summarise
+
+        self._flush()
+        return summarise(read_run(self.run_dir))
+
+    def close(
+        self,
+        reason: Literal["finished", "exception", "interrupted"] = "finished",
+        error: str = "",
+    ) -> None:
+        """End the record. Nothing is measured afterwards."""
+        if self._is_closed:
+            return
+        self._finish()
+        self.is_quiet = self._is_closed = True
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._journal.end(reason, error, self._overhead_seconds, self._tracker.num_fetches)
+
+    def go_quiet(self) -> None:
+        """Measure nothing more and leave the record alone: what a forked child does."""
+        self.is_quiet = self._is_closed = True
+
+    # Inside.
+
+    def _fetches(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        self._begin_watch_fetch()
+        try:
+            iterator = iter(iterable)
+            while True:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    self.exhausted()
+                    return
+                self._end_watch_fetch(batch)
+                yield batch
+                del batch
+                self._begin_watch_fetch()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.fetch_failed(error)
+            raise
+
+    def _replay(self, batch: Any, count: int) -> Iterator[Any]:
+        self._tracker.begin_replay()
+        for _ in range(count):
+            self._begin_watch_fetch()
+            self._end_watch_fetch(batch)
+            yield batch
+        self._begin_watch_fetch()
+        self.exhausted()
+
+    @_guarded
+    def _begin_watch(self) -> None:
+        if self._tracker.num_fetches:
+            self._tracker.begin_epoch()
+
+    @_guarded
+    def _end_watch(self) -> None:
+        self._tracker.leave(self._clock())
+
+    @_guarded
+    def _begin_watch_fetch(self) -> None:
+        now = self._clock()
+        if not self._span_name:
+            self._begin_fetch(now, None)
+            self._is_watch_fetch = True
+
+    @_guarded
+    def _end_watch_fetch(self, batch: Any) -> None:
+        # Where a hook at the base iterator has timed fetches meanwhile, those are the fetches.
+        if self._is_watch_fetch:
+            self.fetch_end(batch)
+
+    def _begin_fetch(self, now: float, queue_depth: int | None) -> None:
+        if self._fetch_start is None:
+            self._begin_new_fetch(now)
+        self._tracker.see_queue(queue_depth)
+        self._fetch_event = self._queue.record()
+        self._fetch_start = self._clock()
+        self._overhead_seconds += self._fetch_start - now
+
+    def _begin_new_fetch(self, now: float) -> None:
+        tracker = self._tracker
+        if not tracker.has_begun:
+            self._phases.end("start", now)
+            self._mark("first_fetch", now)
+        elif tracker.is_new_epoch:
+            self._mark("epoch", now)
+        self._take(tracker.begin_fetch(now))
+
+    def _end_wait(self, now: float) -> tuple[float, EventPair | None]:
+        start, self._fetch_start = self._fetch_start, None
+        waited = 0.0 if start is None else max(0.0, now - start)
+        return waited, self._queue.pair(self._fetch_event)
+
+    def _count(self, batch: Any) -> BatchCount:
+        counted = self._counter.count(batch)
+        if self._counter.reasons:
+            for figure, sentence in self._counter.take_reasons().items():
+                self._journal.reason(figure, sentence)
+        return counted
+
+    def _mark(self, name: str, at: float, text: str = "") -> None:
+        tracker = self._tracker
+        self._journal.mark(
+            name,
+            at=at,
+            text=text,
+            step=tracker.num_steps,
+            fetch=tracker.num_fetches,
+            row=tracker.num_samples,
+        )
+
+    def _take(self, step: Step | None) -> None:
+        if step is not None:
+            if step.number == 0:
+                self._journal.mark("first_step", at=step.end, step=0)
+            self._queue.add(step)
+
+    def _begin_steady(self) -> None:
+        self._phases.end("warmup")
+        if self._queue.is_blind:
+            self._journal.reason("device_stall_fraction", self._queue.no_device_reason)
+
+    @_guarded
+    def _begin_span(self, name: str) -> None:
+        now = self._clock()
+        self._is_phase_span = name in _PHASE_SPANS and self._has_room_for_phase(now)
+        if self._is_phase_span:
+            self._queue.fold()
+            self._blocks.flush()
+            self._phases.end(self._name_phase(), now)
+        self._span_name, self._span_start = name, now
+        self._span_event = self._queue.record()
+
+    def _has_room_for_phase(self, now: float) -> bool:
+        """Later in a long run, a phase shorter than a block is not worth its lines."""
+        age = self._journal.since_start(now) - self._phases.start
+        return self._journal.num_bytes < _ROOMY_BYTES or age >= self._blocks.block_seconds
+
+    @_guarded
+    def _end_span(self) -> None:
+        now = self._clock()
+        name, self._span_name = self._span_name, ""
+        if name:
+            pair = self._queue.pair(self._span_event)
+            self._tracker.add_span(name, max(0.0, now - self._span_start), pair)
+            if self._is_phase_span:
+                self._phases.end(name, now)
+
+    def _name_phase(self) -> str:
+        return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
+
+    @_guarded
+    def _fold(self) -> None:
+        self._queue.fold()
+
+    @_guarded
+    def _flush(self) -> None:
+        self._queue.fold()
+        self._blocks.flush()
+
+    @_guarded
+    def _finish(self) -> None:
+        self._end_span()
+        self._take(self._tracker.finish())
+        self._queue.finish()
+        self._blocks.flush()
+        if self._queue.is_blind:
+            self._journal.reason("device_stall_fraction", self._queue.no_device_reason)
+        self._phases.end(self._name_phase())
+
+    def _give_up(self, error: Exception) -> None:
+        """A fault of the meter itself: note it, say so once, and leave the loop alone."""
+        self.is_quiet = True
+        text = f"the meter has stopped: {type(error).__name__}: {error}"
+        _log.warning("%s; the run goes on", text, exc_info=error)
+        self._journal.mark("error", text=text)
+
+    def _drain(self, loader: Iterable[Any], seconds: float) -> FreeRun:
+        counter = BatchCounter()
+        total: BatchCount | None = None
+        batches = 0
+        start = now = self._clock()
+        for batch in loader:
+            now = self._clock()
+            if batches == 0:
+                start = now
+            else:
+                counted = counter.count(batch)
+                total = counted if total is None else total + counted
+            batches += 1
+            if now - start >= seconds:
+                break
+        return FreeRun(
+            t=self._journal.since_start(now),
+            seconds=round(now - start, 6),
+            batches=max(0, batches - 1),
+            samples=0 if total is None else total.samples,
+            num_bytes=None if total is None else total.num_bytes,
+        )

@@ -1,0 +1,243 @@
+"""When the waits come: all along, in bursts, or once in a long while, and after how many rows.
+
+Slow fetches that follow each other closely are one event. The events that hold most of the waiting
+are walked in order for every distance between neighbours that occurs; the largest distance whose
+multiples explain three quarters of the waiting is the period. Multiples count because a record
+keeps a few slow fetches a second and leaves out the rest. Only if the fetches in that rhythm hold
+at least half of all waiting do they make a pattern; else waits are spread: the pattern is steady.
+
+A period of up to 64 fetches is a burst: a ready queue that deep hides it. A longer one is periodic:
+the work behind it has to be spread or made smaller. The cost is bounded: at most 500 events are
+looked at, whatever the length of the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from fast_axolotl.record import Histogram, Mark, SlowFetch
+
+__all__ = ["Pattern", "find_pattern", "is_burst_of_accumulation"]
+
+DEEPEST_QUEUE = 64
+"""Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
+still fits in memory, one of Axolotl's default 256 batches often does not."""
+
+LEAST_SHARE = 0.5
+"""Of all waiting, for a rhythm to be the pattern of a run. Ours: the larger part of it."""
+
+_LEAST_EVENTS = 3
+_MOST_EVENTS = 500
+_MOST_CANDIDATES = 64
+_CLOSE_FETCHES = 2
+_LEAST_EXPLAINED = 0.75
+_IRREGULAR_TOP = 0.1
+_IRREGULAR_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """When the waits come."""
+
+    kind: Literal["steady", "burst", "periodic"] = "steady"
+    period_fetches: float | None = None
+    period_rows: float | None = None
+    period_of: Literal["rows", "shard", "epoch", "step", ""] = ""
+    """What the period follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    fetch: int
+    row: int
+    seconds: float
+    fetches: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rhythm:
+    period_fetches: float
+    period_rows: float
+    explained: float
+
+
+def find_pattern(
+    slow: Sequence[SlowFetch],
+    fetches: int,
+    samples_per_fetch: float | None = None,
+    marks: Sequence[Mark] = (),
+    *,
+    accumulation: int = 1,
+    waits: Histogram | None = None,
+) -> Pattern:
+    """The pattern of the slow fetches among ``fetches``.
+
+    ``waits`` holds the waits of all fetches and tells whether the slow ones matter;
+    ``samples_per_fetch`` is the mean batch size, ``None`` where samples were not counted.
+    """
+    events = _heavy(_cluster(slow))[-_MOST_EVENTS:]
+    if len(events) < 2 or fetches < 1:
+        return Pattern()
+    width = sum(event.fetches for event in events) / len(events)
+    follows = _follows_marks(events, marks)
+    rhythm = _find_rhythm(events)
+    if rhythm is None and follows:
+        rhythm = _mean_distance(events)
+    if rhythm is None:
+        return _irregular(events, waits)
+    share = min(1.0, width / rhythm.period_fetches)
+    if not _matters(waits, share):
+        return Pattern()
+    of = follows or _name_period(rhythm, samples_per_fetch, accumulation)
+    return Pattern(
+        kind="burst" if rhythm.period_fetches <= DEEPEST_QUEUE else "periodic",
+        period_fetches=rhythm.period_fetches,
+        period_rows=rhythm.period_rows if samples_per_fetch else None,
+        period_of=of,
+    )
+
+
+def is_burst_of_accumulation(
+    *, accumulation: int, capacity: float, wait_seconds: float, own_seconds: float
+) -> bool:
+    """Whether a reader that is fast enough on average starves a trainer that fetches in bursts.
+
+    HF's Trainer fetches all micro-batches of a step before the first forward pass. A full queue of
+    ``capacity`` serves the first of them at once; the others come as fast as the reader is, so it
+    takes ``wait ÷ (accumulation − capacity)`` a batch. If a whole step's batches are read in less
+    than the model's own time a step, a deeper queue would hide the wait.
+    """
+    if accumulation < 2 or not 1 <= capacity < accumulation or own_seconds <= 0:
+        return False
+    seconds_per_batch = wait_seconds / (accumulation - capacity)
+    return seconds_per_batch * accumulation <= own_seconds
+
+
+def _cluster(slow: Sequence[SlowFetch]) -> list[_Event]:
+    """Slow fetches next to each other are one event that begins with the first."""
+    groups: list[list[SlowFetch]] = []
+    for one in sorted(slow, key=lambda item: item.fetch):
+        if groups and one.fetch - groups[-1][-1].fetch <= _CLOSE_FETCHES:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [
+        _Event(group[0].fetch, group[0].row, sum(one.seconds for one in group), len(group))
+        for group in groups
+    ]
+
+
+def _heavy(events: list[_Event]) -> list[_Event]:
+    """Those that hold the waiting: a third as long as the one at half of all waiting, or longer."""
+    half = sum(event.seconds for event in events) / 2
+    least = 0.0
+    for event in sorted(events, key=lambda item: -item.seconds):
+        half -= event.seconds
+        if half <= 0:
+            least = event.seconds / 3
+            break
+    return [event for event in events if event.seconds >= least]
+
+
+def _find_rhythm(events: Sequence[_Event]) -> _Rhythm | None:
+    if len(events) < _LEAST_EVENTS:
+        return None
+    starts = [event.fetch for event in events]
+    steps = [b - a for a, b in pairwise(starts)]
+    # A stray event splits one distance in two, so that over two neighbours counts as well.
+    steps += [b - a for a, b in zip(starts, starts[2:], strict=False)]
+    common = [step for step, _ in Counter(steps).most_common(_MOST_CANDIDATES)]
+    found = [_walk(events, step, skip) for step in common for skip in range(3)]
+    good = [one for one in found if one is not None and one.explained >= _LEAST_EXPLAINED]
+    return max(good, key=lambda one: one.period_fetches, default=None)
+
+
+def _walk(events: Sequence[_Event], period: float, skip: int) -> _Rhythm | None:
+    """Follow a period from event to event; those out of step with it explain nothing."""
+    if len(events) - skip < _LEAST_EVENTS:
+        return None
+    # Batches do not divide a period of rows: one fetch of play, but not where that fits anything.
+    play = max(1.0, period / 20) if period >= 8 else 0.0
+    first = last = events[skip]
+    periods, explained, taken = 0, first.seconds, 1
+    for event in events[skip + 1 :]:
+        distance = event.fetch - last.fetch
+        times = round(distance / period)
+        if times >= 1 and abs(distance - times * period) <= play:
+            periods += times
+            explained += event.seconds
+            taken += 1
+            last = event
+    if taken < _LEAST_EVENTS or not _is_more_than_chance(
+        taken - 1, periods, (2 * play + 1) / period
+    ):
+        return None
+    # The first and the last event may each be felt a fetch late.
+    return _Rhythm(
+        _round_within((last.fetch - first.fetch) / periods, 1.5 / periods),
+        (last.row - first.row) / periods,
+        explained / sum(event.seconds for event in events),
+    )
+
+
+def _round_within(value: float, error: float) -> float:
+    """The whole number, where the measurement cannot tell it apart."""
+    return float(round(value)) if abs(value - round(value)) <= error else value
+
+
+def _is_more_than_chance(taken: int, periods: int, chance: float) -> bool:
+    """Half of the beats are there; or many are, and few would be by chance."""
+    return taken >= 0.5 * periods or (taken >= 8 and chance <= 0.25)
+
+
+def _mean_distance(events: Sequence[_Event]) -> _Rhythm:
+    first, last, count = events[0], events[-1], len(events) - 1
+    return _Rhythm((last.fetch - first.fetch) / count, (last.row - first.row) / count, 1.0)
+
+
+def _matters(waits: Histogram | None, share: float) -> bool:
+    if waits is None:
+        return True
+    worst = waits.worst_share(share)
+    return worst is not None and worst >= LEAST_SHARE
+
+
+def _irregular(events: Sequence[_Event], waits: Histogram | None) -> Pattern:
+    """Few fetches hold nearly all waiting, but at no regular distance."""
+    if len(events) < _LEAST_EVENTS or waits is None:
+        return Pattern()
+    worst = waits.worst_share(_IRREGULAR_TOP)
+    return Pattern(kind="burst" if worst is not None and worst >= _IRREGULAR_SHARE else "steady")
+
+
+def _follows_marks(
+    events: Sequence[_Event], marks: Sequence[Mark]
+) -> Literal["shard", "epoch", ""]:
+    """Whether nearly every event comes with a mark: a new shard, a new epoch."""
+    names: tuple[Literal["shard", "epoch"], ...] = ("epoch", "shard")
+    for name in names:
+        places = sorted(
+            mark.fetch for mark in marks if mark.name == name and mark.fetch is not None
+        )
+        if len(places) < 2:
+            continue
+        near = sum(
+            event.seconds
+            for event in events
+            if any(abs(event.fetch - place) <= _CLOSE_FETCHES for place in places)
+        )
+        if near >= _LEAST_EXPLAINED * sum(event.seconds for event in events):
+            return name
+    return ""
+
+
+def _name_period(
+    rhythm: _Rhythm, samples_per_fetch: float | None, accumulation: int
+) -> Literal["rows", "step", ""]:
+    if accumulation > 1 and abs(rhythm.period_fetches - accumulation) < 0.5:
+        return "step"
+    return "rows" if samples_per_fetch else ""

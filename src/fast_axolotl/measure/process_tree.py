@@ -1,0 +1,269 @@
+"""A process and all its descendants: who belongs to it, and their figures as sums.
+
+Membership. A process is in the tree when its parent is; once in, it stays in for as long as it
+lives, also when its parent has ended and it was handed to another. Every sample lists ``/proc`` and
+looks only at members and at pids it has not seen before, so a machine full of other processes costs
+one directory listing.
+
+Counters. The kernel adds the counters of a child to those of the parent that waits for it
+(``wait_task_zombie``: bytes read as well as processor time), to the last byte. So the sum over the
+living already holds what waited-for children did, and adding what was last seen of them would count
+it twice. What is *not* handed on: children of a parent that ignores SIGCHLD, and children whose
+parent ended before them. Of those the last figures seen are kept. The test for it is conservation:
+where a child is gone and the nearest living ancestor did not grow by as much as the child had, the
+difference is kept here.
+
+Blind spots: what a child that nobody in the tree waits for did after its last sample; a child that
+was born and orphaned between two samples. An ancestor that itself reads more than such a child had,
+in the very interval in which it ended, hides the child's share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fast_axolotl.measure import procfs
+from fast_axolotl.measure.procfs import PROC, ProcessMemory, ProcessStat
+
+__all__ = ["ProcessTree", "TreeSample"]
+
+_FORGET_EVERY = 60
+"""Samples after which foreign pids are looked at anew: a pid may have been given out again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSample:
+    """Sums over the living processes; counters hold what ended ones did, too."""
+
+    processes: int
+    """Zombies are not counted."""
+    memory: ProcessMemory | None
+    """``None`` once the root has ended."""
+    read_bytes: int | None = None
+    """``None`` while a process of the tree may not be read."""
+    read_chars: int | None = None
+    cpu_seconds: float
+
+
+@dataclass(slots=True)
+class _Counters:
+    read_bytes: float = 0
+    read_chars: float = 0
+    cpu_seconds: float = 0
+
+    def add(self, other: _Counters) -> None:
+        self.read_bytes += other.read_bytes
+        self.read_chars += other.read_chars
+        self.cpu_seconds += other.cpu_seconds
+
+    def less(self, other: _Counters) -> _Counters:
+        """The difference, nothing below zero."""
+        return _Counters(
+            max(0, self.read_bytes - other.read_bytes),
+            max(0, self.read_chars - other.read_chars),
+            max(0, self.cpu_seconds - other.cpu_seconds),
+        )
+
+    def at_least(self, other: _Counters) -> _Counters:
+        return _Counters(
+            max(self.read_bytes, other.read_bytes),
+            max(self.read_chars, other.read_chars),
+            max(self.cpu_seconds, other.cpu_seconds),
+        )
+
+
+@dataclass(slots=True)
+class _Member:
+    stat: ProcessStat
+    memory: ProcessMemory
+    counters: _Counters
+    """The latest reading."""
+    first: _Counters
+    """Of this sample, the reading before its children were read: of a child that was then still
+    there, nothing is in it."""
+    earlier: _Counters
+    """The same of the sample before."""
+    is_io_readable: bool = True
+    ignores_children: bool = False
+
+
+class ProcessTree:
+    """The tree below one process, the process included."""
+
+    def __init__(
+        self, root_pid: int, *, proc: Path = PROC, exclude_pids: Collection[int] = ()
+    ) -> None:
+        self.root_pid = root_pid
+        self.is_alive = False
+        """Whether the root was alive at the last sample; a zombie is not."""
+        self._proc = proc
+        self._excluded = frozenset(exclude_pids)
+        self._members: dict[int, _Member] = {}
+        self._foreign: set[int] = set()
+        self._ended = _Counters()
+        self._highest = _Counters()
+        self._root_ticks: int | None = None
+        self._samples = 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the last sample, parents first."""
+        return tuple(self._members)
+
+    def sample(self) -> TreeSample:
+        """The tree of now."""
+        gone = self._read_members()
+        self._admit()
+        self._bury(gone)
+        self._samples += 1
+        root = self._members.get(self.root_pid)
+        self.is_alive = root is not None and root.stat.is_alive
+        return self._sum()
+
+    def read_pss_bytes(self) -> int | None:
+        """ΣPSS over the processes of the last sample; ``None`` when one of them may not be read."""
+        total = 0
+        for pid, member in self._members.items():
+            if not member.memory.rss_bytes:
+                continue
+            pss = procfs.read_pss_bytes(pid, proc=self._proc)
+            if pss is None and procfs.read_stat(pid, proc=self._proc) is not None:
+                return None
+            total += pss or 0
+        return total
+
+    def _read_members(self) -> dict[int, _Member]:
+        """Reads everybody anew, parents before children; takes out and returns who is gone."""
+        gone = {}
+        for pid, member in list(self._members.items()):
+            if not self._read_member(member):
+                gone[pid] = self._members.pop(pid)
+        return gone
+
+    def _read_member(self, member: _Member) -> bool:
+        stat = procfs.read_stat(member.stat.pid, proc=self._proc)
+        if stat is None or stat.start_ticks != member.stat.start_ticks:
+            return False
+        self._read_counters(member, stat)
+        member.earlier, member.first = member.first, member.counters
+        status = procfs.read_status(stat.pid, proc=self._proc)
+        if status is not None:
+            member.memory = procfs.memory_of(status)
+            member.ignores_children = procfs.ignores_children(status)
+        return True
+
+    def _read_counters(self, member: _Member, stat: ProcessStat) -> None:
+        member.stat = stat
+        io = procfs.read_io(stat.pid, proc=self._proc)
+        member.is_io_readable = io is not None
+        if io is None:
+            member.counters = _Counters(
+                member.counters.read_bytes, member.counters.read_chars, stat.cpu_seconds
+            )
+        else:
+            member.counters = _Counters(io.read_bytes, io.read_chars, stat.cpu_seconds)
+
+    def _admit(self) -> None:
+        """Takes new processes in."""
+        listed = _list_pids(self._proc)
+        if self._samples % _FORGET_EVERY == 0:
+            self._foreign = set()
+        self._foreign &= listed
+        stats = self._read_stats(listed - self._foreign - self._members.keys())
+        self._admit_root(stats)
+        while children := [s for s in stats.values() if s.parent_pid in self._members]:
+            for stat in children:
+                self._take_in(stats.pop(stat.pid))
+        # Listing is no moment: a parent may be missing whose child is there. Such a child is
+        # looked at again next time.
+        self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
+
+    def _read_stats(self, pids: Iterable[int]) -> dict[int, ProcessStat]:
+        found = (procfs.read_stat(pid, proc=self._proc) for pid in sorted(pids))
+        return {stat.pid: stat for stat in found if stat is not None}
+
+    def _admit_root(self, stats: dict[int, ProcessStat]) -> None:
+        for pid in self._excluded & stats.keys():
+            self._foreign.add(pid)
+            del stats[pid]
+        root = stats.get(self.root_pid)
+        if root is None or self._root_ticks not in (None, root.start_ticks):
+            return
+        self._root_ticks = root.start_ticks
+        self._take_in(stats.pop(self.root_pid))
+
+    def _take_in(self, stat: ProcessStat) -> None:
+        nothing = _Counters()
+        member = _Member(stat, ProcessMemory(rss_bytes=0), nothing, nothing, nothing)
+        if self._read_member(member):
+            self._members[stat.pid] = member
+
+    def _bury(self, gone: dict[int, _Member]) -> None:
+        """Keeps of the ended what no living ancestor has taken over."""
+        estates: dict[int | None, _Counters] = {}
+        for member in gone.values():
+            estates.setdefault(self._heir(member, gone), _Counters()).add(member.counters)
+        for pid, estate in estates.items():
+            self._ended.add(estate if pid is None else estate.less(self._growth(pid)))
+
+    def _growth(self, pid: int) -> _Counters:
+        """What a member has grown by since its children of the sample before were all there."""
+        heir = self._members[pid]
+        # Read once more: a child may have been waited for after its parent was read.
+        stat = procfs.read_stat(pid, proc=self._proc)
+        if stat is not None and stat.start_ticks == heir.stat.start_ticks:
+            self._read_counters(heir, stat)
+        return heir.counters.less(heir.earlier)
+
+    def _heir(self, member: _Member, gone: dict[int, _Member]) -> int | None:
+        """The nearest living ancestor, when everybody up to it waits for children."""
+        parent_pid = member.stat.parent_pid
+        while (parent := gone.get(parent_pid)) is not None:
+            if parent.ignores_children:
+                return None
+            parent_pid = parent.stat.parent_pid
+        living = self._members.get(parent_pid)
+        return None if living is None or living.ignores_children else parent_pid
+
+    def _sum(self) -> TreeSample:
+        living = self._members.values()
+        counters = _Counters()
+        counters.add(self._ended)
+        for member in living:
+            counters.add(member.counters)
+        # A child that is waited for while the tree is being read is in two sums for one sample.
+        counters = self._highest = counters.at_least(self._highest)
+        is_readable = all(member.is_io_readable for member in living)
+        memory = _sum_memory([member.memory for member in living])
+        return TreeSample(
+            processes=sum(member.stat.is_alive for member in living),
+            memory=memory if self.is_alive else None,
+            read_bytes=int(counters.read_bytes) if is_readable else None,
+            read_chars=int(counters.read_chars) if is_readable else None,
+            cpu_seconds=counters.cpu_seconds,
+        )
+
+
+def _sum_memory(parts: Sequence[ProcessMemory]) -> ProcessMemory:
+    return ProcessMemory(
+        rss_bytes=_total(one.rss_bytes for one in parts),
+        anon_bytes=_total(one.anon_bytes for one in parts),
+        file_bytes=_total(one.file_bytes for one in parts),
+        shared_bytes=_total(one.shared_bytes for one in parts),
+        hwm_bytes=_total(one.hwm_bytes for one in parts),
+        swap_bytes=_total(one.swap_bytes for one in parts),
+    )
+
+
+def _total(values: Iterable[int | None]) -> int:
+    return sum(value or 0 for value in values)
+
+
+def _list_pids(proc: Path) -> set[int]:
+    try:
+        return {int(name) for name in os.listdir(proc) if name.isdigit()}  # noqa: PTH208 - cheaper
+    except OSError:
+        return set()

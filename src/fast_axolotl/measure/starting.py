@@ -1,0 +1,84 @@
+"""Puts a meter together and starts it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.measure.events import DeviceEvents, find_events
+from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.machine import describe
+from fast_axolotl.measure.meter import Meter
+from fast_axolotl.measure.phases import PhaseLog
+from fast_axolotl.measure.sampler import SystemSampler
+from fast_axolotl.measure.steps import StepTracker
+from fast_axolotl.record import LineWriter
+
+__all__ = ["measure"]
+
+
+def measure(
+    run_dir: str | Path,
+    *,
+    accumulation: int = 1,
+    told_steps: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    source: str = "loop",
+    data_paths: Sequence[str | Path] = (),
+    sample_system: bool = True,
+    peak_tflops: float | None = None,
+    command: Sequence[str] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    wall_clock: Callable[[], float] = time.time,
+    events: Callable[[], DeviceEvents | None] = find_events,
+    proc: str | Path = "/proc",
+) -> Meter:
+    """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
+
+    ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
+    on, and from the start with ``told_steps``, steps are those it is told. Rank 0 also samples its
+    process tree, unless ``sample_system`` is off; the disk that holds the first of ``data_paths``
+    is probed for at most two seconds. ``peak_tflops`` is the device's, for one whose name is not
+    known here. A record that is in the folder already is kept under another name.
+
+    ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
+    """
+    if accumulation < 1:
+        raise UsageError(f"accumulation is {accumulation}, and a step has at least one fetch")
+    journal = Journal(Path(run_dir), rank=rank or 0, clock=clock, wall_clock=wall_clock)
+    journal.start(
+        world_size=world_size or 1,
+        local_rank=local_rank or 0,
+        source=source,
+        command=tuple(command or ()),
+        environment=describe(Path(proc)) if environment is None else dict(environment),
+    )
+    meter = Meter(
+        journal,
+        StepTracker(accumulation=accumulation, is_told=told_steps, origin=journal.origin),
+        PhaseLog(journal, Path(proc)),
+        find_events=events,
+        peak_tflops=peak_tflops,
+    )
+    paths = [str(path) for path in data_paths]
+    meter.settings(gradient_accumulation=accumulation, **({"data_paths": paths} if paths else {}))
+    if sample_system and journal.rank == 0:
+        meter.attach_sampler(_make_sampler(meter, paths, Path(proc)))
+    return meter
+
+
+def _make_sampler(meter: Meter, data_paths: Sequence[str], proc: Path) -> SystemSampler:
+    return SystemSampler(
+        os.getpid(),
+        LineWriter(meter.run_dir / "system.jsonl"),
+        data_path=data_paths[0] if data_paths else None,
+        proc=proc,
+        on_sample=meter.see_sample,
+    )

@@ -1,0 +1,171 @@
+"""The probe of the data's device: on this machine's filesystems, and where it must refuse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from fast_axolotl.measure import disk, procfs
+from fast_axolotl.measure.disk import choose_files, find_device, probe_capacity
+
+MEBIBYTE = 1 << 20
+
+direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
+
+
+def write(path: Path, num_bytes: int) -> Path:
+    path.write_bytes(os.urandom(num_bytes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("data")
+    write(found / "large.bin", 24 * MEBIBYTE + 777)
+    write(found / "small.bin", MEBIBYTE)
+    with (found / "large.bin").open("rb") as file:
+        os.fsync(file.fileno())
+    return found
+
+
+@direct
+def test_a_file_on_a_device_gives_a_rate_or_says_why_not(folder: Path) -> None:
+    found = probe_capacity(folder / "large.bin")
+    if found.bytes_per_second is None:
+        assert found.reason
+        return
+    assert found.bytes_per_second == pytest.approx(found.num_bytes / found.seconds)
+    assert found.num_bytes == 24 * MEBIBYTE + 777
+    assert found.num_files == 1
+    assert found.reason == ""
+    assert "(" in found.device
+
+
+@direct
+def test_the_probe_reads_no_more_than_it_may(folder: Path) -> None:
+    found = probe_capacity(folder, max_bytes=10 * MEBIBYTE)
+    assert found.num_bytes <= 10 * MEBIBYTE
+
+
+@direct
+def test_the_probe_ends_when_its_time_is_up(folder: Path) -> None:
+    ticks = count()
+    found = probe_capacity(folder, max_seconds=2.0, clock=lambda: next(ticks) * 0.25)
+    assert found.num_bytes < 12 * MEBIBYTE
+
+
+@direct
+def test_no_file_stays_open(folder: Path) -> None:
+    if not procfs.has_procfs():
+        pytest.skip("there is no procfs here")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    probe_capacity(folder)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    path = Path("/dev/shm") / f"fast-axolotl-test-{os.getpid()}"
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no /dev/shm here")
+    try:
+        yield write(path, 16 * MEBIBYTE)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@direct
+def test_memory_is_no_device_whether_it_refuses_the_probe_or_not(shared_memory: Path) -> None:
+    found = probe_capacity(shared_memory)
+    assert found.bytes_per_second is None
+    assert "refused" in found.reason or "do not count as device reads" in found.reason
+
+
+@direct
+def test_a_refusal_names_the_path_and_the_cause(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, flags: int) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(disk.os, "open", refuse)
+    found = probe_capacity(folder / "large.bin", proc=folder / "none")
+    assert found.bytes_per_second is None
+    assert found.reason == (
+        f"reading {folder / 'large.bin'} with O_DIRECT was refused: Invalid argument"
+    )
+
+
+@direct
+def test_a_device_that_does_not_answer_is_left_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(disk.os, "preadv", lambda *_: threading_wait())
+    found = probe_capacity(folder / "large.bin", max_seconds=0.05)
+    assert found.bytes_per_second is None
+    assert "no read" in found.reason
+
+
+def threading_wait() -> int:
+    import threading
+
+    threading.Event().wait(1.0)
+    return 0
+
+
+@direct
+def test_a_system_without_o_direct_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(disk.os, "O_DIRECT")
+    assert probe_capacity(folder).reason == "this system has no O_DIRECT"
+
+
+def test_the_largest_files_of_a_folder_are_taken_first(folder: Path) -> None:
+    files, reason = choose_files(folder, 256 * MEBIBYTE)
+    assert [file.name for file in files] == ["large.bin", "small.bin"]
+    assert reason == ""
+    assert [file.name for file in choose_files(folder, 16 * MEBIBYTE)[0]] == ["large.bin"]
+
+
+def test_a_file_full_of_holes_measures_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(64 * MEBIBYTE)
+    files, reason = choose_files(tmp_path, 256 * MEBIBYTE)
+    assert files == []
+    assert "too little to measure" in reason
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("s3://bucket/data", "not on a device"), ("/nowhere/at/all", "there is no /nowhere")],
+)
+def test_a_path_that_is_not_here_has_no_capacity(path: str, words: str) -> None:
+    found = probe_capacity(path)
+    assert found.bytes_per_second is None
+    assert words in found.reason or "O_DIRECT" in found.reason
+
+
+def test_a_small_dataset_is_too_little(tmp_path: Path) -> None:
+    write(tmp_path / "data.jsonl", 1000)
+    assert "too little" in choose_files(tmp_path, 256 * MEBIBYTE)[1]
+
+
+def test_the_device_is_the_one_of_the_innermost_mount(tmp_path: Path) -> None:
+    inner = tmp_path / "a b"
+    inner.mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text(
+        "1 0 8:1 / / rw - ext4 /dev/root rw\n"
+        f"2 1 8:2 / {tmp_path} rw shared:1 - xfs /dev/data rw\n"
+        f"3 1 8:3 / {tmp_path}/a\\040b rw - overlay overlay rw\n"
+        f"4 1 8:3 / {tmp_path}/a rw - nfs server:/a rw\n"
+        "short line\n"
+    )
+    assert find_device("/nowhere", proc=tmp_path) == "/dev/root (ext4)"
+    assert find_device(tmp_path / "file", proc=tmp_path) == "/dev/data (xfs)"
+    assert find_device(inner / "file", proc=tmp_path) == "overlay (overlay)"
+    assert find_device(tmp_path, proc=tmp_path / "none") == ""

@@ -1,0 +1,136 @@
+"""Where a run takes place, and the cgroup it lives in, laid out in folders and for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fast_axolotl.measure import machine, procfs
+from fast_axolotl.measure.cgroup import find_memory_cgroup
+
+GIGABYTE = 1_000_000_000
+
+
+def lay_out(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc, {"7/cgroup": "0::/slice/job\n"})
+    lay_out(
+        root,
+        {
+            "cgroup.controllers": "memory",
+            "slice/memory.max": f"{8 * GIGABYTE}\n",
+            "slice/memory.high": "max\n",
+            "slice/job/memory.max": "max\n",
+            "slice/job/memory.current": f"{5 * GIGABYTE}\n",
+            "slice/job/memory.stat": f"anon 1\ninactive_file {2 * GIGABYTE}\nactive_file 3\n",
+            "slice/job/memory.pressure": "full avg10=0.00 total=1500000\n",
+        },
+    )
+    found = find_memory_cgroup(7, proc=proc, root=root)
+    assert found is not None
+    assert found.limit_bytes() == 8 * GIGABYTE
+    assert found.used_bytes() == 3 * GIGABYTE
+    pressure = found.pressure_file("memory")
+    assert pressure is not None
+    assert procfs.read_pressure_seconds(pressure) == 1.5
+    assert found.pressure_file("io") is None
+    assert machine.limit_bytes(proc, root, 7) == 8 * GIGABYTE
+
+
+def test_a_throttling_limit_below_the_hard_one_is_the_limit(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc, {"self/cgroup": "0::/job\n"})
+    files = {"job/memory.max": f"{8 * GIGABYTE}", "job/memory.high": f"{6 * GIGABYTE}"}
+    lay_out(root, {"cgroup.controllers": "memory", **files})
+    assert machine.limit_bytes(proc, root) == 6 * GIGABYTE
+
+
+def test_version_one_knows_no_limit_as_the_largest_number_of_pages(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc, {"self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/\n0::/\n"})
+    lay_out(
+        root,
+        {
+            "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/job/memory.usage_in_bytes": "5000\n",
+            "memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 2000\n",
+        },
+    )
+    found = find_memory_cgroup(proc=proc, root=root)
+    assert found is not None
+    assert found.version == 1
+    assert found.limit_bytes() is None
+    assert found.used_bytes() == 3000
+    lay_out(root, {"memory/job/memory.limit_in_bytes": "4096000\n"})
+    assert found.limit_bytes() == 4_096_000
+
+
+def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc, {"self/cgroup": "0::/../../kubepods/pod1/container\n"})
+    lay_out(root, {"cgroup.controllers": "memory", "memory.max": "1000000\n"})
+    assert machine.limit_bytes(proc, root) == 1_000_000
+
+
+def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
+    assert machine.limit_bytes(tmp_path, tmp_path) is None
+    lay_out(tmp_path, {"self/cgroup": "0::/\n"})
+    assert machine.limit_bytes(tmp_path, tmp_path / "none") is None
+
+
+def test_files_that_hold_something_else_are_no_figures(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc, {"self/cgroup": "0::/\n"})
+    lay_out(root, {"cgroup.controllers": "", "memory.max": "many", "memory.current": ""})
+    found = find_memory_cgroup(proc=proc, root=root)
+    assert found is not None
+    assert (found.limit_bytes(), found.used_bytes()) == (None, None)
+
+
+def test_this_machine_is_described_without_its_name() -> None:
+    found = machine.describe()
+    assert found["memory_bytes"] > 100_000_000
+    assert found["cores"] >= 1
+    assert found["versions"]["pyarrow"]
+    assert "host" not in found
+    assert None not in found.values()
+
+
+def test_nothing_is_imported_to_learn_a_version() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from fast_axolotl.measure import machine; machine.describe();"
+        "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_empty_procfs_gives_what_psutil_knows(tmp_path: Path) -> None:
+    found = machine.describe(tmp_path, tmp_path)
+    assert found["memory_bytes"] > 100_000_000
+    assert "limit_bytes" not in found
+    assert found["has_pressure"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
+        ("NVRM version: none\n", None),
+    ],
+)
+def test_the_drivers_version_is_read(tmp_path: Path, text: str, version: str | None) -> None:
+    lay_out(tmp_path, {"driver/nvidia/version": text})
+    assert machine.describe(tmp_path, tmp_path).get("gpu_driver") == version

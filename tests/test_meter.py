@@ -1,0 +1,687 @@
+"""The meter in a loop: with a fake clock and a fake device, so that hours take seconds."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.measure import Meter, measure
+from fast_axolotl.measure.blocks import BlockBuilder
+from fast_axolotl.measure.journal import Journal
+from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
+from meter_fakes import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
+
+
+def names(rank: RankRecord) -> list[str]:
+    return [mark.name for mark in rank.marks]
+
+
+def run_loop(meter: Meter, clock: Clock, loader: Any, work: float = 0.05) -> None:
+    for _ in meter.watch(loader):
+        clock.sleep(work)
+
+
+def test_a_loop_is_recorded_from_its_first_batch_to_its_end(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock, rank=0, world_size=2, command=["train", "it"]) as meter:
+        clock.sleep(3)
+        run_loop(meter, clock, batches(clock, 100, 0.05))
+    rank = read_rank(tmp_path)
+    assert (rank.start.world_size, rank.start.command) == (2, ("train", "it"))
+    assert names(rank) == ["first_fetch", "first_batch", "first_step"]
+    assert [round(mark.t, 3) for mark in rank.marks] == [3.0, 3.05, 3.1]
+    assert [phase.name for phase in rank.phases] == ["start", "warmup", "steady"]
+    assert rank.phases[0].seconds == 3
+    assert sum(block.steps for block in rank.blocks) == 100
+    assert stall(steady(tmp_path)) == pytest.approx(0.5)
+    assert rank.end is not None
+    assert (rank.end.reason, rank.end.overhead_fetches) == ("finished", 100)
+    assert "device_stall_fraction" in rank.reasons
+
+
+def test_blocks_are_a_second_long_and_never_hold_two_phases(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 205, 0.01), 0.09)
+    blocks = read_rank(tmp_path).blocks
+    assert [(block.phase, block.steps) for block in blocks[:2]] == [("warmup", 1), ("warmup", 4)]
+    assert {block.phase for block in blocks[2:]} == {"steady"}
+    assert {block.steps for block in blocks[3:-1]} <= {10, 11}
+    assert [block.first_step for block in blocks] == [
+        sum(one.steps for one in blocks[:number]) for number in range(len(blocks))
+    ]
+    assert [block.first_fetch for block in blocks] == [block.first_step for block in blocks]
+    for block in blocks:
+        assert block.walls is not None
+        assert len(block.walls) == block.steps == sum(block.step_times.values())
+        assert sum(block.walls) == pytest.approx(block.wall_seconds, abs=1e-4)
+        assert sum(block.hosts or ()) == pytest.approx(block.host_wait_seconds, abs=1e-4)
+        assert sum(block.host_waits.values()) == block.fetches
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_spans_are_taken_out_and_reported(tmp_path: Path, spans: bool) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock, told_steps=True) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 100, 0.02))):
+            clock.sleep(0.08)
+            meter.step()
+            with meter.span("log"):
+                clock.sleep(0.01)
+            if spans and number % 20 == 10:
+                with meter.span("evaluate"):
+                    run_loop(meter, clock, batches(clock, 7, 1.0))  # no fetches of training
+                    with meter.span("log"):
+                        clock.sleep(1)
+                with meter.span("checkpoint"):
+                    clock.sleep(4)
+    rank = read_rank(tmp_path)
+    assert stall(steady(tmp_path)) == pytest.approx(0.2, abs=1e-4)
+    total: dict[str, float] = {}
+    for block in rank.blocks:
+        for name, seconds in block.spans.items():
+            total[name] = total.get(name, 0.0) + seconds
+    assert sum(block.fetches for block in rank.blocks) == 100
+    assert total["log"] == pytest.approx(1.0)
+    if spans:
+        assert total["evaluate"] == pytest.approx(5 * 8.35)
+        assert total["checkpoint"] == pytest.approx(20)
+        phases = [phase.name for phase in rank.phases]
+        assert phases[:4] == ["start", "warmup", "steady", "evaluate"]
+        assert (phases.count("evaluate"), phases.count("checkpoint")) == (5, 5)
+
+
+@pytest.mark.parametrize("wait", [0.02, 0.06, 0.1, 0.2])
+@pytest.mark.parametrize("is_synchronised", [False, True])
+def test_on_a_device_only_waits_it_noticed_are_a_stall(
+    tmp_path: Path, wait: float, is_synchronised: bool
+) -> None:
+    """64 ms of queued work a step: what the host waits behind it costs nothing."""
+    clock = Clock()
+    device = Device(clock, most_ahead=0.15)
+    with open_meter(tmp_path, clock, device=device) as meter:
+        for _ in meter.watch(batches(clock, 400, wait)):
+            device.run(0.064)
+            if is_synchronised:
+                device.synchronise()
+    found = steady(tmp_path)
+    step = 0.064 + wait if is_synchronised else max(0.064, wait)
+    idle = 1 - 0.064 / step
+    assert device_stall(found) == pytest.approx(idle, abs=0.005)
+    assert stall(found) == pytest.approx(wait / step, abs=0.01)
+    assert sum(sum((block.device_waits or {}).values()) for block in found) == sum(
+        block.fetches for block in found
+    )
+    assert "device_stall_fraction" not in read_rank(tmp_path).reasons
+
+
+def test_a_log_that_only_waits_for_queued_work_is_not_taken_out_of_it(tmp_path: Path) -> None:
+    """Reading a loss makes the host wait for the step itself: that time is training."""
+    clock = Clock()
+    device = Device(clock, most_ahead=10)
+    with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
+        for _ in meter.watch(batches(clock, 200, 0.01)):
+            device.run(0.09)
+            meter.step()
+            with meter.span("log"):
+                device.synchronise()
+                clock.sleep(0.005)
+    found = steady(tmp_path)
+    assert sum(block.wall_seconds for block in found) / sum(
+        block.steps for block in found
+    ) == pytest.approx(0.1, abs=1e-3)
+    assert device_stall(found) == pytest.approx(0.1, abs=1e-3)
+    assert sum(b.spans["log"] for b in found) / len(found) == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    device = Device(clock, most_ahead=100)
+    with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 300, 0.0))):
+            device.run(0.1)
+            clock.sleep(0.1)
+            meter.step()
+            if number % 50 == 20:
+                with meter.span("evaluate"):
+                    device.run(2.0)  # queued, and the host goes on at once
+            if number % 50 == 30:
+                device.synchronise()
+    blocks = read_rank(tmp_path).blocks
+    assert sum(block.wall_seconds for block in blocks) == pytest.approx(300 * 0.1, rel=0.02)
+    assert all(wall >= 0 for block in blocks for wall in block.walls or ())
+
+
+def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path) -> None:
+    clock = Clock()
+    device = Device(clock)
+    device.has_passed = lambda event: False  # type: ignore[method-assign]
+    device.seconds = lambda pair: None  # type: ignore[method-assign]
+    with open_meter(tmp_path, clock, device=device) as meter:
+        run_loop(meter, clock, batches(clock, 2000, 0.01))
+        assert len(meter._queue._steps) <= 256 + 64
+    blocks = read_rank(tmp_path).blocks
+    assert sum(block.steps for block in blocks) == 2000
+    assert {block.device_wait_seconds for block in blocks} == {None}
+
+
+def test_a_device_that_appears_later_is_timed_from_there_on(tmp_path: Path) -> None:
+    clock = Clock()
+    device = Device(clock)
+    found: list[Device | None] = [None] * 8
+
+    def events() -> Device | None:
+        return found.pop() if found else device
+
+    with measure(tmp_path, clock=clock, events=events, sample_system=False) as meter:
+        run_loop(meter, clock, batches(clock, 60, 0.01))
+    blocks = read_rank(tmp_path).blocks
+    with_device = [block.device_wait_seconds is not None for block in blocks]
+    assert with_device == sorted(with_device)
+    assert with_device[-1]
+    assert not with_device[0]
+
+
+def test_events_are_asked_and_never_waited_for(tmp_path: Path) -> None:
+    clock = Clock()
+    device = Device(clock)
+    with open_meter(tmp_path, clock, device=device) as meter:
+        for _ in meter.watch(batches(clock, 50, 0.01)):
+            device.run(0.05)
+        assert device.num_read
+    assert device.num_asked < 50 * 20
+
+
+def test_epochs_are_marked_where_they_begin(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for _ in range(3):
+            run_loop(meter, clock, batches(clock, 10, 0.01))
+            clock.sleep(60)
+        for number, _ in enumerate(meter.watch(batches(clock, 10, 0.01))):
+            clock.sleep(0.05)
+            if number == 4:
+                break
+        clock.sleep(60)
+        run_loop(meter, clock, batches(clock, 10, 0.01))
+    rank = read_rank(tmp_path)
+    epochs = [mark for mark in rank.marks if mark.name == "epoch"]
+    assert [(mark.fetch, mark.row) for mark in epochs] == [(10, 40), (20, 80), (30, 120), (35, 140)]
+    assert sum(block.wall_seconds for block in rank.blocks) == pytest.approx(45 * 0.06, abs=1e-3)
+    assert sum(block.spans.get("epoch", 0) for block in rank.blocks) == pytest.approx(240)
+
+
+def test_a_replayed_batch_makes_steps_that_wait_for_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        seen = []
+        for batch in meter.watch(batches(clock, 40, 0.05), replay=20):
+            seen.append(batch)
+            clock.sleep(0.1)
+    assert len(seen) == 60
+    assert all(batch is seen[39] for batch in seen[40:])
+    rank = read_rank(tmp_path)
+    replay = [block for block in rank.blocks if block.phase == "replay"]
+    assert sum(block.steps for block in replay) == 20
+    assert sum(b.wall_seconds for b in replay) / 20 == pytest.approx(0.1)
+    assert sum(block.host_wait_seconds for block in replay) == 0
+    assert "epoch" not in names(rank)
+
+
+def test_an_empty_loader_replays_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        assert list(meter.watch([], replay=5)) == []
+    rank = read_rank(tmp_path)
+    assert (rank.blocks, names(rank)) == ([], ["first_fetch"])
+
+
+def test_a_hook_at_the_base_iterator_knows_better_than_the_loop_around_it(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+
+        def hooked() -> Iterator[list[str]]:
+            for _ in range(60):
+                clock.sleep(0.03)  # a copy that waits for the device
+                meter.fetch_begin(queue_depth=2)
+                clock.sleep(0.01)
+                meter.fetch_end(["row"])
+                yield ["row"]
+
+        run_loop(meter, clock, hooked(), work=0.06)
+    found = steady(tmp_path)
+    assert stall(found) == pytest.approx(0.1)
+    assert sum(block.fetches for block in read_rank(tmp_path).blocks) == 60
+    assert {block.queue_depth for block in found} == {2.0}
+
+
+def test_slow_fetches_are_named_with_their_rows(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 1000, lambda n: 0.3 if n % 16 == 15 else 0.001), 0.02)
+    slow = [one for block in read_rank(tmp_path).blocks for one in block.slow]
+    assert slow
+    assert {one.fetch % 16 for one in slow} == {15}
+    assert {one.row - one.fetch * 4 for one in slow} == {0}
+    assert [one.seconds for one in slow] == pytest.approx([0.3] * len(slow))
+    numbers = [one.fetch for one in slow]
+    assert numbers == sorted(numbers)
+    assert len(numbers) > 55
+
+
+def test_waits_that_are_all_alike_are_not_slow(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 1000, lambda n: 0.02 + n % 7 * 0.001), 0.02)
+    assert [one for block in read_rank(tmp_path).blocks for one in block.slow] == []
+
+
+def test_at_most_eight_slow_fetches_are_kept_of_a_block(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 4000, lambda n: 0.002 if n % 4 == 0 else 1e-5), 0.001)
+    blocks = read_rank(tmp_path).blocks
+    assert max(len(block.slow) for block in blocks) == 8
+
+
+def test_figures_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        assert meter.current() == {}
+        for number, _ in enumerate(meter.watch(batches(clock, 60, 0.02))):
+            clock.sleep(0.08)
+            if number == 3:
+                assert meter.current()["is_warming"] == 1
+        meter.see_sample(SystemSample(t=1, processes=2, pss_bytes=512))
+        meter.see_sample(SystemSample(t=2, processes=2))
+        found = meter.current()
+    assert found["stall_fraction"] == pytest.approx(0.2)
+    assert found["samples_per_second"] == pytest.approx(40)
+    assert found["steps_per_second"] == pytest.approx(10)
+    assert found["working_set_bytes"] == 512
+    assert not {"is_warming", "tokens_per_second", "device_stall_fraction"} & set(found)
+
+
+def test_an_exception_in_the_loop_is_recorded_and_raised_again(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def train() -> None:
+        with open_meter(tmp_path, clock) as meter:
+            for number, _ in enumerate(meter.watch(batches(clock, 60, 0.02))):
+                clock.sleep(0.08)
+                if number == 40:
+                    raise ValueError("the loss is nan")
+
+    with pytest.raises(ValueError, match="the loss is nan"):
+        train()
+    rank = read_rank(tmp_path)
+    assert rank.end is not None
+    assert (rank.end.reason, rank.end.error) == ("exception", "ValueError: the loss is nan")
+    assert sum(block.steps for block in rank.blocks) == 40
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(3), "exception"),
+        (SystemExit(0), "finished"),
+        (SystemExit(), "finished"),
+    ],
+)
+def test_an_end_from_outside_is_told_apart(
+    tmp_path: Path, error: BaseException, reason: str
+) -> None:
+    clock = Clock()
+    with pytest.raises(type(error)), open_meter(tmp_path, clock):
+        raise error
+    end = read_rank(tmp_path).end
+    assert end is not None
+    assert end.reason == reason
+
+
+def test_a_loader_that_raises_is_recorded_and_raises(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def broken() -> Iterator[list[str]]:
+        yield ["row"]
+        raise OSError("no such shard")
+
+    with pytest.raises(OSError, match="no such shard"), open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, broken())
+    rank = read_rank(tmp_path)
+    assert [mark.text for mark in rank.marks if mark.name == "error"] == [
+        "the loader raised OSError: no such shard"
+    ]
+
+
+def test_a_thing_that_is_no_iterable_raises_what_it_always_did(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not iterable"), open_meter(tmp_path, Clock()) as meter:
+        run_loop(meter, Clock(), 7)
+
+
+def test_a_fault_of_the_meter_costs_figures_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+
+    class Broken(list[str]):
+        @property
+        def shape(self) -> Any:
+            raise ZeroDivisionError("a batch of a strange make")
+
+    with open_meter(tmp_path, clock) as meter:
+        rows = [["row"]] * 7 + [Broken()] * 13
+        assert len(list(meter.watch(rows))) == 20
+        meter.step()
+        meter.mark("note")
+        with meter.span("log"):
+            pass
+        assert meter.is_quiet
+    rank = read_rank(tmp_path)
+    assert [mark.text for mark in rank.marks if mark.name == "error"] == [
+        "the meter has stopped: ZeroDivisionError: a batch of a strange make"
+    ]
+    assert len(caplog.records) == 1
+    assert rank.end is not None
+    assert rank.end.reason == "finished"
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 30, 0.1))
+        meter._journal._writer._file.close()
+        meter._journal._writer._file = full.open("w", encoding="utf-8")
+        run_loop(meter, clock, batches(clock, 100, 0.1))
+        assert meter.current()["stall_fraction"] == pytest.approx(2 / 3, abs=0.01)
+    assert [record.message for record in caplog.records if "has stopped" in record.message]
+    assert len(caplog.records) == 1
+    rank = read_rank(tmp_path)
+    assert rank.end is None
+    assert sum(block.steps for block in rank.blocks) < 40
+
+
+def test_a_folder_that_cannot_be_made_ends_the_record_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    clock = Clock()
+    with open_meter(tmp_path / "file" / "run", clock) as meter:
+        run_loop(meter, clock, batches(clock, 30, 0.1))
+    assert len(caplog.records) == 1
+
+
+def test_a_date_that_is_set_is_marked_and_times_go_on(tmp_path: Path) -> None:
+    clock, date = Clock(), Clock(1.7e9)
+    with open_meter(tmp_path, clock, wall_clock=lambda: date.now + clock.now) as meter:
+        run_loop(meter, clock, batches(clock, 30, 0.1))
+        date.sleep(-3600)
+        run_loop(meter, clock, batches(clock, 30, 0.1))
+    rank = read_rank(tmp_path)
+    steps = [mark.text for mark in rank.marks if mark.name == "clock_step"]
+    assert steps == ["the date moved by -3600.0 s against the clock"]
+    assert sum(b.wall_seconds for b in rank.blocks) == pytest.approx(60 * 0.15, abs=0.01)
+
+
+def test_a_clock_that_runs_backwards_gives_no_negative_time(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 50, lambda n: -30 if n == 20 else 0.1))
+    for block in read_rank(tmp_path).blocks:
+        assert block.wall_seconds >= 0
+        assert block.host_wait_seconds >= 0
+
+
+def test_two_meters_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> None:
+    clock = Clock()
+    first = open_meter(tmp_path / "a", clock)
+    second = open_meter(tmp_path / "b", clock)
+    for _ in first.watch(batches(clock, 50, 0.02)):
+        for _ in second.watch(batches(clock, 3, 0.01)):
+            clock.sleep(0.01)
+    first.close()
+    second.close()
+    fetches = [sum(b.fetches for b in read_rank(tmp_path / name).blocks) for name in ("a", "b")]
+    assert fetches == [50, 150]
+
+
+def test_a_second_run_in_a_folder_keeps_the_first_under_another_name(tmp_path: Path) -> None:
+    clock = Clock()
+    for count in (10, 20, 30):
+        with open_meter(tmp_path, clock) as meter:
+            run_loop(meter, clock, batches(clock, count, 0.02))
+    assert sum(block.steps for block in read_rank(tmp_path).blocks) == 30
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rank-0.jsonl",
+        "rank-0.jsonl.1",
+        "rank-0.jsonl.2",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_writes_nothing_into_its_parents_record(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = open_meter(tmp_path, clock)
+    run_loop(meter, clock, batches(clock, 20, 0.1))
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        code = 1
+        try:
+            run_loop(meter, clock, batches(clock, 500, 0.1))
+            meter.step()
+            meter.mark("note", "from the child")
+            meter.close()
+            code = 0 if meter.is_quiet else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_loop(meter, clock, batches(clock, 20, 0.1))
+    meter.close()
+    rank = read_rank(tmp_path)
+    assert sum(block.steps for block in rank.blocks) == 40
+    assert "note" not in names(rank)
+    assert rank.end is not None
+
+
+def test_a_killed_run_is_readable_up_to_its_last_second(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = open_meter(tmp_path, clock)
+    run_loop(meter, clock, batches(clock, 1000, 0.02))
+    rank = read_rank(tmp_path)
+    assert rank.end is None
+    assert rank.blocks[-1].t > 70 - 1.2
+    meter.close()
+
+
+def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock, peak_tflops=100, data_paths=["a.parquet"]) as meter:
+        meter.settings(num_workers=4, prefetch_factor=2, config={"lr": 1e-4, ("odd", 1): 2})
+        meter.settings(num_workers=4)
+        meter.reason("mfu", "no model was seen")
+        meter.reason("mfu", "no model was seen")
+        meter.model(ModelShape(num_parameters=10, layers=1, attention_width=4))
+        meter.window(ProfileWindow(t=1, steps=3, wall_seconds=2.0))
+        meter.mark("shard", "a.parquet")
+        run_loop(meter, clock, batches(clock, 20, 0.02))
+    rank = read_rank(tmp_path)
+    assert rank.values["num_workers"] == 4
+    assert rank.values["data_paths"] == ["a.parquet"]
+    assert isinstance(rank.values["config"], str)
+    assert len([line for line in rank.settings if line.values]) == 2
+    assert rank.reasons["mfu"] == "no model was seen"
+    assert rank.models[0].peak_tflops == 100
+    assert rank.windows[0].steps == 3
+    assert (rank.marks[0].name, rank.marks[0].text) == ("shard", "a.parquet")
+    assert sum(block.steps for block in rank.blocks if block.phase == "warmup") == 9
+
+
+def test_a_loader_is_drained_with_no_model(tmp_path: Path) -> None:
+    clock = Clock()
+    loader = batches(clock, 10_000, lambda n: 3.0 if n == 0 else 0.01)
+    with open_meter(tmp_path, clock) as meter:
+        found = meter.free_run(loader, seconds=2)
+        run_loop(meter, clock, batches(clock, 20, 0.02))
+    assert found.samples / found.seconds == pytest.approx(400)
+    assert found.seconds == pytest.approx(2, abs=0.02)
+    rank = read_rank(tmp_path)
+    assert rank.free_runs == [found]
+    assert sum(block.fetches for block in rank.blocks) == 20
+    assert rank.blocks[0].spans["free_run"] == pytest.approx(5, abs=0.02)
+
+
+def test_draining_an_iterator_would_use_up_the_data(tmp_path: Path) -> None:
+    with (
+        open_meter(tmp_path, Clock()) as meter,
+        pytest.raises(UsageError, match=r"list_iterator.*give it the loader itself"),
+    ):
+        meter.free_run(iter([1, 2]))
+
+
+def test_a_step_has_at_least_one_fetch(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="accumulation is 0"):
+        measure(tmp_path, accumulation=0)
+
+
+def test_a_batch_is_not_held_while_the_next_is_fetched(tmp_path: Path) -> None:
+    class Batch(list[str]):
+        alive = 0
+
+        def __init__(self) -> None:
+            super().__init__(["row"])
+            Batch.alive += 1
+
+        def __del__(self) -> None:
+            Batch.alive -= 1
+
+    most = []
+
+    def loader() -> Iterator[Batch]:
+        for _ in range(5):
+            most.append(Batch.alive)
+            yield Batch()
+
+    with open_meter(tmp_path, Clock()) as meter:
+        for batch in meter.watch(loader()):
+            del batch
+    assert most == [0] * 5
+
+
+def test_after_the_end_the_loop_goes_on_unmeasured(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = open_meter(tmp_path, clock)
+    meter.close("finished")
+    meter.close("exception", "again")
+    assert len(list(meter.watch([[1], [2]]))) == 2
+    meter.tokens(3)
+    meter.settings(late=True)
+    with meter.span("log"):
+        pass
+    rank = read_rank(tmp_path)
+    assert rank.end is not None
+    assert rank.end.reason == "finished"
+    assert "late" not in rank.values
+
+
+def test_with_the_real_clock_the_stall_and_the_meters_own_cost_are_plausible(
+    tmp_path: Path,
+) -> None:
+    def loader() -> Iterator[list[str]]:
+        for _ in range(60):
+            time.sleep(0.004)
+            yield ["row"]
+
+    with measure(tmp_path) as meter:
+        for _ in meter.watch(loader()):
+            time.sleep(0.004)
+    record = read_run(tmp_path)
+    assert 0.3 < stall(steady(tmp_path)) < 0.7
+    assert record.system is not None
+    end = record.ranks[0].end
+    assert end is not None
+    assert 0 < end.overhead_seconds / end.overhead_fetches < 2e-3
+    assert record.ranks[0].start.environment["python"]
+    assert meter.summary().stall_fraction == pytest.approx(stall(steady(tmp_path)))
+
+
+def run_day(meter: Meter, clock: Clock, seconds: float, step_seconds: float) -> None:
+    """Steps of all lengths around one, with a long wait every thousand."""
+    batch = ["row"] * 4
+    end = clock.now + seconds
+    number = 0
+    while clock.now < end:
+        meter.fetch_begin(3)
+        clock.now += 0.4 if number % 997 == 0 else 0.001 + number % 17 * 1e-4
+        meter.fetch_end(batch)
+        meter.tokens(8192, trainable=8000, padded=8192)
+        clock.now += step_seconds * (0.9 + number % 19 / 100)
+        meter.step()
+        number += 1
+
+
+def test_a_day_of_samples_keeps_memory_flat(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = open_meter(tmp_path, clock, told_steps=True)
+    sizes = []
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            run_day(meter, clock, 86_400 / 5, step_seconds=5)
+            gc.collect()  # empties the interpreter's own lists of free tuples
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    meter.close()
+    assert max(sizes) - sizes[0] < 100_000
+
+
+def test_a_day_of_short_steps_fits_into_fifty_megabytes(tmp_path: Path) -> None:
+    """An hour of 50 ms steps is written; then the day goes on at the size of its last lines.
+
+    A sampler writes at most 9 MB a day beside it.
+    """
+    clock = Clock()
+    meter = open_meter(tmp_path, clock, told_steps=True)
+    run_day(meter, clock, 3600, step_seconds=0.05)
+    meter.close()
+    blocks = read_rank(tmp_path).blocks
+    size = (tmp_path / "rank-0.jsonl").stat().st_size
+    a_line = size / len(blocks)
+    journal = Journal(tmp_path / "b", rank=0, clock=clock, wall_clock=clock)
+    builder = BlockBuilder(journal, lambda: None)
+    journal._writer.num_bytes, seconds = size, 3600.0
+    while seconds < 86_400:
+        seconds += builder.block_seconds
+        journal._writer.num_bytes += round(a_line)
+    journal._writer.close()
+    assert journal.num_bytes < 35e6
+    assert builder.block_seconds < 30
+
+
+def test_lines_hold_what_a_reader_needs_and_nothing_else(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        run_loop(meter, clock, batches(clock, 100, 0.02))
+    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines[:2]] == ["start", "settings"]
+    assert lines[-1]["kind"] == "end"
+    block = next(line for line in lines if line["kind"] == "steps")
+    assert not {"real_tokens", "device_wait_seconds", "slow", "spans"} & set(block)

@@ -1,0 +1,456 @@
+"""Shapes of small real models, and their FLOPs against torch's own counter.
+
+The counter sees every matrix multiplication of a forward and a backward pass on the CPU. With
+eager attention it counts whole score matrices, as the formula does. Beyond the formula it sees only
+the outer products that make rotary angles: under 0.1 % even of models this small.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.integrations.model_shape import read_shape
+from fast_axolotl.integrations.model_weights import walk_weights
+from fast_axolotl.measure.flops import flops_per_token
+from fast_axolotl.record import ModelShape
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# Other libraries warn as they please while they are imported.
+pytestmark = pytest.mark.filterwarnings("default")
+
+LENGTH = 48
+BATCH = 2
+ROTARY = 1e-3
+"""Share of the FLOPs that the counter sees and the formula leaves out."""
+
+SIZES = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "attn_implementation": "eager",
+}
+
+
+def make(family: str, **changes: Any) -> Any:
+    """A small model of a family of transformers."""
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
+def count_flops(model: Any, lengths: tuple[int, ...] = (LENGTH,) * BATCH) -> int:
+    """What torch's counter sees of forward and backward, one sequence after the other."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        for length in lengths:
+            tokens = torch.randint(0, SIZES["vocab_size"], (1, length))
+            model(input_ids=tokens, labels=tokens).loss.backward()
+    return int(counter.get_total_flops())
+
+
+def check(model: Any, shape: ModelShape) -> None:
+    expected = flops_per_token(shape, LENGTH).model * LENGTH * BATCH
+    assert count_flops(model) == pytest.approx(expected, rel=ROTARY)
+
+
+def add_lora(model: Any, **options: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    chosen = {"r": 8, "target_modules": ["q_proj", "v_proj", "up_proj", "down_proj"], **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **chosen))
+
+
+def matrices(shape: ModelShape) -> tuple[int, int, int]:
+    return shape.num_parameters, shape.num_frozen, shape.num_adapter
+
+
+def test_a_dense_llama_costs_what_the_counter_sees() -> None:
+    model = make("Llama")
+    shape = read_shape(model)
+    head = 160 * 64
+    assert shape.num_parameters == 2 * (4 * 64 * 64 + 3 * 64 * 112) + head
+    assert shape.num_total == sum(one.numel() for one in model.parameters())
+    assert (shape.num_frozen, shape.layers, shape.attention_width) == (0, 2, 64)
+    assert shape.reasons == {}
+    check(model, shape)
+
+
+def test_grouped_query_attention_has_smaller_weights_and_the_same_attention() -> None:
+    model = make("Llama", num_key_value_heads=1)
+    shape = read_shape(model)
+    assert shape.attention_width == 64
+    assert shape.num_parameters == read_shape(make("Llama")).num_parameters - 2 * 2 * 64 * 48
+    check(model, shape)
+
+
+def test_tied_embeddings_are_counted_once_for_the_output() -> None:
+    model = make("Llama", tie_word_embeddings=True)
+    shape = read_shape(model)
+    assert shape.num_parameters == read_shape(make("Llama")).num_parameters
+    assert shape.num_total == read_shape(make("Llama")).num_total - 160 * 64
+    check(model, shape)
+
+
+def test_heads_may_be_wider_than_the_model() -> None:
+    model = make("Qwen3", head_dim=32, num_key_value_heads=2)
+    shape = read_shape(model)
+    assert shape.attention_width == 4 * 32
+    check(model, shape)
+
+
+def test_learned_positions_and_transposed_weights_are_understood() -> None:
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=160, n_embd=64, n_layer=2, n_head=4, attn_implementation="eager"
+        )
+    )
+    shape = read_shape(model)
+    assert shape.num_parameters == 2 * 12 * 64 * 64 + 160 * 64
+    check(model, shape)
+
+
+def test_a_mixture_of_experts_counts_those_a_token_meets() -> None:
+    model = make(
+        "Mixtral", num_local_experts=8, num_experts_per_tok=2, experts_implementation="eager"
+    )
+    shape = read_shape(model)
+    attention, router, expert, head = 4 * 64 * 64, 8 * 64, 3 * 64 * 112, 160 * 64
+    assert shape.num_parameters == 2 * (attention + router + 2 * expert) + head
+    assert shape.num_total is not None
+    assert shape.num_total > 2 * 8 * expert
+    assert shape.reasons == {}
+    check(model, shape)
+
+
+def test_shared_experts_are_met_by_every_token_and_latent_attention_has_two_sizes() -> None:
+    model = make(
+        "DeepseekV3",
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=2,
+        first_k_dense_replace=1,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        experts_implementation="eager",
+    )
+    shape = read_shape(model)
+    assert shape.attention_width == 4 * (24 + 16) // 2
+    check(model, shape)
+
+
+def test_lora_costs_four_for_a_frozen_and_six_for_an_adapter_weight() -> None:
+    plain = make("Llama", num_key_value_heads=2)
+    dense = read_shape(plain).num_parameters
+    model = add_lora(plain)
+    shape = read_shape(model)
+    adapter = 2 * 8 * ((64 + 64) + (64 + 32) + 2 * (64 + 112))
+    assert matrices(shape) == (dense + adapter, dense, adapter)
+    # As Axolotl and TRL do: without it, the first layer hands no gradient on.
+    model.enable_input_require_grads()
+    check(model, shape)
+
+
+def test_without_a_gradient_of_the_input_lora_saves_part_of_its_first_layer() -> None:
+    model = add_lora(make("Llama", num_hidden_layers=4))
+    shape = read_shape(model)
+    expected = flops_per_token(shape, LENGTH).model * LENGTH * BATCH
+    # Three projections and two adapters hand nothing on, and the keys, not trained, need nothing.
+    saved = 2 * (3 * 64 * 64 + 2 * 8 * 64 + 64 * LENGTH) * LENGTH * BATCH
+    assert count_flops(model) == pytest.approx(expected - saved, rel=ROTARY)
+
+
+def test_modules_that_lora_saves_whole_are_counted_once_and_trained() -> None:
+    plain = make("Llama")
+    dense = read_shape(plain).num_parameters
+    head = 160 * 64
+    model = add_lora(plain, modules_to_save=["lm_head", "embed_tokens"])
+    shape = read_shape(model)
+    assert shape.num_parameters - shape.num_adapter == dense
+    assert shape.num_frozen == dense - head
+    model.enable_input_require_grads()
+    check(model, shape)
+
+
+def test_only_the_active_adapter_is_counted() -> None:
+    peft = pytest.importorskip("peft")
+    model = add_lora(make("Llama"))
+    one = matrices(read_shape(model))
+    model.add_adapter("reference", peft.LoraConfig(r=16, target_modules=["q_proj"]))
+    assert matrices(read_shape(model)) == one
+    model.set_adapter("reference")
+    assert read_shape(model).num_adapter == 2 * 16 * (64 + 64)
+
+
+def test_lora_of_an_embedding_multiplies_with_its_second_half_only() -> None:
+    model = add_lora(make("Llama"), target_modules=["embed_tokens"])
+    assert read_shape(model).num_adapter == 8 * 64
+
+
+def test_packed_sequences_attend_to_themselves() -> None:
+    lengths = (7, 40, 16, 1, 32)
+    model = make("Llama", num_key_value_heads=2)
+    shape = read_shape(model, sequence_len=sum(lengths), is_packed=True)
+    assert (shape.sequence_len, shape.is_packed) == (96, True)
+    attended = sum(one * one for one in lengths) / sum(lengths)
+    expected = flops_per_token(shape, attended).model * sum(lengths)
+    assert count_flops(model, lengths) == pytest.approx(expected, rel=ROTARY)
+
+
+def test_checkpointed_activations_cost_at_most_another_forward_pass() -> None:
+    model = make("Llama", num_hidden_layers=4)
+    assert not read_shape(model).is_checkpointed
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    shape = read_shape(model)
+    assert shape.is_checkpointed
+    flops = flops_per_token(shape, LENGTH)
+    counted = count_flops(model) / (LENGTH * BATCH)
+    # The output layer is not recomputed, nor what comes after the last saved activation.
+    assert counted <= flops.hardware * (1 + ROTARY)
+    assert counted - flops.model > 0.75 * (flops.hardware - flops.model)
+
+
+def test_weights_of_four_bits_count_at_their_logical_size() -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    model = make("Llama")
+    plain = read_shape(model)
+    for layer in model.model.layers:
+        for parent in (layer.self_attn, layer.mlp):
+            for name, linear in list(parent.named_children()):
+                if isinstance(linear, torch.nn.Linear):
+                    packed = bnb.nn.Linear4bit(
+                        linear.in_features,
+                        linear.out_features,
+                        bias=False,
+                        compute_dtype=torch.bfloat16,
+                    )
+                    packed.load_state_dict(linear.state_dict())
+                    setattr(parent, name, packed.to("cpu"))
+    stored = sum(one.numel() for one in model.parameters())
+    shape = read_shape(model)
+    assert plain.num_total is not None
+    assert stored < plain.num_total
+    assert (shape.num_parameters, shape.num_total) == (plain.num_parameters, plain.num_total)
+    assert shape.num_frozen == plain.num_parameters - 160 * 64
+    assert shape.dtype in ("bfloat16", "float32")
+
+
+def test_parameters_that_are_packed_or_sharded_tell_their_logical_shape() -> None:
+    class Experts(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Parameter(torch.zeros(256, 1), requires_grad=False)
+            self.up.quant_state = SimpleNamespace(shape=(4, 8, 16))
+            self.down = torch.nn.Parameter(torch.zeros(0))
+            self.down.ds_shape = (4, 16, 8)
+            self.up_bias = torch.nn.Parameter(torch.zeros(4, 8))
+
+    found = {one.path: one.shape for one in walk_weights(Experts())}
+    assert found == {"up": (4, 8, 16), "down": (4, 16, 8)}
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def wrap_ddp(model: Any) -> Any:
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def wrap_fsdp_one(model: Any) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def wrap_fsdp_two(model: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("wrap", [torch.compile, wrap_ddp, wrap_fsdp_one, wrap_fsdp_two])
+def test_wrappers_change_nothing(wrap: Callable[[Any], Any]) -> None:
+    expected = read_shape(make("Llama"))
+    assert read_shape(wrap(make("Llama"))) == expected
+
+
+def test_sizes_of_known_models_are_the_published_ones() -> None:
+    with torch.device("meta"):
+        llama = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=128256,
+                hidden_size=4096,
+                intermediate_size=14336,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+            )
+        )
+        mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig())
+    norms = (2 * 32 + 1) * 4096
+    shape = read_shape(llama)
+    assert shape.num_total == 8_030_261_248  # Llama 3 8B
+    assert shape.num_parameters == 8_030_261_248 - 128256 * 4096 - norms
+    shape = read_shape(mixtral)
+    assert shape.num_total == 46_702_792_704  # Mixtral 8x7B, of which 12.9 billion are active
+    assert shape.num_parameters + 32000 * 4096 == pytest.approx(12.9e9, rel=5e-3)
+
+
+def test_windows_and_layers_without_attention_are_read_from_the_config() -> None:
+    config = transformers.Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 6}, head_dim=16, sliding_window=64
+    )
+    model = transformers.Gemma3ForCausalLM(config)
+    shape = read_shape(model)
+    assert (shape.layers, shape.window_layers, shape.attention_window) == (6, 5, 64)
+    check(model, shape)
+
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    config = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, hidden_size=64)
+    config.layer_types = kinds
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    plain.config = config
+    shape = read_shape(plain)
+    assert shape.layers == 1
+    assert "2 of 3 layers have no softmax attention" in shape.reasons["layers"]
+
+
+def test_layers_may_have_heads_of_different_sizes() -> None:
+    make_config = getattr(transformers, "Gemma4TextConfig", None)
+    if make_config is None:
+        pytest.skip("this release of transformers has no such model")
+    config = make_config(
+        **{**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2},
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=64,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=160,
+    )
+    model = transformers.Gemma4ForCausalLM(config)
+    shape = read_shape(model)
+    assert (shape.layers, shape.attention_width) == (3, 4 * 32)
+    assert (shape.window_layers, shape.window_width, shape.attention_window) == (2, 4 * 16, 64)
+    check(model, shape)
+
+
+def test_a_window_that_is_switched_off_is_none() -> None:
+    assert read_shape(make("Qwen2", sliding_window=16)).attention_window is None
+    assert read_shape(make("Mistral", sliding_window=16)).attention_window == 16
+    assert read_shape(make("Mistral", sliding_window=16)).window_layers == 2
+
+
+def test_a_tower_for_images_is_left_out_and_said_so() -> None:
+    text = transformers.LlamaConfig(**SIZES)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=3)
+    )
+    shape = read_shape(model)
+    projector = 32 * 64 + 64 * 64
+    assert shape.num_parameters == read_shape(make("Llama")).num_parameters + projector
+    assert "only text is counted" in shape.reasons["towers"]
+    assert (shape.layers, shape.attention_width) == (2, 64)
+
+
+def test_what_the_formula_does_not_cover_has_no_flops() -> None:
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    )
+    assert "encoder" in read_shape(t5).reasons["model_flops_per_token"]
+
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    assert "how many layers" in read_shape(plain).reasons["model_flops_per_token"]
+    plain.config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, hidden_size=4)
+    assert "model_flops_per_token" not in read_shape(plain).reasons
+    plain.config.num_experts = 8
+    assert "8 experts were not found" in read_shape(plain).reasons["model_flops_per_token"]
+    plain.experts = torch.nn.Linear(4, 4)
+    assert "does not say how many" in read_shape(plain).reasons["model_flops_per_token"]
+
+    empty = torch.nn.Sequential()
+    empty.config = SimpleNamespace(num_hidden_layers=1)
+    assert "no matrices" in read_shape(empty).reasons["model_flops_per_token"]
+
+
+def test_the_data_type_is_that_of_the_arithmetic() -> None:
+    model = make("Llama")
+    assert read_shape(model).dtype == "float32"
+    assert read_shape(model, dtype="bf16").dtype == "bfloat16"
+    assert read_shape(model.to(torch.bfloat16)).dtype == "bfloat16"
+
+
+def test_autocast_tells_the_data_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.float16}.__getitem__)
+    assert read_shape(make("Llama")).dtype == "float16"
+
+
+def test_mixed_precision_of_accelerate_tells_the_data_type() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    try:
+        assert read_shape(make("Llama")).dtype == "float32"
+        accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+        assert read_shape(make("Llama")).dtype == "bfloat16"
+    finally:
+        AcceleratorState._reset_state(True)
+
+
+def test_thirty_two_bits_may_be_multiplied_in_tf32() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert read_shape(make("Llama")).dtype == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_on_a_cpu_no_device_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    shape = read_shape(make("Llama"))
+    assert (shape.device_name, shape.num_devices) == (None, 1)
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(UsageError, match="torch module"):
+        read_shape("meta-llama/Llama-3.1-8B")
+    with pytest.raises(UsageError, match="above 0"):
+        read_shape(make("Llama"), peak_tflops=0.0)

@@ -1,0 +1,402 @@
+"""The sampler: what it writes, how often, what it costs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.measure import procfs
+from fast_axolotl.measure.gpu import NoGpu
+from fast_axolotl.measure.sampler import SystemSampler
+from fast_axolotl.record import DeviceSample, LineWriter, SystemSample, read_run
+
+linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
+
+NO_GPU = NoGpu("there is none in this test")
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Gpus:
+    """Two devices, always busy."""
+
+    names = ("NVIDIA H200", "NVIDIA H200")
+    reason = ""
+    is_closed = False
+
+    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
+        return tuple(DeviceSample(index=index, utilization=0.5) for index in range(2))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for its standard input to close."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; print(); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def lay_out(proc: Path, *, rss_kilobytes: int = 1024, pid: int = 10) -> None:
+    """A machine with one process, in a folder laid out like procfs."""
+    folder = proc / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    (proc / "pressure").mkdir(exist_ok=True)
+    (proc / "stat").write_text("cpu 1\n")
+    (proc / "meminfo").write_text("MemTotal: 1000 kB\n")
+    (proc / "vmstat").write_text("pswpin 1\npswpout 2\n")
+    (proc / "pressure" / "memory").write_text("full avg10=0 total=3000000\n")
+    tail = "S 1 1 1 0 -1 0 0 0 0 0 100 0 0 0 20 0 1 0 5 0 0"
+    (folder / "stat").write_text(f"{pid} (python) {tail}")
+    (folder / "status").write_text(f"VmRSS:\t{rss_kilobytes} kB\nRssAnon:\t1000 kB\n")
+    (folder / "io").write_text("rchar: 700\nread_bytes: 500\n")
+    (folder / "smaps_rollup").write_text("x\nPss: 512 kB\n")
+    (folder / "cmdline").write_bytes(b"python\0train.py\0")
+
+
+def make(proc: Path, clock: Callable[[], float], **named: Any) -> SystemSampler:
+    return SystemSampler(10, clock=clock, proc=proc, cgroup_root=proc / "no", gpu=NO_GPU, **named)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "system.jsonl").read_text().splitlines()]
+
+
+def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    clock = Clock()
+    sampler = make(tmp_path, clock)
+    clock.now += 2.5
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert sampler.sample() == SystemSample(
+        t=2.5,
+        processes=1,
+        pss_bytes=512 * 1024,
+        rss_bytes=1024 * 1024,
+        anon_bytes=1000 * 1024,
+        file_bytes=0,
+        shared_bytes=0,
+        hwm_bytes=0,
+        swap_bytes=0,
+        read_bytes=500,
+        read_chars=700,
+        cpu_seconds=100 / os.sysconf("SC_CLK_TCK"),
+        swap_in_bytes=page,
+        swap_out_bytes=2 * page,
+        psi_memory_full_seconds=3.0,
+    )
+
+
+def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
+    lay_out(tmp_path / "proc")
+    writer = LineWriter(tmp_path / "run" / "system.jsonl")
+    sampler = make(tmp_path / "proc", Clock(), writer=writer)
+    start = sampler.begin()
+    assert start.command == ("python", "train.py")
+    assert start.memory_bytes == 1000 * 1024
+    assert set(start.reasons) == {
+        "cgroup_bytes",
+        "limit_bytes",
+        "psi_io_full_seconds",
+        "disk_bytes_per_second",
+        "gpus",
+    }
+    assert "--data-path" in start.reasons["disk_bytes_per_second"]
+    assert start.reasons["gpus"] == NO_GPU.reason
+    sampler.stop()
+    assert [line["kind"] for line in lines_of(tmp_path / "run")] == [
+        "system_start",
+        "system",
+        "end",
+    ]
+
+
+def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    (tmp_path / "10" / "io").unlink()
+    (tmp_path / "10" / "smaps_rollup").unlink()
+    sampler = make(tmp_path, Clock())
+    reasons = sampler.begin().reasons
+    assert "as root" in reasons["pss_bytes"]
+    assert "as root" in reasons["read_bytes"]
+    sample = sampler.sample()
+    assert (sample.pss_bytes, sample.read_bytes, sample.rss_bytes) == (None, None, 1024 * 1024)
+
+
+def test_without_procfs_the_rest_is_none_with_a_reason(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    sampler = SystemSampler(sleeper.pid, proc=tmp_path, cgroup_root=tmp_path, gpu=NO_GPU)
+    start = sampler.begin()
+    sample = sampler.sample()
+    assert sample.processes == 1
+    assert (sample.rss_bytes or 0) > 1_000_000
+    assert sample.pss_bytes is None
+    assert start.memory_bytes
+    for name in ("pss_bytes", "read_bytes", "hwm_bytes", "psi_memory_full_seconds"):
+        assert start.reasons[name] == "only Linux tells: there is no procfs here"
+    sampler.run(0.1)
+    assert sampler.is_alive
+
+
+def test_pss_is_taken_so_seldom_that_it_costs_a_thousandth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path)
+    clock = Clock()
+    sampler = make(tmp_path, clock)
+
+    def read_slowly() -> int:
+        clock.now += 0.02
+        return 1
+
+    monkeypatch.setattr(sampler._tree, "read_pss_bytes", read_slowly)
+    sampler.begin()
+    taken = 0
+    for _ in range(400):
+        clock.now += 1.0
+        taken += sampler.sample().pss_bytes is not None
+    assert taken == pytest.approx(400 / 20, abs=1)
+
+
+def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path)
+    clock = Clock()
+    sampler = make(tmp_path, clock)
+
+    def read_slowly() -> int:
+        clock.now += 10.0
+        return 1
+
+    monkeypatch.setattr(sampler._tree, "read_pss_bytes", read_slowly)
+    sampler.begin()
+    taken = []
+    for kilobytes in (1100, 1300, 1200, 1300, 1600, 2000, 1024, 2000):
+        lay_out(tmp_path, rss_kilobytes=kilobytes)
+        clock.now += 1.0
+        taken.append(sampler.sample().pss_bytes is not None)
+    assert taken == [False, True, False, False, False, True, False, False]
+
+
+def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
+    lay_out(tmp_path / "proc")
+    clock = Clock()
+    writer = LineWriter(tmp_path / "run" / "system.jsonl")
+    seen: list[float] = []
+    sampler = make(
+        tmp_path / "proc", clock, writer=writer, on_sample=lambda one: seen.append(one.t)
+    )
+    sampler.begin()
+    seconds = [*range(1, 550), *range(1000, 1200), *range(86000, 86400)]
+    for second in seconds:
+        clock.now = 1000.0 + second
+        sampler.sample()
+    assert len(seen) == len(seconds) + 1
+    sampler.stop()
+    written = [line["t"] for line in lines_of(tmp_path / "run") if line["kind"] == "system"]
+    assert gaps_between(written, 0, 550) == {1}
+    assert gaps_between(written, 1000, 1200) == {2}
+    assert gaps_between(written, 86000, 86400) == {5}
+    per_day = 600 + 3000 / 2 + (86400 - 3600) / 5
+    per_line = writer.num_bytes / len(written)
+    assert per_day * per_line < 10_000_000
+
+
+def gaps_between(times: list[float], least: float, most: float) -> set[int]:
+    inside = [t for t in times if least <= t < most]
+    return {round(b - a) for a, b in pairwise(inside)}
+
+
+def test_a_slow_machine_is_sampled_less_often(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    sampler = make(tmp_path, Clock())
+    sampler.begin()
+    assert sampler._pause() == 1.0
+    sampler._last_cost = 0.05
+    assert sampler._pause() == pytest.approx(10.0)
+
+
+@linux
+def test_a_thread_samples_a_real_process_until_it_ends(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    enough = threading.Event()
+    seen: list[SystemSample] = []
+
+    def notice(sample: SystemSample) -> None:
+        seen.append(sample)
+        if len(seen) >= 3:
+            enough.set()
+
+    gpus = Gpus()
+    sampler = SystemSampler(
+        sleeper.pid,
+        LineWriter(tmp_path / "system.jsonl"),
+        interval_seconds=0.02,
+        gpu=gpus,
+        on_sample=notice,
+    )
+    sampler.start()
+    assert enough.wait(20)
+    assert sleeper.stdin is not None
+    sleeper.stdin.close()
+    sleeper.wait()
+    assert sampler._thread is not None
+    sampler._thread.join(20)
+    assert not sampler._thread.is_alive()
+    sampler.stop()
+    sampler.stop()
+    record = read_run(tmp_path).system
+    assert record is not None
+    assert record.start.root_pid == sleeper.pid
+    assert record.start.gpu_names == gpus.names
+    assert record.end is not None
+    assert record.end.reason == "finished"
+    assert record.end.overhead_fetches == sampler.num_samples
+    assert record.end.overhead_seconds > 0
+    assert all(sample.processes == 1 for sample in record.samples)
+    assert all(len(sample.gpus) == 2 for sample in record.samples)
+    assert gpus.is_closed
+
+
+@linux
+def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_path: Path) -> None:
+    code = "import sys; sys.stdin.read(); open('/dev/zero','rb').read(9_000_000)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE) as process:
+        sampler = SystemSampler(
+            process.pid,
+            LineWriter(tmp_path / "system.jsonl"),
+            interval_seconds=60,
+            gpu=NO_GPU,
+        )
+        sampler.start()
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        sampler.stop()
+    record = read_run(tmp_path).system
+    assert record is not None
+    last = record.samples[-1]
+    assert (last.processes, last.rss_bytes) == (0, None)
+    assert (last.read_chars or 0) >= 9_000_000
+
+
+@linux
+def test_a_supervisor_is_not_counted_with_its_child(sleeper: subprocess.Popen[bytes]) -> None:
+    sampler = SystemSampler(sleeper.pid, gpu=NO_GPU)
+    assert sampler.sample().processes == 1
+    assert sampler.pids == (sleeper.pid,)
+
+
+@linux
+def test_the_capacity_of_the_datas_device_is_in_the_first_line(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "data.bin").write_bytes(os.urandom(9 << 20))
+    sampler = SystemSampler(sleeper.pid, data_path=tmp_path, gpu=NO_GPU)
+    start = sampler.begin()
+    assert start.data_path == str(tmp_path)
+    assert (start.disk_bytes_per_second is None) is ("disk_bytes_per_second" in start.reasons)
+    unprobed = SystemSampler(sleeper.pid, data_path=tmp_path, probe=False, gpu=NO_GPU).begin()
+    assert unprobed.reasons["disk_bytes_per_second"] == "the probe was turned off"
+
+
+@linux
+def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    sampler = SystemSampler(gone.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
+    sampler.run()
+    sampler.stop()
+    record = read_run(tmp_path).system
+    assert record is not None
+    assert record.samples == []
+    assert record.end is not None
+    assert "had ended" in record.start.reasons["pss_bytes"]
+
+
+@linux
+def test_a_full_disk_ends_the_record_and_not_the_sampling(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    (tmp_path / "system.jsonl").symlink_to("/dev/full")
+    writer = LineWriter(tmp_path / "system.jsonl")
+    sampler = SystemSampler(sleeper.pid, writer, gpu=NO_GPU)
+    assert sampler.sample().processes == 1
+    assert "No space left" in writer.failure
+    sampler.stop()
+
+
+@linux
+def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    def fail(sample: SystemSample) -> None:
+        if sampler.num_samples > 1:
+            raise RuntimeError("no such luck")
+
+    sampler = SystemSampler(
+        sleeper.pid,
+        LineWriter(tmp_path / "system.jsonl"),
+        interval_seconds=0.01,
+        gpu=NO_GPU,
+        on_sample=fail,
+    )
+    sampler.start()
+    assert sampler._thread is not None
+    sampler._thread.join(20)
+    sampler._on_sample = None
+    sampler.stop("finished")
+    record = read_run(tmp_path).system
+    assert record is not None
+    assert record.end is not None
+    assert record.end.error == "sampling ended: RuntimeError: no such luck"
+
+
+@linux
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_does_not_end_its_parents_record(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    sampler = SystemSampler(sleeper.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
+    sampler.begin()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sampler.stop("exception")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert [line["kind"] for line in lines_of(tmp_path)] == ["system_start", "system"]
+    sampler.stop()
+    assert lines_of(tmp_path)[-1]["reason"] == "finished"

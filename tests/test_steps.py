@@ -1,0 +1,269 @@
+"""Which fetch belongs to which step, and how long a step took: with a clock that is a number.
+
+A loop is written down as a schedule; the oracle is the schedule's own arithmetic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fast_axolotl.measure.counting import BatchCount
+from fast_axolotl.measure.steps import Step, StepTracker, count_warmup
+from meter_fakes import Clock, batches, open_meter, read_rank, stall, steady
+
+
+def fetch(tracker: StepTracker, begin: float, end: float) -> Step | None:
+    ended = tracker.begin_fetch(begin)
+    tracker.end_fetch(end - begin, None, BatchCount(samples=2))
+    return ended
+
+
+def test_without_a_trainer_a_step_is_a_fixed_number_of_fetches() -> None:
+    tracker = StepTracker(accumulation=2)
+    assert fetch(tracker, 0, 1) is None
+    assert fetch(tracker, 4, 5) is None
+    first = fetch(tracker, 9, 11)
+    assert first is not None
+    assert (first.start, first.end, first.host_seconds, first.first_fetch) == (0, 9, 2, 0)
+    assert first.counted is not None
+    assert first.counted.samples == 4
+    fetch(tracker, 12, 12.5)
+    second = fetch(tracker, 20, 20)
+    assert second is not None
+    assert (second.start, second.end, second.host_seconds, second.first_fetch) == (9, 20, 2.5, 2)
+
+
+def test_all_micro_batches_fetched_up_front_belong_to_the_step_that_follows() -> None:
+    tracker = StepTracker(is_told=True)
+    for step in range(3):
+        for micro in range(4):
+            at = step * 100 + micro * 2
+            ended = fetch(tracker, at, at + 1)
+            if step and micro == 0:
+                assert ended is not None
+                assert (ended.end - ended.start, ended.host_seconds) == (100, 4)
+                assert len(ended.fetches) == 4
+            else:
+                assert ended is None
+        assert tracker.tell(step * 100 + 90) is None
+    last = tracker.finish()
+    assert last is not None
+    assert (last.start, last.end) == (200, 290)
+
+
+def test_a_batch_fetched_ahead_is_waited_for_in_the_step_before_it() -> None:
+    """accelerate: next(base) runs before the current batch is handed out."""
+    tracker = StepTracker(is_told=True)
+    fetch(tracker, 0, 3)
+    fetch(tracker, 3, 6)  # ahead
+    tracker.tell(16)
+    ended = []
+    for step in range(1, 4):
+        begin = step * 13 + 3.0
+        ended.append(fetch(tracker, begin, begin + 3))
+        tracker.tell(begin + 13)
+    assert [step and step.host_seconds for step in ended] == [6, 3, 3]
+    assert [step and step.end - step.start for step in ended] == [16, 13, 13]
+
+
+def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> None:
+    """Then the step's only fetch gave no batch, and the step still has its whole time."""
+    tracker = StepTracker(is_told=True)
+    fetch(tracker, 0, 1)
+    fetch(tracker, 1, 2)  # ahead
+    tracker.tell(12)
+    first = tracker.begin_fetch(12)  # the end of the epoch
+    assert first is not None
+    assert (first.end - first.start, first.host_seconds) == (12, 2)
+    tracker.exhaust(12.5, 0.5, None)
+    tracker.tell(22.5)
+    tracker.add_span("evaluate", 30, None)
+    last = tracker.begin_fetch(60)
+    assert last is not None
+    assert (last.start, last.end, last.host_seconds, last.fetches) == (12, 60, 0.5, [])
+    assert last.gap_seconds == pytest.approx(7.5)
+    assert last.end - last.start - last.removed_seconds == pytest.approx(10.5)
+
+
+def test_the_time_between_epochs_is_taken_out_and_the_wait_for_the_end_is_not() -> None:
+    tracker = StepTracker(accumulation=1)
+    fetch(tracker, 0, 1)
+    last = tracker.begin_fetch(10)
+    assert last is not None
+    assert last.end == 10
+    tracker.exhaust(12, 2, None)
+    assert tracker.is_new_epoch
+    tracker.add_span("evaluate", 3, None)
+    assert fetch(tracker, 20, 21) is None
+    assert not tracker.is_new_epoch
+    first = fetch(tracker, 30, 31)
+    assert first is not None
+    assert (first.start, first.end) == (10, 30)
+    assert first.gap_seconds == 20 - 12 - 3
+    assert first.removed_seconds == 8
+    assert first.host_seconds == 3
+
+
+def test_a_rank_that_fetches_nothing_has_steps_from_end_to_end() -> None:
+    tracker = StepTracker(is_told=True, origin=5)
+    assert tracker.tell(10) is None
+    tracker.add_span("log", 2, None)
+    first = tracker.tell(20)
+    assert first is not None
+    assert (first.start, first.end, first.spans) == (5, 10, ())
+    second = tracker.tell(30)
+    assert second is not None
+    assert (second.start, second.end, second.removed_seconds) == (10, 20, 2)
+
+
+def test_spans_after_the_last_step_are_reported_and_not_taken_out_of_it() -> None:
+    tracker = StepTracker(is_told=True)
+    fetch(tracker, 0, 1)
+    tracker.add_span("log", 1, None)
+    tracker.tell(10)
+    tracker.add_span("checkpoint", 50, None)
+    last = tracker.finish()
+    assert last is not None
+    assert (last.end, last.removed_seconds) == (10, 1)
+    assert {span.name for span in last.spans} == {"log", "checkpoint"}
+
+
+def test_a_step_that_nobody_ended_is_left_out() -> None:
+    tracker = StepTracker(is_told=True)
+    fetch(tracker, 0, 1)
+    assert tracker.finish() is None
+    assert StepTracker().finish() is None
+
+
+def test_a_span_before_the_first_fetch_is_reported_with_the_first_step() -> None:
+    tracker = StepTracker()
+    tracker.add_span("free_run", 5, None)
+    fetch(tracker, 10, 11)
+    first = fetch(tracker, 20, 21)
+    assert first is not None
+    assert (first.removed_seconds, [span.name for span in first.spans]) == (0, ["free_run"])
+
+
+def test_the_first_step_that_is_told_starts_the_warm_up_anew() -> None:
+    tracker = StepTracker()
+    for number in range(8):
+        fetch(tracker, number, number + 0.5)
+    phases = []
+    for step in range(1, 8):
+        tracker.tell(step * 10)
+        for micro in range(8):
+            ended = fetch(tracker, step * 10 + micro, step * 10 + micro + 0.5)
+            if ended is not None:
+                phases.append(ended.phase)
+    assert phases == ["warmup"] * 5 + ["steady"] * 2
+
+
+def test_a_step_that_is_never_told_ends_before_memory_does() -> None:
+    tracker = StepTracker(is_told=True)
+    ended = [fetch(tracker, number, number) for number in range(10_000)]
+    assert [len(step.fetches) for step in ended if step is not None] == [4096, 4096]
+
+
+def test_what_the_loop_counted_takes_the_place_of_what_was_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for _ in meter.watch(batches(clock, 40, 0.1)):
+            meter.tokens(100, padded=128)
+            meter.tokens(11, padded=12)
+            clock.sleep(1)
+    blocks = steady(tmp_path)
+    assert {block.real_tokens for block in blocks} == {111}
+    assert {block.padded_tokens for block in blocks} == {140}
+    assert {block.trainable_tokens for block in blocks} == {None}
+
+
+@pytest.mark.parametrize(
+    ("known", "steps"),
+    [
+        ({}, 5),
+        ({"num_workers": 4, "prefetch_factor": 2}, 9),
+        ({"num_workers": 1, "prefetch_factor": 256}, 257),
+        ({"num_workers": 2, "prefetch_factor": 16, "gradient_accumulation": 8}, 5),
+        ({"num_workers": 8, "prefetch_factor": 16, "gradient_accumulation": 3}, 44),
+        ({"num_workers": 8}, 17),
+        ({"num_workers": "eight", "prefetch_factor": None}, 5),
+    ],
+)
+def test_the_warm_up_lasts_until_the_ready_queue_is_used_up(
+    known: dict[str, object], steps: int
+) -> None:
+    assert count_warmup(known) == steps
+
+
+@pytest.mark.parametrize("accumulation", [1, 8])
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_up_front", [False, True])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_stall_is_that_of_the_schedule_however_a_trainer_fetches(
+    tmp_path: Path, accumulation: int, is_told: bool, is_up_front: bool, ahead: int
+) -> None:
+    """20 ms of wait and 80 ms of work a batch: 20 %, whatever the order of fetches."""
+    clock = Clock()
+    count = 60 * accumulation
+    with open_meter(tmp_path, clock, accumulation=accumulation) as meter:
+        source = iter(meter.watch(batches(clock, count, 0.02)))
+        ready = [next(source) for _ in range(ahead)]
+        for _ in range(60):
+            group = accumulation if is_up_front else 1
+            for _ in range(accumulation // group):
+                for _ in range(group):
+                    ready += [batch for batch in [next(source, None)] if batch is not None]
+                clock.sleep(0.08 * group)
+            if is_told:
+                meter.step()
+    found = steady(tmp_path)
+    assert stall(found) == pytest.approx(0.2, abs=0.004)
+    total = read_rank(tmp_path).blocks
+    # Without being told, the work after the last fetch has no end that could be seen.
+    assert sum(block.steps for block in total) >= 60 - (not is_told)
+    assert sum(block.fetches for block in found) == sum(b.samples for b in found) // 4
+
+
+@given(
+    waits=st.lists(st.floats(0, 0.2), min_size=30, max_size=60),
+    works=st.lists(st.floats(0.001, 0.2), min_size=60, max_size=60),
+    accumulation=st.integers(1, 4),
+    spans=st.sets(st.integers(0, 59)),
+    epoch=st.integers(3, 60),
+)
+@settings(max_examples=60, deadline=None)
+def test_sums_over_steps_are_the_sums_of_the_schedule(
+    waits: list[float],
+    works: list[float],
+    accumulation: int,
+    spans: set[int],
+    epoch: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    clock = Clock()
+    taken = 0
+    with open_meter(folder, clock, told_steps=True) as meter:
+        while taken < len(waits):
+            part = waits[taken : taken + epoch * accumulation]
+            for number, _ in enumerate(
+                meter.watch(batches(clock, len(part), part.__getitem__)), taken
+            ):
+                clock.sleep(works[number])
+                if (number + 1) % accumulation == 0:
+                    meter.step()
+                    if number in spans:
+                        with meter.span("evaluate"):
+                            clock.sleep(5)
+            taken += len(part)
+            clock.sleep(9)
+    ended = len(waits) // accumulation * accumulation
+    waited, worked = sum(waits[:ended]), sum(works[:ended])
+    blocks = read_rank(folder).blocks
+    assert sum(block.fetches for block in blocks) == ended
+    assert sum(b.host_wait_seconds for b in blocks) == pytest.approx(waited, abs=1e-4)
+    assert sum(b.wall_seconds for b in blocks) == pytest.approx(waited + worked, abs=1e-4)

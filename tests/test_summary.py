@@ -1,0 +1,476 @@
+"""The figures of a run from made-up records: what they are, and why they are missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import (
+    DeviceSample,
+    End,
+    FreeRun,
+    Mark,
+    ModelShape,
+    Phase,
+    ProfileWindow,
+    RankRecord,
+    RunRecord,
+    RunSummary,
+    Start,
+    StepBlock,
+    SystemRecord,
+    SystemSample,
+    SystemStart,
+)
+from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+
+SHAPE = ModelShape(
+    num_parameters=1_000_000_000,
+    layers=16,
+    attention_width=2048,
+    sequence_len=1024,
+    device_name="NVIDIA H200",
+)
+
+
+def bare_rank(*blocks: StepBlock) -> RankRecord:
+    start = Start(time=START_TIME, pid=1, host="machine", version="0")
+    return RankRecord(start=start, blocks=list(blocks))
+
+
+def bare_system(*samples: SystemSample) -> SystemRecord:
+    return SystemRecord(
+        start=SystemStart(time=START_TIME, host="machine", root_pid=1), samples=list(samples)
+    )
+
+
+def nan_block() -> StepBlock:
+    return StepBlock(
+        t=math.nan,
+        phase="steady",
+        first_step=0,
+        steps=0,
+        first_fetch=0,
+        fetches=300,
+        wall_seconds=math.nan,
+        host_wait_seconds=math.inf,
+        device_wait_seconds=math.nan,
+        queue_depth=math.nan,
+        spans={"log": math.nan},
+    )
+
+
+def full_run() -> RunRecord:
+    """Two ranks with everything that can be recorded."""
+    ranks = []
+    for number in range(2):
+        rank = make_rank(
+            rank=number,
+            world_size=2,
+            wait=steady(0.2),
+            device_wait=steady(0.02),
+            replayed=100,
+            tokens=7000,
+            padded=8000,
+            queue=lambda step: 3.0,
+            settings={"num_workers": 2, "prefetch_factor": 2, "sample_packing": True},
+            rows=16,
+            trainable_tokens=5000,
+            num_bytes=64_000,
+            sequence_tokens=7000,
+            sequence_squares=7000 * 500,
+            spans={"evaluate": 0.5},
+        )
+        for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
+            rank.marks.insert(0, Mark(t=seconds, name=name))
+        # More devices than one, for an MFU that can be.
+        rank.add(replace(SHAPE, matmul_tflops=700.0, is_packed=True, num_devices=64))
+        rank.add(FreeRun(t=3.0, seconds=2.0, batches=400, samples=3200))
+        rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
+        rank.add(
+            ProfileWindow(
+                t=5.0,
+                steps=5,
+                wall_seconds=1.0,
+                device_idle_seconds=0.05,
+                exposed_communication_seconds=0.04,
+                collectives=(0.01, 0.02),
+            )
+        )
+        ranks.append(rank)
+    system = make_system(read_bytes=1e7, start={"limit_bytes": 32 * GIGABYTE})
+    gpu = DeviceSample(
+        index=0, utilization=0.9, memory_bytes=40 * GIGABYTE, power_watts=500.0, clock_mhz=1900.0
+    )
+    system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
+    return make_run(*ranks, system=system)
+
+
+RECORDS = {
+    "nothing": lambda: make_run(),
+    "a rank that only started": lambda: make_run(bare_rank()),
+    "warm-up only": lambda: make_run(make_rank(fetches=0)),
+    "a plain loop": lambda: make_run(make_rank(wait=steady(0.3))),
+    "a loop that was killed": lambda: make_run(make_rank(wait=steady(0.3), end=None)),
+    "no number anywhere": lambda: make_run(bare_rank(nan_block())),
+    "steps without fetches": lambda: make_run(make_rank(fetches=0, warmup_steps=0, end=None)),
+    "watched from outside": lambda: make_run(system=make_system()),
+    "watched without a sample": lambda: make_run(system=bare_system()),
+    "watched for one sample": lambda: make_run(system=bare_system(SystemSample(t=0, processes=1))),
+    "two ranks, one empty": lambda: make_run(make_rank(), make_rank(rank=1, fetches=0)),
+    "everything": full_run,
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_figure_that_is_missing_has_a_reason(name: str) -> None:
+    summary = summarise(RECORDS[name]())
+    missing = {item.name for item in fields(summary) if getattr(summary, item.name) is None}
+    assert set(summary.reasons) == missing
+    assert all(len(text) > 10 for text in summary.reasons.values())
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_no_figure_is_nan_or_infinite(name: str) -> None:
+    summary = summarise(RECORDS[name]())
+    wrong = {
+        item.name: value
+        for item in fields(summary)
+        if isinstance(value := getattr(summary, item.name), float) and not math.isfinite(value)
+    }
+    assert wrong == {}
+
+
+def test_a_run_that_records_everything_has_every_figure() -> None:
+    summary = summarise(full_run())
+    assert set(summary.reasons) == {"stall_period_fetches", "stall_period_rows"}
+
+
+def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
+    summary = summarise(make_run(make_rank(wait=steady(0.3))))
+    assert summary.stall_fraction == pytest.approx(0.3)
+    assert summary.host_stall_fraction == summary.stall_fraction
+    assert (summary.stall_source, summary.device_stall_fraction) == ("host", None)
+    assert (summary.steps, summary.fetches, summary.warmup_steps) == (600, 600, 5)
+    assert summary.wait_p50_seconds == pytest.approx(0.01 * 3 / 7, rel=0.02)
+    assert summary.step_p50_seconds == pytest.approx(0.01 / 0.7, rel=0.02)
+    assert summary.steps_per_second == pytest.approx(70)
+
+
+def test_one_block_or_a_hundred_give_the_same_figures() -> None:
+    rank = make_rank(wait=steady(0.3), fetches=2000)
+    many = [block for block in rank.blocks if block.phase == "steady"]
+    whole = replace(
+        many[-1],
+        first_step=many[0].first_step,
+        steps=sum(block.steps for block in many),
+        fetches=sum(block.fetches for block in many),
+        wall_seconds=sum(block.wall_seconds for block in many),
+        host_wait_seconds=sum(block.host_wait_seconds for block in many),
+        samples=sum(block.samples for block in many),
+    )
+    one = make_rank(wait=steady(0.3), fetches=2000)
+    one.blocks = [*(block for block in rank.blocks if block.phase == "warmup"), whole]
+    left, right = summarise(make_run(rank)), summarise(make_run(one))
+    for name in ("stall_fraction", "samples_per_second", "steps_per_second", "measured_seconds"):
+        assert getattr(left, name) == pytest.approx(getattr(right, name))
+
+
+def test_where_device_waits_are_known_they_are_the_stall() -> None:
+    summary = summarise(make_run(make_rank(wait=steady(0.5), device_wait=steady(0.02))))
+    assert (summary.stall_source, summary.stall_fraction) == ("device", pytest.approx(0.02))
+    assert summary.host_stall_fraction is not None
+    assert summary.host_stall_fraction > 0.5
+    assert summary.wait_max_seconds == pytest.approx(0.01 * 2 / 98, rel=0.02)
+
+
+def test_device_waits_of_a_part_of_the_run_do_not_stand_for_all_of_it() -> None:
+    rank = make_rank(wait=steady(0.3), device_wait=steady(0.3), fetches=3000)
+    rank.blocks = [
+        replace(block, device_wait_seconds=None) if number % 2 else block
+        for number, block in enumerate(rank.blocks)
+    ]
+    assert summarise(make_run(rank)).stall_source == "host"
+
+
+def test_the_pattern_and_the_period_of_waits_are_found() -> None:
+    burst = summarise(make_run(make_rank(wait=every(16, 0.3), fetches=3000)))
+    assert (burst.stall_pattern, burst.stall_period_fetches) == ("burst", 16)
+    assert burst.stall_period_rows == 128
+    rare = summarise(make_run(make_rank(wait=every(125, 0.3), fetches=900)))
+    assert (rare.stall_pattern, rare.stall_period_rows) == ("periodic", 1000)
+    assert rare.worst_percent_share is not None
+    assert rare.worst_percent_share > 0.9
+
+
+def test_a_trainer_that_fetches_a_whole_step_at_once_is_starved_in_bursts() -> None:
+    def wait(fetch: int) -> float:
+        return 0.0 if fetch % 8 < 2 else 0.016
+
+    rank: dict[str, Any] = {
+        "wait": wait,
+        "own_seconds": 0.02,
+        "accumulation": 8,
+        "settings": {"num_workers": 1, "prefetch_factor": 2},
+    }
+    hosted = summarise(make_run(make_rank(source="transformers", **rank)))
+    assert (hosted.stall_pattern, hosted.stall_period_of) == ("burst", "step")
+    assert (hosted.stall_period_fetches, hosted.stall_period_rows) == (8, 64)
+    loop = summarise(make_run(make_rank(source="loop", **rank)))
+    assert loop.stall_pattern == "steady"
+    deep = {**rank, "settings": {"num_workers": 1, "prefetch_factor": 8}}
+    assert summarise(make_run(make_rank(source="transformers", **deep))).stall_pattern == "steady"
+
+
+def test_a_loader_too_slow_is_no_burst_though_waits_come_with_every_step() -> None:
+    def wait(fetch: int) -> float:
+        return 0.0 if fetch % 8 < 4 else 0.1 if fetch % 8 == 7 else 0.02
+
+    settings = {"num_workers": 2, "prefetch_factor": 2}
+    rank: dict[str, Any] = {"wait": wait, "accumulation": 8, "settings": settings}
+    loop = summarise(make_run(make_rank(source="loop", **rank)))
+    assert (loop.stall_pattern, loop.stall_period_fetches) == ("burst", 8)
+    hosted = summarise(make_run(make_rank(source="axolotl", **rank)))
+    assert (hosted.stall_pattern, hosted.stall_period_fetches) == ("steady", None)
+
+
+def test_a_cached_batch_tells_the_stall_a_second_time() -> None:
+    summary = summarise(make_run(make_rank(wait=steady(0.3), replayed=100)))
+    assert summary.cached_stall_fraction == pytest.approx(0.3)
+
+
+def test_a_cached_batch_of_another_size_is_not_compared() -> None:
+    rank = make_rank(wait=steady(0.3), replayed=100)
+    rank.blocks = [
+        replace(block, samples=2 * block.samples) if block.phase == "replay" else block
+        for block in rank.blocks
+    ]
+    summary = summarise(make_run(rank))
+    assert summary.cached_stall_fraction is None
+    assert summary.reasons["cached_stall_fraction"] == (
+        "the cached batch has 16 samples, the mean batch 8"
+    )
+
+
+def test_a_queue_that_falls_has_a_drift_and_noise_has_none() -> None:
+    settings = {"num_workers": 2, "prefetch_factor": 256}
+    falling = make_rank(fetches=1000, queue=lambda step: 500 - step / 4, settings=settings)
+    summary = summarise(make_run(falling))
+    assert summary.queue_drift_per_step == pytest.approx(-0.25, rel=0.05)
+    assert summary.queue_capacity == 512
+    noisy = make_rank(fetches=1000, queue=lambda step: 3 + (step * 7919 % 5) / 5)
+    assert summarise(make_run(noisy)).queue_drift_per_step == 0.0
+
+
+def test_a_loader_without_workers_holds_no_queue() -> None:
+    summary = summarise(make_run(make_rank(settings={"num_workers": 0})))
+    assert summary.queue_capacity == 0
+
+
+def test_times_to_first_batch_and_step_count_from_the_first_fetch() -> None:
+    summary = summarise(full_run())
+    assert (summary.first_batch_seconds, summary.first_step_seconds) == (0.5, 1.5)
+
+
+def test_tokens_of_three_kinds_are_summed_over_ranks() -> None:
+    one = make_rank(tokens=90, padded=100, trainable_tokens=0)
+    two = make_rank(rank=1, tokens=90, padded=100, trainable_tokens=0)
+    alone, both = summarise(make_run(one)), summarise(make_run(one, two))
+    assert alone.tokens_per_second == pytest.approx(9000)
+    assert both.tokens_per_second == pytest.approx(18_000)
+    assert both.padded_tokens_per_second == pytest.approx(20_000)
+    assert both.padding_share == pytest.approx(0.1)
+    assert both.packing_efficiency is None
+    assert both.reasons["packing_efficiency"] == "samples are not packed"
+
+
+def test_a_rank_that_did_not_count_leaves_no_sum() -> None:
+    summary = summarise(make_run(make_rank(tokens=90), make_rank(rank=1)))
+    assert summary.tokens_per_second is None
+
+
+def test_the_reason_of_the_meter_goes_before_ours() -> None:
+    rank = make_rank(reasons={"real_tokens": "the batch lies on a device"})
+    assert summarise(make_run(rank)).reasons["tokens_per_second"] == "the batch lies on a device"
+
+
+def test_headroom_is_the_loader_alone_over_what_the_model_would_take() -> None:
+    rank = make_rank(wait=steady(0.5))
+    rank.add(FreeRun(t=0.0, seconds=2.0, batches=100, samples=1600))
+    summary = summarise(make_run(rank))
+    assert summary.demand_rows_per_second == pytest.approx(800)
+    assert summary.free_rows_per_second == pytest.approx(800)
+    assert summary.headroom == pytest.approx(1.0)
+
+
+def test_rows_of_packed_samples_are_unknown_unless_they_were_counted() -> None:
+    settings = {"sample_packing": True}
+    unknown = summarise(make_run(make_rank(settings=settings)))
+    assert unknown.rows_per_second is None
+    assert "packed" in unknown.reasons["rows_per_second"]
+    known = summarise(make_run(make_rank(settings=settings, rows=100)))
+    assert known.rows_per_second is not None
+
+
+def test_mfu_takes_tokens_and_devices_of_all_ranks() -> None:
+    ranks = [make_rank(rank=number, world_size=2, tokens=100) for number in range(2)]
+    for rank in ranks:
+        rank.add(SHAPE)
+    one = make_rank(tokens=100)
+    one.add(SHAPE)
+    both, alone = summarise(make_run(*ranks)), summarise(make_run(one))
+    assert both.mfu is not None
+    assert both.mfu == pytest.approx(alone.mfu)
+    assert both.model_flops_per_second == pytest.approx(2 * (alone.model_flops_per_second or 0))
+
+
+def test_a_dispatcher_reads_the_tokens_of_all_devices() -> None:
+    settings = {"dispatcher": True}
+    reader = make_rank(world_size=2, tokens=200, settings=settings)
+    other = make_rank(rank=1, world_size=2, fetches=0, settings=settings)
+    reader.add(SHAPE)
+    one = make_rank(tokens=200)
+    one.add(SHAPE)
+    both, alone = summarise(make_run(reader, other)), summarise(make_run(one))
+    assert both.mfu == pytest.approx((alone.mfu or 0) / 2)
+
+
+def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
+    rank = make_rank(fetches=1000)
+    system = make_system(samples=100)
+    system.samples = [
+        replace(sample, pss_bytes=GIGABYTE if sample.t < 11 else 9 * GIGABYTE)
+        for sample in system.samples
+    ]
+    summary = summarise(make_run(rank, system=system))
+    assert summary.working_set_bytes == GIGABYTE
+    assert summary.working_set_peak_bytes == 9 * GIGABYTE
+    later = make_system(samples=100)
+    later.start = replace(later.start, time=START_TIME + 1e6)
+    assert summarise(make_run(rank, system=later)).working_set_bytes == 4 * GIGABYTE
+
+
+def test_counters_that_run_backwards_count_as_nothing() -> None:
+    samples = [
+        SystemSample(t=float(second), processes=1, read_bytes=value)
+        for second, value in enumerate((0, 100, 20, 120))
+    ]
+    summary = summarise(make_run(system=bare_system(*samples)))
+    assert summary.read_bytes_per_second == pytest.approx(200 / 3)
+
+
+def test_the_least_limit_counts_and_without_one_the_machine_itself() -> None:
+    limited = summarise(make_run(system=make_system(start={"limit_bytes": 8 * GIGABYTE})))
+    assert (limited.limit_bytes, limited.limit_share) == (8 * GIGABYTE, 0.5)
+    free = summarise(make_run(system=make_system()))
+    assert free.limit_bytes == 64 * GIGABYTE
+
+
+def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None:
+    def swapping(grown: list[int]) -> bool | None:
+        counters = [sum(grown[:number]) for number in range(len(grown) + 1)]
+        samples = [
+            SystemSample(t=float(second), processes=1, swap_in_bytes=value)
+            for second, value in enumerate(counters)
+        ]
+        return summarise(make_run(system=bare_system(*samples))).is_swap_sustained
+
+    assert swapping([1, 1, 1]) is True
+    assert swapping([0, 0, 0]) is False
+    assert swapping([1, 1, 1, 0, 0, 0]) is True
+    assert swapping([1, 1, 1, 0, 0, 0, 0]) is False
+    assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is False
+    assert swapping([1, 1]) is None
+
+
+def test_without_a_watcher_the_ranks_tell_their_own_memory() -> None:
+    rank = make_rank()
+    rank.add(Phase(t=1.0, name="start", seconds=1.0, hwm_bytes=3 * GIGABYTE))
+    rank.add(Phase(t=2.0, name="steady", seconds=1.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
+    summary = summarise(make_run(rank))
+    assert (summary.rss_bytes, summary.hwm_bytes) == (GIGABYTE, 3 * GIGABYTE)
+    assert summary.spike_ratio == 3.0
+    assert summary.hwm_by_phase == {"start": 3 * GIGABYTE, "steady": GIGABYTE}
+
+
+def test_the_rank_that_waits_most_decides() -> None:
+    summary = summarise(make_run(make_rank(wait=steady(0.1)), make_rank(rank=1, wait=steady(0.4))))
+    assert summary.stall_fraction == pytest.approx(0.4)
+    assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.1, 0.4])
+
+
+def test_with_a_dispatcher_rank_0_decides() -> None:
+    settings = {"dispatcher": True}
+    ranks = [
+        make_rank(rank=number, wait=steady(0.1 + 0.3 * number), settings=settings)
+        for number in range(2)
+    ]
+    assert summarise(make_run(*ranks)).stall_fraction == pytest.approx(0.1)
+
+
+def test_skew_is_how_far_the_slowest_is_behind_the_median() -> None:
+    ranks = [make_rank(rank=number, own_seconds=own) for number, own in enumerate((1, 1, 1.5))]
+    assert summarise(make_run(*ranks)).rank_skew == pytest.approx(0.5)
+    assert summarise(make_run(ranks[0])).reasons["rank_skew"] == "there is one rank"
+
+
+def windows(*collectives: tuple[float, ...]) -> RunSummary:
+    ranks = []
+    for number, seconds in enumerate(collectives):
+        rank = make_rank(rank=number, world_size=len(collectives))
+        exposed = sum(seconds)
+        rank.add(
+            ProfileWindow(
+                t=1.0,
+                steps=2,
+                wall_seconds=1.0,
+                exposed_communication_seconds=exposed,
+                collectives=seconds,
+            )
+        )
+        ranks.append(rank)
+    return summarise(make_run(*ranks))
+
+
+def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> None:
+    summary = windows((0.1, 0.3), (0.2, 0.05))
+    assert summary.pure_communication_fraction == pytest.approx(0.15)
+    assert summary.exposed_communication_fraction == pytest.approx(0.4)
+
+
+def test_windows_that_do_not_match_are_not_compared() -> None:
+    summary = windows((0.1, 0.3), (0.2,))
+    assert summary.pure_communication_fraction is None
+    assert "between 1 and 2 collectives" in summary.reasons["pure_communication_fraction"]
+
+
+def test_the_end_of_the_worst_rank_is_the_end_of_the_run() -> None:
+    fine = make_rank(world_size=2)
+    broken = make_rank(rank=1, world_size=2, end=None)
+    assert summarise(make_run(fine, broken)).end_reason == "cut off"
+    broken.add(End(t=1.0, reason="exception", error="ValueError: no"))
+    summary = summarise(make_run(fine, broken))
+    assert (summary.is_finished, summary.end_reason) == (False, "exception")
+    assert summary.error == "ValueError: no"
+
+
+def test_a_record_tells_what_is_wrong_with_itself() -> None:
+    rank = make_rank(world_size=4)
+    rank.add(Mark(t=1.0, name="clock_step", text="the date moved by +3.0 s"))
+    record = make_run(rank)
+    record.notes.append("rank-0.jsonl: cut off in line 7")
+    assert summarise(record).notes == (
+        "rank-0.jsonl: cut off in line 7",
+        "1 of 4 ranks left a record: sums are of those alone",
+        "rank 0: the date moved by +3.0 s",
+    )
+
+
+def test_the_meter_tells_its_own_cost() -> None:
+    summary = summarise(make_run(make_rank(own_seconds=0.05)))
+    assert summary.overhead_seconds_per_fetch == pytest.approx(30e-6)
+    assert summary.overhead_fraction == pytest.approx(30e-6 / 0.05)
