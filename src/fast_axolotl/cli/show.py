@@ -1,0 +1,37 @@
+"""``fast-axolotl show``: what a record says, the verdict first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fast_axolotl.cli.options import AsJson
+
+__all__ = ["SHOW_EXAMPLES", "show"]
+
+SHOW_EXAMPLES = (
+    "Examples:\n\n  fast-axolotl show fast-axolotl-runs/2030-01-31-120000-axolotl\n\n"
+    "  fast-axolotl show outputs/fast-axolotl-measure --json"
+)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="The folder of a record.", metavar="RUN")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what bounds a run: the verdict, why, what to do next, and every figure.
+
+    A record is read as far as it goes, so a run that is still going on, or was killed, can be
+    shown, too.
+    """
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+    from fast_axolotl.report.show import show_summary, summary_to_json
+
+    summary = summarise(read_run(run))
+    if as_json:
+        print(summary_to_json(summary))
+    else:
+        show_summary(summary)

@@ -1,0 +1,238 @@
+"""Which figures of a run are shown, in which order, under which names and units.
+
+A group is a list of rows; a row shows one field of the summary, or several that belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fast_axolotl.report.terminal import format_bytes, format_seconds
+
+__all__ = ["GROUPS", "Group", "Row"]
+
+Format = Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of a group."""
+
+    label: str
+    fields: tuple[str, ...]
+    format: Format
+    parts: tuple[str, ...] = ()
+    """Names of the values, where there are several."""
+    is_part_behind: bool = False
+    """Whether those names stand behind the values."""
+    note: str = ""
+    """What stands in brackets behind all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows under a title."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _unit(unit: str) -> Format:
+    return lambda value: f"{_plain(value)} {unit}"
+
+
+def _duration(value: float) -> str:
+    return format_seconds(value) if value >= 0.001 else f"{1e6 * value:,.0f} µs"
+
+
+def _bytes_rate(value: float) -> str:
+    return f"{format_bytes(value)}/s"
+
+
+def _flops(value: float) -> str:
+    for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:,.4g} {name}FLOP"
+    return f"{value:,.4g} FLOP"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _row(label: str, field: str, format: Format, note: str = "") -> Row:
+    return Row(label=label, fields=(field,), format=format, note=note)
+
+
+_SPREAD = ("p50", "p95", "p99", "max")
+
+GROUPS = (
+    Group(
+        title="Waiting for data",
+        rows=(
+            _row("stall", "stall_fraction", _percent, "of the steady time"),
+            Row(
+                label="by device / by host",
+                fields=("device_stall_fraction", "host_stall_fraction"),
+                format=_percent,
+                parts=("device", "host"),
+            ),
+            Row(
+                label="wait of a fetch",
+                fields=tuple(f"wait_{name}_seconds" for name in _SPREAD),
+                format=_duration,
+                parts=_SPREAD,
+            ),
+            _row("worst 1 % of fetches", "worst_percent_share", _percent, "of all waiting"),
+            Row(
+                label="period of long waits",
+                fields=("stall_period_fetches", "stall_period_rows"),
+                format=_plain,
+                parts=("fetches", "samples"),
+                is_part_behind=True,
+            ),
+            _row("with a cached batch", "cached_stall_fraction", _percent, "shorter a step"),
+            Row(
+                label="ready queue",
+                fields=("queue_depth", "queue_capacity", "queue_drift_per_step"),
+                format=_plain,
+                parts=("depth", "capacity", "drift a step"),
+            ),
+            Row(
+                label="first batch / step after",
+                fields=("first_batch_seconds", "first_step_seconds"),
+                format=format_seconds,
+                parts=("batch", "step"),
+            ),
+        ),
+    ),
+    Group(
+        title="Reading",
+        rows=(
+            _row("rows", "rows_per_second", _unit("rows/s")),
+            _row("samples", "samples_per_second", _unit("samples/s")),
+            _row("bytes of the batches", "bytes_per_second", _bytes_rate),
+            _row("loader alone", "free_rows_per_second", _unit("rows/s"), "with no model"),
+            _row("the model would take", "demand_rows_per_second", _unit("rows/s")),
+            _row("headroom", "headroom", _unit("×"), "loader alone ÷ what the model would take"),
+        ),
+    ),
+    Group(
+        title="Tokens and steps",
+        rows=(
+            _row("real tokens", "tokens_per_second", _unit("tokens/s"), "padding left out"),
+            _row(
+                "trainable tokens",
+                "trainable_tokens_per_second",
+                _unit("tokens/s"),
+                "label is not −100",
+            ),
+            _row("padded tokens", "padded_tokens_per_second", _unit("tokens/s"), "all positions"),
+            _row("padding", "padding_share", _percent, "of all positions"),
+            _row("packing efficiency", "packing_efficiency", _percent),
+            _row("attended length", "mean_attended_length", _unit("tokens"), "Σℓ² ÷ Σℓ"),
+            _row("steps", "steps_per_second", _unit("steps/s")),
+            Row(
+                label="time of a step",
+                fields=tuple(f"step_{name}_seconds" for name in _SPREAD),
+                format=format_seconds,
+                parts=_SPREAD,
+            ),
+        ),
+    ),
+    Group(
+        title="Compute",
+        rows=(
+            _row("FLOPs a token", "model_flops_per_token", _flops),
+            _row("FLOPs a second", "model_flops_per_second", _flops),
+            _row("MFU", "mfu", _percent, "of the peak"),
+            _row("HFU", "hfu", _percent, "recomputed activations counted"),
+            _row("of the matmul rate", "matmul_share", _percent, "measured on this device"),
+            _row("peak of a device", "peak_tflops", _unit("TFLOP/s"), "{peak_source}"),
+        ),
+    ),
+    Group(
+        title="Memory of the process tree",
+        rows=(
+            Row(
+                label="working set (ΣPSS)",
+                fields=("working_set_bytes", "working_set_peak_bytes"),
+                format=format_bytes,
+                parts=("steady", "highest"),
+            ),
+            Row(
+                label="resident (ΣRSS)",
+                fields=("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
+                format=format_bytes,
+                parts=("all", "anonymous", "files", "shared"),
+            ),
+            _row("high-water mark", "hwm_bytes", format_bytes, "ΣVmHWM"),
+            _row("spike", "spike_ratio", _unit("×"), "high-water mark ÷ resident; above 2 a spike"),
+            Row(
+                label="limit",
+                fields=("limit_bytes", "limit_share"),
+                format=lambda value: format_bytes(value) if value > 50 else _percent(value),
+                parts=("", "used"),
+            ),
+            _row("memory pressure", "psi_memory_full", _percent, "PSI full: every task waited"),
+        ),
+    ),
+    Group(
+        title="Disk and swap",
+        rows=(
+            _row("read from the device", "read_bytes_per_second", _bytes_rate),
+            _row("asked for by reads", "read_chars_per_second", _bytes_rate, "cached or not"),
+            Row(
+                label="capacity of the device",
+                fields=("disk_bytes_per_second", "disk_share"),
+                format=lambda value: _bytes_rate(value) if value > 50 else _percent(value),
+                parts=("", "used"),
+            ),
+            _row("disk pressure", "psi_io_full", _percent, "PSI full: every task waited"),
+            Row(
+                label="swap",
+                fields=("swap_in_bytes_per_second", "swap_out_bytes_per_second"),
+                format=_bytes_rate,
+                parts=("in", "out"),
+            ),
+            _row("swapping sustained", "is_swap_sustained", _yes),
+        ),
+    ),
+    Group(
+        title="GPU (NVML)",
+        rows=(
+            _row("utilisation", "gpu_utilization", _percent, "a kernel ran; not how well"),
+            _row("memory", "gpu_memory_bytes", format_bytes, "highest of one device"),
+            _row("power", "gpu_power_watts", _unit("W"), "mean of a device"),
+            _row("clock", "gpu_clock_mhz", _unit("MHz"), "mean of a device"),
+        ),
+    ),
+    Group(
+        title="Profiler window and ranks",
+        rows=(
+            _row("device idle", "device_idle_fraction", _percent),
+            _row("exposed communication", "exposed_communication_fraction", _percent),
+            _row(
+                "pure communication", "pure_communication_fraction", _percent, "least of all ranks"
+            ),
+            _row("skew of ranks", "rank_skew", _percent, "own time: slowest over median"),
+        ),
+    ),
+    Group(
+        title="The meter itself",
+        rows=(
+            _row("cost of a fetch", "overhead_seconds_per_fetch", lambda v: f"{1e6 * v:,.1f} µs"),
+            _row("share of the time", "overhead_fraction", lambda v: f"{100 * v:.3f} %"),
+        ),
+    ),
+)

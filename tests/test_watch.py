@@ -1,0 +1,221 @@
+"""``fast-axolotl watch`` as a user runs it: on real processes, in a terminal's stead."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.measure import procfs
+from fast_axolotl.measure.watching import Watched, check_process
+from fast_axolotl.record import SystemSample, SystemStart, read_run
+
+linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
+
+PROGRAM = [sys.executable, "-m", "fast_axolotl.cli"]
+SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[str]]:
+    """A process that waits for its standard input to close."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SLEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def run(*arguments: str | int | Path) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "watch", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@linux
+def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
+    sleeper: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    done = run(sleeper.pid, "--seconds", "0.3", "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines, _, table = done.stdout.partition("\n\n")
+    assert re.match(r" +0 s  processes 1  working set [\d.]+ MB  RSS ", lines)
+    assert len(lines.splitlines()) == 2
+    assert "until the time was up" in table
+    assert "working set (ΣPSS)" in table
+    assert "nobody sees stall, rows, tokens, steps or MFU" in table
+    assert "fast-axolotl run --measure -- COMMAND" in table
+    record = read_run(tmp_path / "run").system
+    assert record is not None
+    assert len(record.samples) == 2
+    assert record.end is not None
+
+
+@linux
+def test_watching_ends_with_the_process(sleeper: subprocess.Popen[str]) -> None:
+    assert sleeper.stdin is not None
+    with subprocess.Popen(
+        [*PROGRAM, "watch", str(sleeper.pid)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watcher:
+        assert watcher.stdout is not None
+        assert "processes 1" in watcher.stdout.readline()
+        sleeper.stdin.close()
+        sleeper.wait()
+        rest = watcher.stdout.read()
+    assert watcher.returncode == 0
+    assert "until the process ended" in rest
+
+
+@linux
+def test_a_zombie_ends_the_watching_too(sleeper: subprocess.Popen[str]) -> None:
+    assert sleeper.stdin is not None
+    sleeper.stdin.close()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(UsageError, match=f"process {sleeper.pid} has ended"):
+        check_process(sleeper.pid)
+
+
+@linux
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_an_interrupt_is_the_usual_end_and_the_record_is_closed(
+    sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with subprocess.Popen(
+        [*PROGRAM, "watch", str(sleeper.pid), "-o", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watcher:
+        assert watcher.stdout is not None
+        assert "processes 1" in watcher.stdout.readline()
+        watcher.send_signal(number)
+        rest = watcher.stdout.read()
+    assert watcher.returncode == code
+    assert ("until Ctrl-C" in rest) is (number == signal.SIGINT)
+    record = read_run(tmp_path).system
+    assert record is not None
+    assert record.end is not None
+    assert record.end.reason == "interrupted"
+
+
+@linux
+def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> None:
+    done = run(sleeper.pid, "--seconds", "0.2", "--json")
+    found = json.loads(done.stdout)
+    assert "processes 1" in done.stderr
+    assert found["root_pid"] == sleeper.pid
+    assert found["command"][-1] == SLEEPER
+    assert found["most_processes"] == 1
+    assert found["working_set_bytes"] > 1_000_000
+    assert set(found["unknown"]) == {"stall", "throughput", "mfu"}
+    missing = {name for name, value in found.items() if value is None}
+    assert missing <= set(found["reasons"]) | {"memory_bytes", "cpu_cores"}
+
+
+def test_a_pid_that_is_not_there_is_an_error_that_names_the_largest_that_are() -> None:
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    done = run(gone.pid)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"fast-axolotl: there is no process {gone.pid}; the largest here")
+
+
+@pytest.mark.parametrize("pid", [0, -5])
+def test_a_number_that_is_no_pid_is_refused(pid: int) -> None:
+    with pytest.raises(UsageError, match=f"there is no process {pid}"):
+        check_process(pid)
+
+
+@linux
+def test_a_thread_is_no_process_and_the_error_names_the_process() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.raises(UsageError, match=f"a thread of process {os.getpid()}: watch"):
+            check_process(thread.native_id or 0)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_without_procfs_psutil_knows_who_is_there(tmp_path: Path) -> None:
+    check_process(os.getpid(), proc=tmp_path)
+    with pytest.raises(UsageError, match="there is no process"):
+        check_process(2**22 + 1, proc=tmp_path)
+
+
+def test_a_record_that_is_there_is_not_overwritten(
+    sleeper: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "system.jsonl").write_text("kept")
+    done = run(sleeper.pid, "-o", tmp_path)
+    assert done.returncode == 2
+    assert "is there already: choose another --output" in done.stderr
+    assert (tmp_path / "system.jsonl").read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_once(
+    sleeper: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(sleeper.pid, "-o", tmp_path / "file" / "run")
+    assert done.returncode == 1
+    assert "the record cannot be written" in done.stderr
+
+
+@linux
+def test_the_watcher_below_the_watched_shell_is_not_counted() -> None:
+    done = run(os.getpid(), "--seconds", "0.1", "--json")
+    found = json.loads(done.stdout)
+    children = [
+        pid
+        for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+        if (stat := procfs.read_stat(pid)) is not None and stat.parent_pid == os.getpid()
+    ]
+    assert found["most_processes"] == 1 + len(children)
+
+
+def sample(t: float, **named: int) -> SystemSample:
+    return SystemSample(t=t, processes=1, **named)
+
+
+def test_a_long_watch_keeps_few_samples_and_the_right_rates() -> None:
+    watched = Watched()
+    for second in range(20_000):
+        pss_bytes = 500 + second % 3
+        watched.add(sample(second, read_bytes=second * 1000, pss_bytes=pss_bytes, rss_bytes=9))
+    assert len(watched.samples) <= 4097
+    assert watched.samples[0].t == 0
+    assert watched.rate("read_bytes") == pytest.approx(1000)
+    figures = watched.figures(SystemStart(time=0.0, host="", root_pid=1))
+    assert figures["seconds"] == 19_999
+    assert figures["read_bytes_per_second"] == pytest.approx(1000)
+    assert figures["working_set_bytes"] == pytest.approx(501, abs=1)
+
+
+def test_one_sample_makes_no_rate() -> None:
+    watched = Watched()
+    assert watched.rate("read_bytes") is None
+    watched.add(sample(0.0, read_bytes=1))
+    assert watched.rate("read_bytes") is None
+    watched.add(sample(1.0))
+    assert watched.rate("read_bytes") is None
