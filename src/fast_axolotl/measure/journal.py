@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl._version import __version__
-from fast_axolotl.record import End, LineWriter, Mark, Settings, Start
+from fast_axolotl.record import End, LineWriter, Log, Mark, Settings, Start
 
 __all__ = ["Journal"]
 
@@ -99,6 +99,16 @@ class Journal:
         """Note something that happened at a moment."""
         t = self.since_start(at)
         self.write(Mark(t=t, name=name, step=step, fetch=fetch, row=row, text=text))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Note the numbers that a trainer logged."""
+        numbers = {
+            key: float(value)
+            for key, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if numbers:
+            self.write(Log(t=self.since_start(), step=step, values=numbers))
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Note settings, where they are new."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -216,6 +216,11 @@ class Meter:
     def mark(self, name: str, text: str = "") -> None:
         """Note that something happened now: ``shard``, ``note``, …"""
         self._mark(name, self._clock(), text)
+
+    @_guarded
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Note what the trainer logged of its own: the loss, the gradient's norm."""
+        self._journal.log(step, values)
 
     @_guarded
     def settings(self, **values: Any) -> None:

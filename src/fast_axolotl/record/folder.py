@@ -39,6 +39,7 @@ _KINDS: dict[str, type] = {
     "phase": lines.Phase,
     "model": lines.ModelShape,
     "free_run": lines.FreeRun,
+    "log": lines.Log,
     "window": lines.ProfileWindow,
     "end": lines.End,
     "system_start": lines.SystemStart,
@@ -61,6 +62,7 @@ class RankRecord:
     models: list[lines.ModelShape] = field(default_factory=list)
     free_runs: list[lines.FreeRun] = field(default_factory=list)
     windows: list[lines.ProfileWindow] = field(default_factory=list)
+    logs: list[lines.Log] = field(default_factory=list)
     end: lines.End | None = None
 
     def add(self, line: object) -> None:
@@ -76,6 +78,7 @@ class RankRecord:
             lines.ModelShape: self.models,
             lines.FreeRun: self.free_runs,
             lines.ProfileWindow: self.windows,
+            lines.Log: self.logs,
         }
         home = homes.get(type(line))
         if home is not None:

@@ -15,6 +15,7 @@ __all__ = [
     "DeviceSample",
     "End",
     "FreeRun",
+    "Log",
     "Mark",
     "ModelShape",
     "Phase",
@@ -140,6 +141,15 @@ class Mark:
     fetch: int | None = None
     row: int | None = None
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What the trainer logged of its own: loss, gradient norm, learning rate."""
+
+    t: float
+    step: int
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

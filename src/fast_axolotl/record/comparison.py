@@ -1,0 +1,175 @@
+"""Two or more arms beside each other: the matrix of a protocol, as plain data.
+
+A protocol's folder holds ``protocol.json`` and one record for every run:
+
+    PROTOCOL/protocol.json
+    PROTOCOL/runs/01-baseline/rank-0.jsonl …
+    PROTOCOL/runs/02-drop-in/…
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fast_axolotl.errors import DataError
+
+__all__ = ["PROTOCOL_FILE", "Arm", "ArmRun", "Cell", "Matrix", "MatrixRow", "Protocol"]
+
+PROTOCOL_FILE = "protocol.json"
+"""What makes a folder a protocol's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRun:
+    """One run of an arm."""
+
+    folder: str
+    """Of its record, relative to the protocol's."""
+    pair: int
+    """Which pair it belongs to, from 0; warm-up runs are −1."""
+    status: Literal["done", "failed", "left out"]
+    exit_code: int | None = None
+    seconds: float | None = None
+    page_cache: str = ""
+    """State of the page cache before it: dropped, warm, or why it is unknown."""
+    log_tail: str = ""
+    """The end of the log; of failed runs only."""
+    losses: tuple[float, ...] = ()
+    """As the trainer logged them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A command that is compared with the others."""
+
+    name: str
+    text: str
+    """What is different about it, in a few words."""
+    command: tuple[str, ...]
+    runs: tuple[ArmRun, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Loader settings as its runs recorded them: workers, prefetch, dispatcher, …"""
+    verdict: str = ""
+    """Kind and subtype, of its last run that counts."""
+    headline: str = ""
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure of one arm, beside the same figure of the baseline."""
+
+    value: float | None
+    """Median over the arm's runs."""
+    values: tuple[float, ...] = ()
+    """Of the single runs, in the order of the pairs."""
+    ratio: float | None = None
+    """Geometric mean over pairs of arm ÷ baseline; ``None`` for the baseline itself."""
+    low: float | None = None
+    """Lower end of the 95 % interval of the ratio."""
+    high: float | None = None
+    outcome: Literal["better", "worse", "changed", "no detectable change", "not compared", ""] = ""
+    reason: str = ""
+    """Why there is no value, or no interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRow:
+    """One figure over all arms."""
+
+    name: str
+    """Field of ``RunSummary``."""
+    label: str
+    unit: str
+    better: Literal["higher", "lower", ""]
+    cells: tuple[Cell, ...]
+    """In the order of the arms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Every figure over all arms."""
+
+    arms: tuple[str, ...]
+    rows: tuple[MatrixRow, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """What a protocol did and found."""
+
+    schema: int = 1
+    title: str
+    started: float
+    seconds: float
+    pairs: int
+    order: tuple[str, ...]
+    """Arms in the order in which they were run: A B B A …"""
+    arms: tuple[Arm, ...]
+    matrix: Matrix
+    losses: str
+    """Whether the losses are equal, in one sentence; ``DIFFERENT`` comes first if they are not."""
+    are_losses_equal: bool | None
+    differing_settings: tuple[str, ...] = ()
+    """Loader settings that differ between the arms, one sentence each."""
+    dedupe: dict[str, Any] = field(default_factory=dict)
+    """Dedupe on its own, on the user's rows: figures and reasons."""
+    paragraph: str
+    """The answer in plain words, and what to do."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Protocol:
+        """From what ``to_json`` gave; fields of later versions are passed over."""
+        found = _known(cls, data)
+        found["arms"] = tuple(_arm(item) for item in data["arms"])
+        found["matrix"] = _matrix(data["matrix"])
+        return cls(**_tuples(found))
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Protocol:
+        """Read the result of a protocol's folder."""
+        path = Path(folder) / PROTOCOL_FILE
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataError(f"cannot be read: {reason}", path=str(path)) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"not the result of a protocol ({error}); run fast-axolotl protocol again",
+                path=str(path),
+            ) from error
+
+
+def _arm(data: Mapping[str, Any]) -> Arm:
+    found = _known(Arm, data)
+    found["runs"] = tuple(ArmRun(**_tuples(_known(ArmRun, item))) for item in data["runs"])
+    return Arm(**_tuples(found))
+
+
+def _matrix(data: Mapping[str, Any]) -> Matrix:
+    rows = []
+    for item in data["rows"]:
+        cells = tuple(Cell(**_tuples(_known(Cell, cell))) for cell in item["cells"])
+        rows.append(MatrixRow(**{**_known(MatrixRow, item), "cells": cells}))
+    return Matrix(**_tuples({**_known(Matrix, data), "rows": tuple(rows)}))
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}

@@ -1,0 +1,202 @@
+"""Samples, tokens and bytes of batches of every make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl.measure.counting import BatchCount, BatchCounter
+
+torch = pytest.importorskip("torch")
+
+KINDS = ["torch", "numpy"]
+
+
+def array(values: Any, kind: str) -> Any:
+    return torch.tensor(values) if kind == "torch" else np.array(values)
+
+
+def count(batch: Any) -> BatchCount:
+    return BatchCounter().count(batch)
+
+
+def packed_row(lengths: list[int], width: int) -> tuple[list[int], list[int], list[int]]:
+    """Position ids, mask ids and plain mask of one packed row, padded with zeros."""
+    padding = [0] * (width - sum(lengths))
+    positions = [place for length in lengths for place in range(length)]
+    ids = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
+    return positions + padding, ids + padding, [1] * sum(lengths) + padding
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
+    found = count(
+        {
+            "input_ids": array([[5, 6, 7, 0], [5, 6, 0, 0]], kind),
+            "attention_mask": array([[1, 1, 1, 0], [1, 1, 0, 0]], kind),
+            "labels": array([[-100, 6, 7, -100], [-100, 6, -100, -100]], kind),
+        }
+    )
+    assert (found.samples, found.real, found.trainable, found.padded) == (2, 5, 3, 8)
+    assert found.num_bytes == 3 * 8 * 8
+    assert (found.sequences, found.sequence_tokens, found.sequence_squares) == (2, 5, 9 + 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_packed_sequences_are_found_by_positions_and_by_the_ids_of_the_mask(
+    kind: str, rows: list[list[int]]
+) -> None:
+    width = max(map(sum, rows)) + 3
+    packed = [packed_row(lengths, width) for lengths in rows]
+    positions, ids, mask = (array([row[part] for row in packed], kind) for part in range(3))
+    every = [length for lengths in rows for length in lengths]
+    tokens = {"input_ids": ids + 10}
+    by_positions = tokens | {"attention_mask": mask, "position_ids": positions}
+    by_ids = tokens | {"attention_mask": ids}
+    for batch in (by_positions, by_positions | {"attention_mask": ids}, by_ids):
+        found = count(batch)
+        if batch is by_ids and max(map(len, rows)) == 1:
+            assert found.sequence_tokens == sum(every)
+            continue
+        assert found.real == found.sequence_tokens == sum(every)
+        assert found.sequences == len(every)
+        assert found.sequence_squares == sum(length**2 for length in every)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
+    found = count(
+        {
+            "input_ids": array([[0, 0, 5, 6], [0, 5, 6, 7]], kind),
+            "attention_mask": array([[0, 0, 1, 1], [0, 1, 1, 1]], kind),
+            "position_ids": array([[1, 1, 0, 1], [1, 0, 1, 2]], kind),
+        }
+    )
+    assert (found.real, found.sequences, found.sequence_squares) == (5, 2, 4 + 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_mask_every_position_is_real(kind: str) -> None:
+    counter = BatchCounter()
+    found = counter.count(
+        {
+            "input_ids": array([[5, 6, 7, 8, 9]], kind),
+            "position_ids": array([[0, 1, 0, 1, 2]], kind),
+        }
+    )
+    assert (found.real, found.padded, found.sequences, found.sequence_squares) == (5, 5, 2, 13)
+    assert set(counter.take_reasons()) == {"real_tokens", "trainable_tokens_per_second"}
+    assert counter.take_reasons() == {}
+
+
+def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:
+    found = count(
+        {
+            "input_ids": torch.ones(2, 3, dtype=torch.long),
+            "attention_mask": torch.ones(2, 1, 3, 3),
+            "position_ids": torch.zeros(3, 2, 3, dtype=torch.long),
+        }
+    )
+    assert (found.real, found.sequences, found.sequence_squares) == (6, 2, 18)
+
+
+def test_sequence_lengths_are_looked_at_in_every_sixteenth_batch() -> None:
+    counter = BatchCounter()
+    batch = {"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))}
+    looked_at = [counter.count(batch).sequences for _ in range(33)]
+    assert [place for place, number in enumerate(looked_at) if number] == [0, 16, 32]
+
+
+def test_a_tensor_on_a_device_is_never_read() -> None:
+    counter = BatchCounter()
+    ids = torch.empty(4, 8, dtype=torch.long, device="meta")  # raises wherever it is read
+    found = counter.count({"input_ids": ids, "attention_mask": ids, "labels": ids})
+    assert (found.samples, found.padded, found.real, found.trainable) == (4, 32, None, None)
+    reasons = counter.take_reasons()
+    assert "on a device" in reasons["tokens_per_second"]
+    assert "on a device" in reasons["trainable_tokens_per_second"]
+
+
+def test_labels_on_a_device_beside_ids_on_the_host_are_not_read_either() -> None:
+    labels = torch.empty(1, 3, dtype=torch.long, device="meta")
+    found = count({"input_ids": torch.ones(1, 3, dtype=torch.long), "labels": labels})
+    assert (found.real, found.trainable) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "num_bytes"),
+    [
+        (np.zeros((5, 2)), 5, 80),
+        (torch.zeros(5, 2), 5, 40),
+        (torch.tensor(1.0), 1, 4),
+        ([torch.zeros(3, 2), torch.zeros(3)], 3, 36),
+        ((np.zeros((3, 2)), np.zeros(3)), 3, 72),
+        (["a", "b", "c"], 3, None),
+        ([{"text": "a"}, {"text": "b"}], 2, None),
+        ([], 0, None),
+        ({}, 1, None),
+        ({"text": ["a", "b"]}, 2, None),
+        ({"text": "one row"}, 1, None),
+        ({"pixels": torch.zeros(7, 1), "ids": [1] * 7}, 7, 28),
+        ({"ids": ["x"] * 7, "pixels": torch.zeros(7, 1)}, 7, 28),
+        (pa.record_batch({"a": pa.array([1, 2, 3])}), 3, 24),
+        (pa.table({"a": pa.array([1, 2, 3])}), 3, 24),
+        ("a row of text", 1, None),
+        (7, 1, None),
+        (None, 1, None),
+    ],
+)
+def test_batches_of_every_make_have_samples_and_bytes(
+    batch: Any, samples: int, num_bytes: int | None
+) -> None:
+    counter = BatchCounter()
+    found = counter.count(batch)
+    assert (found.samples, found.num_bytes, found.real) == (samples, num_bytes, None)
+    assert set(counter.take_reasons()) == {"tokens_per_second"}
+
+
+def test_token_ids_may_be_plain_lists_of_one_row_or_of_several() -> None:
+    rows = {"input_ids": [[5, 6, 7], [5, 6]], "labels": [[-100, 6, 7], [-100, 6]]}
+    found = count(rows | {"attention_mask": [[1, 1, 1], [1, 0]]})
+    assert (found.samples, found.real, found.trainable, found.padded) == (2, 4, 3, 5)
+    found = count({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]})
+    assert (found.samples, found.real, found.trainable, found.padded) == (1, 3, 2, 3)
+    assert count({"input_ids": []}).padded == 0
+
+
+def test_a_mapping_that_is_no_dictionary_is_one_all_the_same() -> None:
+    batch = UserDict({"input_ids": torch.ones(2, 3, dtype=torch.long)})
+    assert count(batch).padded == 6
+    transformers = pytest.importorskip("transformers")
+    assert count(transformers.BatchEncoding({"input_ids": torch.ones(2, 3)})).padded == 6
+
+
+def test_what_is_missing_in_one_batch_is_missing_in_the_sum() -> None:
+    known = BatchCount(samples=2, real=5, padded=8, num_bytes=10, sequence_tokens=3)
+    unknown = BatchCount(samples=1, padded=4)
+    total = known + unknown
+    assert (total.samples, total.real, total.padded, total.num_bytes) == (3, None, 12, None)
+    assert (known + known).real == 10
+    assert total.sequence_tokens == 3
+
+
+def test_counting_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from fast_axolotl.measure.counting import BatchCounter\n"
+        "BatchCounter().count({'input_ids': [[1, 2]]})\n"
+        "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
