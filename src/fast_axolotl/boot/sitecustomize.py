@@ -2,8 +2,9 @@
 
 Axolotl's command line replaces itself by ``accelerate launch``, which starts more interpreters:
 only the environment reaches them all. This file imports ``fast_axolotl`` when ``axolotl`` is first
-looked for, and not before, so that every other Python program in the tree starts as ever. Without
-the switch in the environment it only runs the ``sitecustomize`` it stands in front of.
+looked for, and not before, so that every other Python program in the tree starts as ever. Where a
+run is measured, it does so when something that trains is first looked for. Without a switch in the
+environment it only runs the ``sitecustomize`` it stands in front of.
 
 Standard library only. Not seen by interpreters started with ``-S``, ``-E`` or ``-I``.
 """
@@ -12,21 +13,35 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 
 
 class _Finder:
-    """Imports ``fast_axolotl`` before ``axolotl`` is found, once."""
+    """Does something before one of some modules is found, once."""
+
+    def __init__(self, names: set[str], action: Callable[[], None], otherwise: str) -> None:
+        self.names, self.action, self.otherwise = names, action, otherwise
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != "axolotl":
+        if name not in self.names:
             return None
         sys.meta_path.remove(self)
         try:
-            import fast_axolotl  # noqa: F401
+            self.action()
         except Exception as error:  # noqa: BLE001
-            # Axolotl has to run where this package is missing or broken.
-            print(f"fast-axolotl: Axolotl runs as it is: {error}", file=sys.stderr)
+            # The program has to run where this package is missing or broken.
+            print(f"fast-axolotl: {self.otherwise}: {error}", file=sys.stderr)
         return importlib.util.find_spec(name)
+
+
+def _accelerate() -> None:
+    import fast_axolotl  # noqa: F401
+
+
+def _measure() -> None:
+    from fast_axolotl.integrations.measuring import attach
+
+    attach()
 
 
 def _run_the_next_one() -> None:
@@ -40,5 +55,8 @@ def _run_the_next_one() -> None:
 
 
 if os.environ.get("FAST_AXOLOTL_RUN") == "1":
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder({"axolotl"}, _accelerate, "Axolotl runs as it is"))
+if os.environ.get("FAST_AXOLOTL_MEASURE"):
+    _TRAINERS = {"torch", "transformers", "lightning", "pytorch_lightning"}
+    sys.meta_path.insert(0, _Finder(_TRAINERS, _measure, "nothing is measured in here"))
 _run_the_next_one()

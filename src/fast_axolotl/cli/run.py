@@ -1,4 +1,8 @@
-"""``fast-axolotl run`` and ``fast-axolotl status``: Axolotl, accelerated, and what that means."""
+"""``fast-axolotl run`` and ``fast-axolotl status``: Axolotl, accelerated, and what that means.
+
+With ``--measure`` any command is measured: this process stays, watches from outside, and ends as
+the command does, with the verdict on stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from fast_axolotl.cli.parsing import parse_names
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from fast_axolotl.integrations.measuring import Order
 
 __all__ = ["RUN_EXAMPLES", "STATUS_EXAMPLES", "run", "status"]
 
@@ -21,6 +30,8 @@ RUN_EXAMPLES = "\n\n".join(
         "  fast-axolotl run -- axolotl preprocess config.yml",
         "  fast-axolotl run -- axolotl train config.yml --launcher torchrun",
         "  fast-axolotl run --skip collators,fetch -- axolotl train config.yml",
+        "  fast-axolotl run --measure -- axolotl train config.yml",
+        "  fast-axolotl run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
     ]
 )
 STATUS_EXAMPLES = "Examples:\n\n  fast-axolotl status\n\n  fast-axolotl status --json"
@@ -37,6 +48,25 @@ def run(
         typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
     ],
     skip: _Skip = None,
+    accelerate: Annotated[
+        bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
+    ] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Record the run and print what bounds it.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="Data whose disk is probed for its speed.")
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Of one device, where its name is not known here.")
+    ] = None,
+    profile_steps: Annotated[
+        int, typer.Option(help="Run so many steps under torch's profiler, once.")
+    ] = 0,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
@@ -44,16 +74,35 @@ def run(
 
     One line tells what is replaced, and what is not and why; another, at the end, what was used.
 
-    FAST_AXOLOTL=0 in the environment turns everything off.
+    With --measure, what trains in there is measured, be it Axolotl, transformers, Lightning or a
+    loop over a torch DataLoader, and of any command its memory, disk and GPU.
+
+    FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
     from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
+    from fast_axolotl.integrations.measuring import Order
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
-    environment = launch_environment(os.environ, names)
+    if not measure and (output or data_path or peak_tflops or profile_steps):
+        raise UsageError(
+            "--output, --data-path, --peak-tflops and --profile-steps are about a measured run: "
+            "add --measure"
+        )
+    order = None
+    if measure:
+        order = Order(
+            run_dir=str(_run_dir(output, command[0])),
+            peak_tflops=peak_tflops,
+            profile_steps=profile_steps,
+            data_paths=(str(data_path),) if data_path else (),
+        )
+    environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    print(f"fast-axolotl: {status_line(environment)}", file=sys.stderr, flush=True)
+    _say(status_line(environment))
+    if order is not None:
+        _run_measured(program, command, environment, order)
     sys.stdout.flush()
     # The command takes this process over: signals and the exit code are its own.
     os.execve(program, command, environment)
@@ -80,6 +129,52 @@ def status(
         ]
         show_table(["name", "function of Axolotl", "state", "reason"], rows)
     print(status_line(os.environ, patches if version is not None else None))
+
+
+def _run_measured(
+    program: str, command: Sequence[str], environment: dict[str, str], order: Order
+) -> NoReturn:
+    from fast_axolotl.integrations.supervising import end_as, supervise
+
+    _say(f"measuring into {order.run_dir}")
+    data_path = order.data_paths[0] if order.data_paths else None
+    code = supervise(program, command, environment, order.run_dir, data_path=data_path)
+    _print_summary(order.run_dir)
+    end_as(code)
+
+
+def _print_summary(run_dir: str) -> None:
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+    from fast_axolotl.report.show import show_summary
+
+    try:
+        summary = summarise(read_run(run_dir))
+    except DataError as error:
+        # A full disk, say: the command's own exit code must not be lost over it.
+        _say(str(error))
+        return
+    show_summary(summary, file=sys.stderr)
+    _say(f"to see this again: fast-axolotl show {run_dir}")
+
+
+def _run_dir(output: Path | None, program: str) -> Path:
+    """The folder of a new record; one that holds a record already is left alone."""
+    if output is not None:
+        if output.is_dir() and any(output.glob("*.jsonl")):
+            raise UsageError(f"{output} holds a record already; give another --output")
+        return output.absolute()
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
+    folder = Path("fast-axolotl-runs").absolute() / stem
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{stem}-{number}")
+    return folder
+
+
+def _say(line: str) -> None:
+    print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
 
 
 def _check_names(names: Sequence[str]) -> None:

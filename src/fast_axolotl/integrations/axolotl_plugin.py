@@ -1,4 +1,4 @@
-"""The plugin for Axolotl's YAML: the same replacements, and our keys known to its schema.
+"""The plugin for Axolotl's YAML: the same replacements, the meter, our keys known to its schema.
 
 Axolotl drops keys that its schema does not know, without a word. ``FastAxolotlArgs`` makes ours
 known and has their types checked. A plugin is loaded after most of Axolotl, so functions that were
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
 from fast_axolotl.integrations.launch import RUN, status_line
+from fast_axolotl.integrations.measuring import Order, order
 from fast_axolotl.integrations.patching import NotAsked
 
 try:
@@ -24,10 +27,33 @@ except ImportError as error:
         "the plugin needs Axolotl in the same environment: pip install axolotl"
     ) from error
 
-__all__ = ["KEYS", "PLUGIN", "FastAxolotlArgs", "FastAxolotlPlugin", "prepare_plugins"]
+__all__ = [
+    "KEYS",
+    "PLUGIN",
+    "FastAxolotlArgs",
+    "FastAxolotlPlugin",
+    "measure_order",
+    "prepare_plugins",
+]
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 """What stands under ``plugins:``."""
+
+_TELLING = (
+    "adapter",
+    "base_model",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+    "dataset_use_rust_streaming",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "micro_batch_size",
+    "pad_to_sequence_len",
+    "sample_packing",
+    "sequence_len",
+    "streaming",
+)
+"""Keys of Axolotl's that go into a record."""
 
 
 class FastAxolotlArgs(BaseModel):
@@ -40,6 +66,11 @@ class FastAxolotlArgs(BaseModel):
     fast_axolotl_skip: list[str] | None = Field(
         default=None,
         description="Replacements to leave out, by the names that `fast-axolotl status` lists.",
+    )
+    fast_axolotl_measure: bool | str | None = Field(
+        default=None,
+        description="Measure the training into this folder; true: into fast-axolotl-measure in the "
+        "output_dir. Figures join the trainer's logs; `fast-axolotl show FOLDER` prints the rest.",
     )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,
@@ -102,6 +133,34 @@ class FastAxolotlPlugin(BasePlugin):
         if os.environ.get(RUN) != "1" or os.environ.get(SWITCH) == "0":
             _say(status_line(os.environ, status().patches))
 
+    def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[Any]:
+        """The meter, if the configuration asks for it."""
+        wanted = measure_order(cfg, order())
+        if wanted is None:
+            return []
+        from fast_axolotl.integrations.transformers_meter import MeterCallback
+
+        return [
+            MeterCallback(
+                wanted.run_dir,
+                peak_tflops=wanted.peak_tflops,
+                profile_steps=wanted.profile_steps,
+                data_paths=wanted.data_paths,
+                settings={"config": _telling(cfg)},
+            )
+        ]
+
+
+def measure_order(cfg: Any, asked: Order | None) -> Order | None:
+    """What to measure: as ``fast-axolotl run --measure`` asked, else as the configuration does."""
+    if asked is not None:
+        return asked if asked.data_paths else replace(asked, data_paths=_data_paths(cfg))
+    wanted = cfg.get("fast_axolotl_measure")
+    if not wanted:
+        return None
+    folder = Path(cfg["output_dir"]) / "fast-axolotl-measure" if wanted is True else Path(wanted)
+    return Order(run_dir=str(folder), data_paths=_data_paths(cfg))
+
 
 def prepare_plugins(cfg: Any) -> NoReturn:
     """Before Axolotl's ``prepare_plugins``: our plugin, where the configuration has keys of ours.
@@ -113,6 +172,21 @@ def prepare_plugins(cfg: Any) -> NoReturn:
     if PLUGIN not in listed and any(cfg.get(key) is not None for key in KEYS):
         cfg["plugins"] = [*listed, PLUGIN]
     raise NotAsked
+
+
+def _data_paths(cfg: Any) -> tuple[str, ...]:
+    """What training reads: prepared rows where there are any, else the datasets' own files."""
+    prepared = cfg.get("dataset_prepared_path")
+    if prepared and not cfg.get("streaming") and Path(prepared).is_dir():
+        return (str(prepared),)
+    sets = [*(cfg.get("datasets") or []), *(cfg.get("pretraining_dataset") or [])]
+    found = (item.get("data_files") or item.get("path") for item in sets)
+    return tuple(path for path in found if isinstance(path, str) and Path(path).exists())
+
+
+def _telling(cfg: Any) -> dict[str, Any]:
+    """What of the configuration decides how fast the data comes and how long a step takes."""
+    return {key: cfg[key] for key in _TELLING if cfg.get(key) is not None}
 
 
 def _say(line: str) -> None:

@@ -4,6 +4,9 @@ The environment carries it: a switch, and a folder in front of ``PYTHONPATH`` wh
 ``sitecustomize`` imports this package when ``axolotl`` is first looked for. It survives ``exec``,
 ``accelerate launch``, ``torchrun`` and spawned workers. It does not reach other machines, nor
 interpreters that ignore ``PYTHONPATH``.
+
+With an order to measure, a second switch makes what trains in there record itself; see
+``measuring``. Watching the process tree from outside: ``supervising``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.axolotl import SKIP, SWITCH, check
+from fast_axolotl.integrations.measuring import Order
 
 if TYPE_CHECKING:
     from fast_axolotl.integrations.patching import Patch
@@ -37,8 +41,14 @@ RUN = "FAST_AXOLOTL_RUN"
 _BOOT = Path(__file__).parents[1] / "boot"
 
 
-def launch_environment(environment: Mapping[str, str], skip: Iterable[str] = ()) -> dict[str, str]:
-    """The environment in which a command and its children find themselves accelerated."""
+def launch_environment(
+    environment: Mapping[str, str],
+    skip: Iterable[str] = (),
+    *,
+    order: Order | None = None,
+    accelerate: bool = True,
+) -> dict[str, str]:
+    """The environment in which a command and its children find themselves accelerated, measured."""
     names = [*environment.get(SKIP, "").split(","), *skip]
     path = environment.get("PYTHONPATH")
     folders = path.split(os.pathsep) if path else []
@@ -46,7 +56,9 @@ def launch_environment(environment: Mapping[str, str], skip: Iterable[str] = ())
     changed[RUN] = "1"
     changed["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(_BOOT), *folders]))
     changed[SKIP] = ",".join(dict.fromkeys(filter(None, names)))
-    return changed
+    if not accelerate:
+        changed[SWITCH] = "0"
+    return changed if order is None else {**changed, **order.variables()}
 
 
 def find_program(name: str, environment: Mapping[str, str]) -> str:

@@ -1,0 +1,306 @@
+"""A short window of torch's profiler: the device's idle time, and communication left exposed.
+
+The profiler's raw events are intervals of time. Per window, with ``|x|`` the length of a union:
+
+    busy      = kernels, copies and fills of the device, merged
+    idle      = |window| − |busy|
+    exposed   = |collectives ∖ everything else that ran|
+
+On a GPU a collective is a kernel with ``nccl`` in its name. Without one, collectives are gloo's own
+marks (``gloo:all_reduce``), and what else ran are torch's operators (``aten::…``).
+
+The window on a GPU goes from the first kernel of its first step to the first kernel of its last, so
+it holds whole steps: a gap is counted with the step it follows, and none is cut. On a CPU it goes
+from the first step's begin to the last step's end.
+
+Opt-in: the profiler slows the host by some microseconds an operator, and takes a second or so to
+start and to stop. Starting and stopping is a span, taken out of the step times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fast_axolotl.record import ProfileWindow
+
+if TYPE_CHECKING:
+    from fast_axolotl.measure import Meter
+
+__all__ = [
+    "DeviceTime",
+    "Event",
+    "WindowProfiler",
+    "clip",
+    "device_idle",
+    "device_time",
+    "merge",
+    "read_events",
+    "subtract",
+    "total",
+    "window_of",
+]
+
+Interval = tuple[int, int]
+"""Begin and end in nanoseconds."""
+
+STEP_MARK = "ProfilerStep#"
+"""What torch's profiler calls the marks that its ``step()`` makes."""
+
+FIRST_STEP = 20
+"""Steps before the window begins: past the warm-up of most runs."""
+
+_NANO = 1e-9
+_CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
+
+
+class Event(NamedTuple):
+    """One event of the profiler."""
+
+    name: str
+    start: int
+    """Nanoseconds."""
+    end: int
+    is_device: bool
+    is_mark: bool
+    """An annotation, which covers work but is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """How a window of the device's time was spent."""
+
+    wall_seconds: float
+    busy_seconds: float
+    idle_seconds: float
+    steps: int
+    """Whole steps in the window; 0 where the profiler's ``step()`` was not called."""
+
+    @property
+    def idle_fraction(self) -> float:
+        """Idle ÷ wall."""
+        return self.idle_seconds / self.wall_seconds if self.wall_seconds else 0.0
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union, as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def subtract(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
+    """What of some intervals lies in none of the others."""
+    left: list[Interval] = []
+    holes = merge(taken)
+    first = 0
+    for start, end in merge(intervals):
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        position = first
+        while position < len(holes) and holes[position][0] < end:
+            if holes[position][0] > start:
+                left.append((start, holes[position][0]))
+            start = max(start, holes[position][1])
+            position += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    """The parts inside a window."""
+    low, high = window
+    return [
+        (max(start, low), min(end, high)) for start, end in intervals if end > low and start < high
+    ]
+
+
+def total(intervals: Iterable[Interval]) -> int:
+    """The length of the union."""
+    return sum(end - start for start, end in merge(intervals))
+
+
+def device_idle(profile: Any) -> DeviceTime | None:
+    """How long the device idled under a ``torch.profiler.profile``; ``None`` without device events.
+
+    Whole steps are told apart by the marks that the profiler's own ``step()`` makes, which takes a
+    schedule; without them the window goes from the first event to the last.
+    """
+    return device_time(read_events(profile))
+
+
+def device_time(events: Sequence[Event]) -> DeviceTime | None:
+    """How a device spent the window of these events; ``None`` where none is a device's."""
+    work = [(event.start, event.end) for event in events if event.is_device and not event.is_mark]
+    if not work:
+        return None
+    window, steps = _device_window(events, work)
+    busy = total(clip(work, window))
+    wall = window[1] - window[0]
+    return DeviceTime(
+        wall_seconds=wall * _NANO,
+        busy_seconds=busy * _NANO,
+        idle_seconds=(wall - busy) * _NANO,
+        steps=steps,
+    )
+
+
+def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow:
+    """What the events of a window say, as a line of a record."""
+    device = device_time(events)
+    if device is None:
+        window = _host_window(events)
+        work = [_span(event) for event in events if event.name.startswith("aten::")]
+        collectives = [event for event in events if event.name.startswith(_CPU_COLLECTIVES)]
+        reasons = {"device_idle_seconds": "the profiler saw no work on an accelerator"}
+    else:
+        on_device = [event for event in events if event.is_device and not event.is_mark]
+        window, whole = _device_window(events, [_span(event) for event in on_device])
+        steps = whole or steps
+        work = [_span(event) for event in on_device if not _is_nccl(event)]
+        collectives = [event for event in on_device if _is_nccl(event)]
+        reasons = {}
+    inside = [event for event in collectives if window[0] <= event.start < window[1]]
+    spans = clip(map(_span, collectives), window)
+    return ProfileWindow(
+        t=t,
+        steps=steps,
+        wall_seconds=(window[1] - window[0]) * _NANO,
+        device_idle_seconds=device.idle_seconds if device else None,
+        communication_seconds=total(spans) * _NANO,
+        exposed_communication_seconds=total(subtract(spans, work)) * _NANO,
+        collectives=tuple(
+            round((event.end - event.start) * _NANO, 9)
+            for event in sorted(inside, key=lambda event: event.start)
+        ),
+        reasons=reasons,
+    )
+
+
+def read_events(profile: Any) -> list[Event]:
+    """The events of a stopped ``torch.profiler.profile``."""
+    found = profile.profiler.kineto_results.events()
+    return [
+        Event(
+            name=event.name(),
+            start=event.start_ns(),
+            end=event.start_ns() + event.duration_ns(),
+            is_device=event.device_type().name != "CPU",
+            is_mark=_is_mark(event),
+        )
+        for event in found
+    ]
+
+
+class WindowProfiler:
+    """Profiles some steps of a run, once, and hands what it saw to the meter."""
+
+    def __init__(self, meter: Meter, steps: int, *, first_step: int = FIRST_STEP) -> None:
+        self._meter = meter
+        self._first = first_step
+        self._last = first_step + steps
+        self._steps = steps
+        self._seen = 0
+        self._begun = time.perf_counter()
+        self._profile: Any = None
+        self._mark: Any = None
+
+    def step_end(self) -> None:
+        """An optimizer step ended."""
+        if self._seen > self._last:
+            return
+        self._seen += 1
+        if self._seen == self._first:
+            self._start()
+        elif self._profile is not None:
+            if self._seen == self._last:
+                self.close()
+            else:
+                self._mark_step()
+
+    def close(self) -> None:
+        """End the window now, if one is open."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        done = self._steps - (self._last - self._seen)
+        with self._meter.span("profile"):
+            self._end_mark()
+            profile.stop()
+            if done > 0:
+                # Made with the meter, so this is the meter's time to within milliseconds.
+                now = round(time.perf_counter() - self._begun, 3)
+                self._meter.window(window_of(read_events(profile), t=now, steps=done))
+
+    def _start(self) -> None:
+        import torch
+
+        # There can be one profiler only: a second one would end the first.
+        if torch.autograd._profiler_enabled():
+            for field in ("exposed_communication_fraction", "device_idle_fraction"):
+                self._meter.reason(field, "no profiler window: another profiler was running")
+            return
+        with self._meter.span("profile"):
+            kinds = torch.profiler.supported_activities()
+            self._profile = torch.profiler.profile(activities=kinds)
+            # Work queued before the window would be missing from it.
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self._profile.start()
+        self._mark_step()
+
+    def _mark_step(self) -> None:
+        """What the profiler's own ``step()`` does, which wants a schedule and warns about it."""
+        import torch
+
+        self._end_mark()
+        self._mark = torch.profiler.record_function(f"{STEP_MARK}{self._seen}")
+        self._mark.__enter__()
+
+    def _end_mark(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+
+def _span(event: Event) -> Interval:
+    return event.start, event.end
+
+
+def _is_nccl(event: Event) -> bool:
+    return "nccl" in event.name.lower()
+
+
+def _is_mark(event: Any) -> bool:
+    kind = getattr(event, "activity_type", None)
+    if kind is not None and "annotation" in str(kind()):
+        return True
+    asked = getattr(event, "is_user_annotation", None)
+    return bool(asked()) if asked is not None else event.name().startswith(STEP_MARK)
+
+
+def _device_window(events: Sequence[Event], work: Sequence[Interval]) -> tuple[Interval, int]:
+    """First kernel of the first step to first kernel of the last, and the steps in between."""
+    starts: dict[str, int] = {}
+    for event in events:
+        if event.is_device and event.name.startswith(STEP_MARK):
+            starts[event.name] = min(event.start, starts.get(event.name, event.start))
+    marks = sorted(starts.values())
+    if len(marks) > 1:
+        return (marks[0], marks[-1]), len(marks) - 1
+    return (min(start for start, _ in work), max(end for _, end in work)), 0
+
+
+def _host_window(events: Sequence[Event]) -> Interval:
+    marks = [event for event in events if event.name.startswith(STEP_MARK)] or events
+    if not marks:
+        return 0, 0
+    return min(event.start for event in marks), max(event.end for event in marks)

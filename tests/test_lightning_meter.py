@@ -1,0 +1,115 @@
+"""The callback in a real Lightning ``Trainer``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+lightning = pytest.importorskip(
+    "lightning.pytorch", reason="Lightning is not installed: pip install lightning"
+)
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from fast_axolotl.integrations.lightning_meter import MeterCallback  # noqa: E402
+from fast_axolotl.record import RankRecord, read_run  # noqa: E402
+
+# Lightning advises on the number of workers, and more.
+pytestmark = pytest.mark.filterwarnings("default")
+
+WAIT = 0.005
+
+
+def slow(rows: list[Any]) -> Any:
+    time.sleep(WAIT)
+    return torch.stack(rows)
+
+
+def a_loader(count: int) -> Any:
+    return DataLoader([torch.ones(4)] * count, batch_size=2, collate_fn=slow)  # type: ignore[arg-type]
+
+
+class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.fails_at = fails_at
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if index == self.fails_at:
+            raise OSError("the disk is gone")
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", self.layer(batch).sum())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+def fit(folder: Path, module: Any, *, validate: Any = None, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_steps": 10,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+        "log_every_n_steps": 2,
+    }
+    callback = MeterCallback(folder / "run", sample_system=False)
+    trainer = lightning.Trainer(callbacks=[callback], **given | options)
+    trainer.fit(module, a_loader(100), validate)
+    return trainer
+
+
+def rank_of(folder: Path) -> RankRecord:
+    return read_run(folder).ranks[0]
+
+
+def test_fetches_steps_and_figures_of_a_fit(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Module(), accumulate_grad_batches=2)
+    rank = rank_of(tmp_path / "run")
+    assert rank.start.source == "lightning"
+    assert sum(block.steps for block in rank.blocks) == 10
+    assert sum(block.fetches for block in rank.blocks) == 20
+    assert sum(block.host_wait_seconds for block in rank.blocks) >= 20 * WAIT
+    assert rank.values["gradient_accumulation"] == 2
+    assert rank.values["batch_size"] == 2
+    assert rank.end is not None
+    assert rank.end.reason == "finished"
+    assert 0 <= float(trainer.callback_metrics["fast_axolotl/stall_fraction"]) <= 1
+
+
+def test_validation_and_checkpoints_are_spans(tmp_path: Path) -> None:
+    trainer = fit(
+        tmp_path,
+        Module(),
+        validate=a_loader(12),
+        val_check_interval=5,
+        num_sanity_val_steps=1,
+        enable_checkpointing=True,
+    )
+    rank = rank_of(tmp_path / "run")
+    spans: dict[str, float] = {}
+    for block in rank.blocks:
+        for name, seconds in block.spans.items():
+            spans[name] = spans.get(name, 0.0) + seconds
+    assert spans["evaluate"] >= 6 * WAIT
+    assert spans["checkpoint"] > 0
+    assert sum(block.fetches for block in rank.blocks) == 10
+    assert "save_checkpoint" not in vars(trainer)
+
+
+def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit(tmp_path, Module(fails_at=6))
+    end = rank_of(tmp_path / "run").end
+    assert end is not None
+    assert (end.reason, end.error) == ("exception", "OSError: the disk is gone")

@@ -1,0 +1,230 @@
+"""Intervals of a profiler's events: what was idle, what communication was exposed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl.integrations.profiling import (
+    Event,
+    WindowProfiler,
+    clip,
+    device_idle,
+    merge,
+    read_events,
+    subtract,
+    total,
+    window_of,
+)
+from fast_axolotl.record import ProfileWindow
+
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
+
+MS = 1_000_000
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12).map(
+    lambda pairs: [(start, start + length) for start, length in pairs]
+)
+
+
+def cells(intervals: list[tuple[int, int]]) -> set[int]:
+    return {cell for start, end in intervals for cell in range(start, end)}
+
+
+def kernel(name: str, start: int, end: int) -> Event:
+    return Event(name, start * MS, end * MS, is_device=True, is_mark=False)
+
+
+def step_mark(number: int, start: int, end: int, *, is_device: bool = True) -> Event:
+    name = f"ProfilerStep#{number}"
+    return Event(name, start * MS, end * MS, is_device=is_device, is_mark=True)
+
+
+def host(name: str, start: int, end: int) -> Event:
+    return Event(name, start * MS, end * MS, is_device=False, is_mark=False)
+
+
+@given(INTERVALS)
+def test_a_union_covers_the_same_cells_once(intervals: list[tuple[int, int]]) -> None:
+    merged = merge(intervals)
+    assert cells(merged) == cells(intervals)
+    assert total(intervals) == len(cells(intervals))
+    assert all(before[1] < after[0] for before, after in pairwise(merged))
+
+
+@given(INTERVALS, INTERVALS)
+def test_a_difference_leaves_what_only_the_first_covers(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    assert cells(subtract(first, second)) == cells(first) - cells(second)
+
+
+@given(INTERVALS, st.integers(0, 40), st.integers(0, 40))
+def test_clipping_keeps_the_cells_of_the_window(
+    intervals: list[tuple[int, int]], low: int, length: int
+) -> None:
+    window = (low, low + length)
+    assert cells(clip(intervals, window)) == cells(intervals) & cells([window])
+
+
+def test_whole_steps_are_counted_from_first_kernel_to_first_kernel() -> None:
+    events = [
+        step_mark(0, 10, 16),
+        kernel("gemm", 10, 16),
+        step_mark(1, 20, 26),
+        kernel("gemm", 20, 26),
+        step_mark(2, 30, 36),
+        kernel("gemm", 30, 36),
+    ]
+    window = window_of(events, t=1.0, steps=3)
+    assert window.steps == 2
+    assert window.wall_seconds == pytest.approx(0.020)
+    assert window.device_idle_seconds == pytest.approx(0.008)
+    assert window.exposed_communication_seconds == 0
+    assert window.reasons == {}
+
+
+def test_the_marks_on_the_device_s_own_line_are_no_work() -> None:
+    events = [step_mark(0, 0, 100), kernel("gemm", 0, 10), kernel("Memcpy HtoD", 90, 100)]
+    window = window_of(events, t=0.0, steps=1)
+    assert window.device_idle_seconds == pytest.approx(0.080)
+
+
+def test_only_communication_beside_which_nothing_runs_is_exposed() -> None:
+    events = [
+        kernel("gemm", 0, 50),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)", 40, 70),
+        kernel("ncclDevKernel_AllGather_RING_LL(ncclDevComm*)", 60, 80),
+        kernel("gemm", 75, 100),
+        Event("nccl:all_reduce", 0, 100 * MS, is_device=True, is_mark=True),
+    ]
+    window = window_of(events, t=0.0, steps=1)
+    assert window.communication_seconds == pytest.approx(0.040)
+    assert window.exposed_communication_seconds == pytest.approx(0.025)
+    assert window.device_idle_seconds == 0
+    assert window.collectives == (0.030, 0.020)
+
+
+def test_without_a_device_gloo_is_the_communication_and_operators_are_the_work() -> None:
+    events = [
+        step_mark(0, 0, 100, is_device=False),
+        host("aten::mm", 0, 30),
+        host("autograd::engine::evaluate_function: MmBackward0", 0, 100),
+        host("gloo:all_reduce", 20, 60),
+        host("c10d::allreduce_", 20, 21),
+    ]
+    window = window_of(events, t=0.0, steps=1)
+    assert window.wall_seconds == pytest.approx(0.100)
+    assert window.communication_seconds == pytest.approx(0.040)
+    assert window.exposed_communication_seconds == pytest.approx(0.030)
+    assert window.device_idle_seconds is None
+    assert "no work on an accelerator" in window.reasons["device_idle_seconds"]
+
+
+def test_events_are_read_from_the_profiler_s_raw_results() -> None:
+    def raw(name: str, device: str, kind: str) -> Any:
+        return SimpleNamespace(
+            name=lambda: name,
+            start_ns=lambda: 5,
+            duration_ns=lambda: 7,
+            device_type=lambda: SimpleNamespace(name=device),
+            activity_type=lambda: kind,
+            is_user_annotation=lambda: False,
+        )
+
+    found = [
+        raw("gemm", "CUDA", "kernel"),
+        raw("ProfilerStep#1", "CUDA", "gpu_user_annotation"),
+        raw("aten::mm", "CPU", "cpu_op"),
+    ]
+    results = SimpleNamespace(events=lambda: found)
+    profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    assert read_events(profile) == [
+        Event("gemm", 5, 12, is_device=True, is_mark=False),
+        Event("ProfilerStep#1", 5, 12, is_device=True, is_mark=True),
+        Event("aten::mm", 5, 12, is_device=False, is_mark=False),
+    ]
+
+
+class FakeMeter:
+    """Takes down what a window says."""
+
+    def __init__(self) -> None:
+        self.spans: list[str] = []
+        self.windows: list[ProfileWindow] = []
+        self.reasons: dict[str, str] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.spans.append(name)
+        yield
+
+    def window(self, window: ProfileWindow) -> None:
+        self.windows.append(window)
+
+    def reason(self, field: str, sentence: str) -> None:
+        self.reasons[field] = sentence
+
+
+@NEEDS_TORCH
+def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
+    import torch
+
+    meter = FakeMeter()
+    profiler = WindowProfiler(meter, 3, first_step=2)
+    for _ in range(10):
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        profiler.step_end()
+    profiler.close()
+    [window] = meter.windows
+    assert window.steps == 3
+    assert 0 < window.wall_seconds < 60
+    assert window.communication_seconds == 0
+    assert window.device_idle_seconds is None
+    assert meter.spans == ["profile", "profile"]
+
+
+@NEEDS_TORCH
+def test_a_run_that_ends_inside_the_window_keeps_what_was_seen() -> None:
+    meter = FakeMeter()
+    profiler = WindowProfiler(meter, 100, first_step=1)
+    for _ in range(3):
+        profiler.step_end()
+    profiler.close()
+    assert [window.steps for window in meter.windows] == [2]
+    profiler.close()
+    assert len(meter.windows) == 1
+
+
+@NEEDS_TORCH
+def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    meter = FakeMeter()
+    with profile(activities=[ProfilerActivity.CPU]):
+        profiler = WindowProfiler(meter, 2, first_step=1)
+        for _ in range(4):
+            profiler.step_end()
+    assert meter.windows == []
+    assert "profiler" in meter.reasons["exposed_communication_fraction"]
+
+
+@NEEDS_TORCH
+def test_a_profile_without_a_device_has_no_device_idle_time() -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as made:
+        torch.ones(8).sum()
+    assert any(event.name == "aten::sum" for event in read_events(made))
+    assert device_idle(made) is None

@@ -1,0 +1,352 @@
+"""The hooks in torch: which fetches and steps reach the meter, from real loaders and optimizers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
+
+from fast_axolotl.integrations.torch_meter import (  # noqa: E402
+    TorchWatch,
+    read_settings,
+    ready_batches,
+    watch_torch,
+)
+from fast_axolotl.measure import measure  # noqa: E402
+from fast_axolotl.record import read_run  # noqa: E402
+
+# Forking beside the threads that earlier tests have left behind warns on Python 3.12 and later.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+class Numbers(Dataset):  # type: ignore[type-arg]
+    """Rows that are their own numbers."""
+
+    def __init__(self, count: int, fails_at: int | None = None) -> None:
+        self.count, self.fails_at = count, fails_at
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.fails_at:
+            raise OSError("row 7 is gone")
+        return torch.full((4,), float(index))
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.ones(10, 4))
+
+
+class FakeMeter:
+    """Takes down what the hooks say."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.depths: list[int | None] = []
+        self.known: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+
+    def fetch_begin(self, queue_depth: int | None = None) -> None:
+        self.told.append("begin")
+        self.depths.append(queue_depth)
+
+    def fetch_end(self, batch: Any) -> None:
+        self.told.append(len(batch))
+
+    def exhausted(self) -> None:
+        self.told.append("exhausted")
+
+    def fetch_failed(self, error: BaseException | None = None) -> None:
+        self.told.append(type(error).__name__)
+
+    def step(self) -> None:
+        self.told.append("step")
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.told.append(name)
+        yield
+        self.told.append(f"end {name}")
+
+    def settings(self, **values: Any) -> None:
+        self.known.update(values)
+
+    def reason(self, field: str, sentence: str) -> None:
+        self.reasons[field] = sentence
+
+    def window(self, window: Any) -> None:
+        self.told.append(window)
+
+
+@pytest.fixture
+def meter() -> FakeMeter:
+    return FakeMeter()
+
+
+def a_model() -> tuple[Any, Any]:
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train(loader: Any, *optimizers: Any, model: Any = None) -> None:
+    for batch in loader:
+        if model is not None:
+            model(batch).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+ITERATOR = torch.utils.data.dataloader._BaseDataLoaderIter
+
+EPOCH = ["begin", 4, "begin", 4, "begin", 2, "begin", "exhausted"]
+"""Ten rows in batches of four."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "in_order": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+def test_every_fetch_of_a_loader_is_told_once(
+    meter: FakeMeter, kind: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    dataset = Numbers(10) if kind is Numbers else Stream()
+    if kind is Stream and options.get("num_workers", 0) == 2:
+        options = {**options, "num_workers": 1}
+    loader = DataLoader(dataset, batch_size=4, **options)
+    with watch_torch(meter):
+        train(loader)
+        train(loader)
+    assert meter.told == EPOCH * 2
+    workers = options.get("num_workers", 0)
+    assert meter.known == {
+        "num_workers": workers,
+        "prefetch_factor": 2 if workers else None,
+        "batch_size": 4,
+        "pin_memory": False,
+        "persistent_workers": options.get("persistent_workers", False),
+    }
+
+
+def test_a_spawned_worker_is_the_same_to_the_meter(meter: FakeMeter) -> None:
+    loader = DataLoader(Numbers(10), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    with watch_torch(meter):
+        train(loader)
+    assert meter.told == EPOCH
+
+
+def test_a_pinning_thread_is_the_same_to_the_meter(
+    meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without an accelerator torch does not pin; its thread runs all the same where it is asked to.
+    from torch.utils.data._utils import pin_memory
+
+    monkeypatch.setattr(pin_memory, "pin_memory", lambda data, device=None: data)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    with watch_torch(meter):
+        train(DataLoader(Numbers(10), batch_size=4, num_workers=1, pin_memory=True))
+    assert meter.told == EPOCH
+    assert meter.known["pin_memory"] is True
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stateful_loader_is_told_and_resumed(meter: FakeMeter) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(Numbers(10), batch_size=4)
+    with watch_torch(meter):
+        next(iter(loader))
+        again = stateful.StatefulDataLoader(Numbers(10), batch_size=4)
+        again.load_state_dict(loader.state_dict())
+        train(again)
+    assert meter.told == ["begin", 4, "begin", 4, "begin", 2, "begin", "exhausted"]
+
+
+def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
+    before = ITERATOR.__next__
+    with watch_torch(meter), watch_torch(FakeMeter()):
+        assert ITERATOR.__next__ is not before
+    assert ITERATOR.__next__ is before
+    train(DataLoader(Numbers(4), batch_size=4), a_model()[1])
+    assert meter.told == []
+
+
+def test_a_wrapper_set_upon_ours_stays_when_we_go(
+    meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ITERATOR.__next__
+    with watch_torch(meter):
+        ours = ITERATOR.__next__
+        monkeypatch.setattr(ITERATOR, "__next__", lambda self: ours(self))
+        theirs = ITERATOR.__next__
+    assert ITERATOR.__next__ is theirs
+    train(DataLoader(Numbers(4), batch_size=4))
+    assert meter.told == []
+    monkeypatch.undo()
+    with watch_torch(meter):
+        train(DataLoader(Numbers(4), batch_size=4))
+    assert meter.told == ["begin", 4, "begin", "exhausted"]
+    assert ITERATOR.__next__ is before
+
+
+def test_steps_are_told_by_the_first_optimizer_alone(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    other = torch.optim.Adam(model.parameters())
+    with watch_torch(meter):
+        train(DataLoader(Numbers(8), batch_size=4), optimizer, other, model=model)
+    assert meter.told == ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
+
+
+def test_steps_are_left_to_who_tells_them(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    with watch_torch(meter, optimizers=False):
+        train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+    assert "step" not in meter.told
+
+
+def test_what_follows_a_step_waits_until_the_optimizer_is_done(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    watch = TorchWatch(meter, after_step=lambda: meter.told.append("after"))  # type: ignore[arg-type]
+    watch.start()
+    train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+    watch.stop()
+    assert meter.told[:7] == ["begin", 4, "step", "after", "begin", 4, "step"]
+
+
+def test_a_loop_without_gradients_is_a_span_until_training_goes_on(meter: FakeMeter) -> None:
+    loader, other = DataLoader(Numbers(4), batch_size=4), DataLoader(Numbers(8), batch_size=2)
+    with watch_torch(meter):
+        train(loader)
+        with torch.no_grad():
+            train(other)
+        train(loader)
+        with torch.inference_mode():
+            train(other)
+    epoch = ["begin", 4, "begin", "exhausted"]
+    span = ["evaluate", "end evaluate"]
+    assert meter.told == [*epoch, *span, *epoch, *span]
+
+
+def test_a_loader_inside_a_loader_is_part_of_its_fetch(meter: FakeMeter) -> None:
+    class Nested(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return next(iter(DataLoader(Numbers(4), batch_size=4)))
+
+    with watch_torch(meter):
+        train(DataLoader(Nested(), batch_size=1))
+    assert meter.told == ["begin", 1, "begin", 1, "begin", "exhausted"]
+
+
+def test_an_error_of_the_loader_is_told_and_raised(meter: FakeMeter) -> None:
+    with watch_torch(meter), pytest.raises(OSError, match="row 7 is gone"):
+        train(DataLoader(Numbers(10, fails_at=7), batch_size=4))
+    assert meter.told == ["begin", 4, "begin", "OSError"]
+
+
+def test_a_thread_that_fetches_ahead_is_not_the_training(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    loader = DataLoader(Numbers(8), batch_size=4)
+
+    def fetch_ahead() -> None:
+        train(loader)
+
+    with watch_torch(meter):
+        model(torch.ones(1, 4)).sum().backward()
+        thread = threading.Thread(target=fetch_ahead)
+        thread.start()
+        thread.join()
+        optimizer.step()
+        assert "another thread" in meter.reasons["stall_fraction"]
+        meter.told.clear()
+        thread = threading.Thread(target=fetch_ahead)
+        thread.start()
+        thread.join()
+        assert meter.told == []
+
+
+def test_a_broken_meter_leaves_the_training_alone(
+    meter: FakeMeter, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(batch: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    meter.fetch_end = break_down  # type: ignore[method-assign]
+    with watch_torch(meter):
+        assert len(list(DataLoader(Numbers(10), batch_size=4))) == 3
+    assert "ZeroDivisionError" in meter.reasons["stall_fraction"]
+    assert "stopped measuring" in caplog.text
+
+
+def test_a_meter_is_opened_by_the_first_training_fetch(meter: FakeMeter) -> None:
+    opened = []
+
+    def open_meter() -> FakeMeter:
+        opened.append(meter)
+        return meter
+
+    watch = TorchWatch(None, open_meter=open_meter)
+    watch.start()
+    try:
+        with torch.no_grad():
+            train(DataLoader(Numbers(4), batch_size=4))
+        assert opened == []
+        train(DataLoader(Numbers(4), batch_size=4))
+    finally:
+        watch.stop()
+    assert opened == [meter]
+    assert meter.told == ["begin", 4, "begin", "exhausted"]
+
+
+def test_ready_batches_wait_in_the_queue() -> None:
+    iterator = iter(DataLoader(Numbers(64), batch_size=4, num_workers=1, prefetch_factor=4))
+    next(iterator)
+    end = time.monotonic() + 20
+    while ready_batches(iterator) != 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert ready_batches(iterator) == 4
+    assert read_settings(iterator)["prefetch_factor"] == 4
+    assert ready_batches(iter(DataLoader(Numbers(4)))) is None
+
+
+def test_waits_and_steps_of_a_loop_end_up_in_its_record(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+
+    def collate(rows: list[Any]) -> Any:
+        time.sleep(0.004)
+        return torch.stack(rows)
+
+    loader = DataLoader(Numbers(96), batch_size=4, collate_fn=collate)
+    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
+        train(loader, optimizer, model=model)
+    rank = read_run(tmp_path).ranks[0]
+    assert sum(block.steps for block in rank.blocks) == 24
+    assert sum(block.samples for block in rank.blocks) == 96
+    steady = [block for block in rank.blocks if block.phase == "steady"]
+    waited = sum(block.host_wait_seconds for block in steady)
+    assert waited >= 19 * 0.004
+    assert waited / sum(block.wall_seconds for block in steady) > 0.3
+    assert rank.values["num_workers"] == 0
+    assert rank.end is not None
+    assert rank.end.reason == "finished"
