@@ -236,6 +236,57 @@ def bench_axolotl(
     _finish(result, axolotl_tables(result), output, as_json)
 
 
+@bench_app.command(
+    "meter",
+    epilog=_examples(
+        "meter",
+        "meter --hosts loop,loader",
+        "meter --scenarios compute,disk,swap",
+        "meter -o benchmarks/results/2030-01-31-meter.json",
+    ),
+)
+def bench_meter(
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Only these of loop, loader, trainer: names with commas between."),
+    ] = None,
+    scenarios: Annotated[
+        str | None, typer.Option(help="Only these scenarios: names with commas between.")
+    ] = None,
+    fetches: Annotated[int, typer.Option(help="Fetches of every cell.", min=300)] = 640,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Inject waits of known size and compare what the meter reports; make machines run short."""
+    from fast_axolotl.bench.meter_bench import meter_tables, run_meter_bench
+
+    _refuse_existing(output)
+    result = run_meter_bench(
+        hosts=parse_names(hosts) if hosts else (),
+        scenarios=parse_names(scenarios) if scenarios else (),
+        fetches=fetches,
+        work_dir=work_dir,
+        progress=_say,
+    )
+    _finish(result, meter_tables(result), output, as_json)
+
+
+@bench_app.command(
+    "meter-gpu",
+    epilog=_examples("meter-gpu", "meter-gpu -o benchmarks/results/2030-01-31-meter-gpu.json"),
+)
+def bench_meter_gpu(
+    work_dir: _WorkDir = None, output: _Output = None, as_json: _AsJson = False
+) -> None:
+    """Compare the reported stall with what torch's profiler sees, on a GPU."""
+    from fast_axolotl.bench.meter_gpu import gpu_meter_tables, run_gpu_meter_bench
+
+    _refuse_existing(output)
+    result = run_gpu_meter_bench(work_dir=work_dir, progress=_say)
+    _finish(result, gpu_meter_tables(result), output, as_json)
+
+
 def _refuse_existing(output: Path | None) -> None:
     """Before the minutes that a benchmark takes, rather than after."""
     from fast_axolotl.bench.matrix import require_new
