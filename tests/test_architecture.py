@@ -43,7 +43,7 @@ EVERYTHING = ROWS | {
 LAYERS = {
     "_version": set(),
     "errors": set(),
-    "boot": {"root"},
+    "boot": {"root", "integrations"},
     "record": {"errors"},
     "kernels": set(),
     "reading": {"errors", "kernels"},
@@ -52,11 +52,11 @@ LAYERS = {
     "packing": {"errors", "kernels", "sequences"},
     "collate": {"errors", "kernels", "sequences"},
     "streaming": {"errors", "reading", "root"},
-    "measure": {"errors", "record"},
+    "measure": {"_version", "errors", "record"},
     "protocol": {"errors", "record", "measure"},
     "report": {"errors", "record"},
     "integrations": EVERYTHING - {"protocol", "report", "bench"},
-    "bench": ROWS | {"errors", "kernels", "record", "root"},
+    "bench": ROWS | {"errors", "kernels", "record", "measure", "integrations", "root"},
     "cli": EVERYTHING,
     "root": EVERYTHING,
 }
@@ -90,11 +90,21 @@ PACKAGES_ON_DEMAND = {
         "datasets",
         "lightning",
         "pydantic",
+        "pytorch_lightning",
         "torch",
         "torchdata",
         "transformers",
     },
-    "bench": {"datasets", "duckdb", "numpy", "polars", "psutil", "pyarrow"},
+    "bench": {
+        "datasets",
+        "duckdb",
+        "numpy",
+        "polars",
+        "psutil",
+        "pyarrow",
+        "torch",
+        "transformers",
+    },
 }
 """Packages that a layer may import inside a function or a ``try``: extras, hosts and peers."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from typing import Any
 import pytest
 
 import fast_axolotl
+from fast_axolotl.measure import Meter
 from fast_axolotl.reading import Reader, ReadStats, Rejection
+from fast_axolotl.record import RunSummary, Verdict
 
 ROOT = Path(__file__).parents[1] / "src" / "fast_axolotl"
 
@@ -26,10 +29,13 @@ NAMES = [
     "RUST_AVAILABLE",
     "CsvDialect",
     "DedupeSummary",
+    "Meter",
     "PackPlan",
     "Reader",
+    "RunSummary",
     "RustStreamingDataset",
     "SeenRows",
+    "Verdict",
     "__version__",
     "concatenate_and_pack",
     "create_padding_mask",
@@ -41,6 +47,7 @@ NAMES = [
     "install",
     "is_available",
     "list_supported_formats",
+    "measure",
     "open_dataset",
     "pack_sequences",
     "pad_sequences",
@@ -77,6 +84,10 @@ PARAMETERS = {
     "install": "*, skip=()",
     "is_available": "",
     "list_supported_formats": "",
+    "measure": "run_dir, *, accumulation=1, told_steps=False, rank=None, world_size=None, "
+    "local_rank=None, source='loop', data_paths=(), sample_system=True, peak_tflops=None, "
+    "command=None, environment=None, clock=<built-in function perf_counter>, "
+    "wall_clock=<built-in function time>, events=<function find_events>, proc='/proc'",
     "open_dataset": "paths, *, format='auto', columns=None, batch_size=1000, num_threads=0, "
     "memory_budget=268435456, shard=None, shuffle=None, epoch=0, on_error='raise', "
     "on_conflict='raise', infer='auto', split=None, json_field=None, csv=None, "
@@ -108,6 +119,7 @@ RESULTS = {
     "install": "bool",
     "is_available": "bool",
     "list_supported_formats": "list[str]",
+    "measure": "Meter",
     "open_dataset": "Reader",
     "pack_sequences": "dict[str, Any]",
     "pad_sequences": "Any",
@@ -132,7 +144,127 @@ READER = {
 }
 """The public methods of a reader with their parameters, and its properties."""
 
+METER = {
+    "attach_sampler": "sampler",
+    "close": "reason='finished', error=''",
+    "current": "",
+    "exhausted": "",
+    "fetch_begin": "queue_depth=None",
+    "fetch_end": "batch",
+    "fetch_failed": "error=None",
+    "free_run": "loader, seconds=5.0",
+    "go_quiet": "",
+    "log": "step, values",
+    "mark": "name, text=''",
+    "model": "shape",
+    "reason": "field, sentence",
+    "see_sample": "sample",
+    "settings": "**values",
+    "span": "name",
+    "step": "",
+    "summary": "",
+    "tokens": "count, *, trainable=None, padded=None",
+    "watch": "iterable, *, replay=0",
+    "window": "window",
+}
+"""The same of a meter."""
+
 FIELDS = {
+    RunSummary: [
+        "run_dir",
+        "started",
+        "is_finished",
+        "end_reason",
+        "error",
+        "duration_seconds",
+        "verdict",
+        "world_size",
+        "ranks",
+        "rank_skew",
+        "steps",
+        "fetches",
+        "warmup_steps",
+        "measured_seconds",
+        "stall_fraction",
+        "stall_source",
+        "host_stall_fraction",
+        "device_stall_fraction",
+        "wait_p50_seconds",
+        "wait_p95_seconds",
+        "wait_p99_seconds",
+        "wait_max_seconds",
+        "worst_percent_share",
+        "stall_pattern",
+        "stall_period_fetches",
+        "stall_period_rows",
+        "stall_period_of",
+        "cached_stall_fraction",
+        "queue_depth",
+        "queue_capacity",
+        "queue_drift_per_step",
+        "first_batch_seconds",
+        "first_step_seconds",
+        "span_seconds",
+        "rows_per_second",
+        "samples_per_second",
+        "bytes_per_second",
+        "free_rows_per_second",
+        "demand_rows_per_second",
+        "headroom",
+        "tokens_per_second",
+        "trainable_tokens_per_second",
+        "padded_tokens_per_second",
+        "padding_share",
+        "packing_efficiency",
+        "mean_attended_length",
+        "steps_per_second",
+        "step_p50_seconds",
+        "step_p95_seconds",
+        "step_p99_seconds",
+        "step_max_seconds",
+        "model_flops_per_token",
+        "model_flops_per_second",
+        "mfu",
+        "hfu",
+        "flops_convention",
+        "peak_tflops",
+        "peak_source",
+        "matmul_share",
+        "working_set_bytes",
+        "working_set_peak_bytes",
+        "rss_bytes",
+        "anon_bytes",
+        "file_bytes",
+        "shared_bytes",
+        "hwm_bytes",
+        "hwm_by_phase",
+        "spike_ratio",
+        "limit_bytes",
+        "limit_share",
+        "psi_memory_full",
+        "psi_io_full",
+        "read_bytes_per_second",
+        "read_chars_per_second",
+        "disk_bytes_per_second",
+        "disk_share",
+        "swap_in_bytes_per_second",
+        "swap_out_bytes_per_second",
+        "is_swap_sustained",
+        "gpu_utilization",
+        "gpu_memory_bytes",
+        "gpu_power_watts",
+        "gpu_clock_mhz",
+        "device_idle_fraction",
+        "exposed_communication_fraction",
+        "pure_communication_fraction",
+        "overhead_seconds_per_fetch",
+        "overhead_fraction",
+        "settings",
+        "environment",
+        "reasons",
+        "notes",
+    ],
+    Verdict: ["kind", "subtype", "headline", "evidence", "action", "seconds_needed"],
     ReadStats: ["rows", "batches", "num_bytes", "rejected_rows", "rejections", "ignored_files"],
     Rejection: ["path", "place", "reason", "num_rows"],
 }
@@ -175,7 +307,18 @@ FLAGS = {
         "inputs",
     ],
     "warmup": ["--json"],
-    "run": ["--skip", "command"],
+    "run": [
+        "--accelerate",
+        "--data-path",
+        "--measure",
+        "--output",
+        "--peak-tflops",
+        "--profile-steps",
+        "--skip",
+        "command",
+    ],
+    "watch": ["--data-path", "--json", "--output", "--seconds", "-o", "pid"],
+    "show": ["--json", "run"],
     "status": ["--json"],
     "bench": [],
     **{
@@ -200,6 +343,16 @@ FLAGS = {
         "--work-dir",
         "-o",
     ],
+    "bench meter": [
+        "--fetches",
+        "--hosts",
+        "--json",
+        "--output",
+        "--scenarios",
+        "--work-dir",
+        "-o",
+    ],
+    "bench meter-gpu": ["--json", "--output", "--work-dir", "-o"],
     "bench demo": ["--json", "--work-dir"],
     "bench axolotl": [
         "--cases",
@@ -220,7 +373,7 @@ def parameters_of(function: Any) -> str:
     """Names, kinds and defaults, without annotations."""
     signature = inspect.signature(function)
     plain = [item.replace(annotation=item.empty) for item in signature.parameters.values()]
-    return str(inspect.Signature(plain))[1:-1]
+    return re.sub(r" at 0x\w+", "", str(inspect.Signature(plain))[1:-1])
 
 
 def test_the_public_names_are_frozen() -> None:
@@ -241,7 +394,7 @@ def test_the_signatures_are_frozen() -> None:
     found = {name: parameters_of(getattr(fast_axolotl, name)) for name in PARAMETERS}
     assert found == PARAMETERS
     functions = {name for name in NAMES if callable(getattr(fast_axolotl, name))}
-    assert functions - {"Reader"} == set(PARAMETERS)
+    assert functions - {"Meter", "Reader", "RunSummary", "Verdict"} == set(PARAMETERS)
 
 
 def test_the_results_are_frozen() -> None:
@@ -251,13 +404,14 @@ def test_the_results_are_frozen() -> None:
     assert found == RESULTS
 
 
-def test_the_members_of_a_reader_are_frozen() -> None:
-    members = {name: getattr(Reader, name) for name in vars(Reader) if not name.startswith("_")}
+@pytest.mark.parametrize(("kind", "frozen"), [(Reader, READER), (Meter, METER)])
+def test_the_members_of_a_class_are_frozen(kind: type, frozen: dict[str, str | None]) -> None:
+    members = {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
     found = {
         name: None if isinstance(member, property) else parameters_of(member).removeprefix("self")
         for name, member in members.items()
     }
-    assert {name: text and text.removeprefix(", ") for name, text in found.items()} == READER
+    assert {name: text and text.removeprefix(", ") for name, text in found.items()} == frozen
 
 
 def test_the_fields_of_the_results_are_frozen() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         parallel_hash_rows,
         unique_rows,
     )
+    from fast_axolotl.measure import Meter, measure
     from fast_axolotl.packing import (
         PackPlan,
         concatenate_and_pack,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         list_supported_formats,
         open_dataset,
     )
+    from fast_axolotl.record import RunSummary, Verdict
     from fast_axolotl.streaming import (
         RustStreamingDataset,
         create_rust_streaming_dataset,
@@ -46,10 +48,13 @@ __all__ = [
     "RUST_AVAILABLE",
     "CsvDialect",
     "DedupeSummary",
+    "Meter",
     "PackPlan",
     "Reader",
+    "RunSummary",
     "RustStreamingDataset",
     "SeenRows",
+    "Verdict",
     "__version__",
     "concatenate_and_pack",
     "create_padding_mask",
@@ -61,6 +66,7 @@ __all__ = [
     "install",
     "is_available",
     "list_supported_formats",
+    "measure",
     "open_dataset",
     "pack_sequences",
     "pad_sequences",
@@ -98,6 +104,9 @@ _HOMES = {
     "unique_rows": "dedupe",
     "create_padding_mask": "collate",
     "pad_sequences": "collate",
+    "Meter": "measure",
+    "RunSummary": "record",
+    "Verdict": "record",
 }
 
 
@@ -112,6 +121,9 @@ def get_version() -> str:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "measure":
+        # The package of that name, which can be called: a name cannot be both by turns.
+        return importlib.import_module("fast_axolotl.measure")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'fast_axolotl' has no attribute {name!r}")
@@ -121,7 +133,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})
 
 
 install()

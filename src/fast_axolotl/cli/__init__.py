@@ -19,7 +19,9 @@ from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.read import READ_EXAMPLES, read
 from fast_axolotl.cli.run import RUN_EXAMPLES, STATUS_EXAMPLES, run, status
+from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
+from fast_axolotl.cli.watch import WATCH_EXAMPLES, watch
 from fast_axolotl.errors import FastAxolotlError, UsageError
 
 __all__ = ["app", "main"]
@@ -44,6 +46,8 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(run)
 app.command(epilog=STATUS_EXAMPLES)(status)
+app.command(epilog=WATCH_EXAMPLES)(watch)
+app.command(epilog=SHOW_EXAMPLES)(show)
 app.add_typer(bench_app, name="bench")
 
 
