@@ -23,7 +23,8 @@ class Event:
         self.moment = 0.0
         self.has_passed = True
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
+        self.stream = stream
         self.moment = Event.moments.pop(0)
 
     def query(self) -> bool:
@@ -41,12 +42,26 @@ class Event:
 @pytest.fixture
 def cuda() -> Any:
     Event.made, Event.moments = 0, [10.0, 74.0, 80.0, 90.0]
-    return SimpleNamespace(Event=Event, is_initialized=lambda: True)
+    return SimpleNamespace(
+        Event=Event, is_initialized=lambda: True, current_stream=lambda: "stream"
+    )
 
 
 def test_two_events_give_the_time_between_them_in_seconds(cuda: Any) -> None:
     events = CudaEvents(cuda)
     assert events.seconds((events.record(), events.record())) == pytest.approx(0.064)
+
+
+def test_events_follow_the_current_stream(cuda: Any) -> None:
+    current = [("a", 0, 1)]
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: 0, _cuda_getCurrentStream=lambda device: current[0]
+    )
+    cuda.current_stream = lambda: f"stream {current[0][0]}"
+    events = CudaEvents(cuda, native)
+    assert [events.record().stream, events.record().stream] == ["stream a", "stream a"]
+    current[0] = ("b", 0, 1)
+    assert events.record().stream == "stream b"
 
 
 def test_events_are_used_again_once_they_were_read(cuda: Any) -> None:

@@ -167,7 +167,7 @@ def _run_group(group: Group, folder: Path, fetches: int) -> list[dict[str, Any]]
     )
     if done.returncode:
         raise RuntimeError(f"{group}: {done.stderr.strip().splitlines()[-1:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
 
 def _check_names(what: str, names: Sequence[str], known: Iterable[str]) -> None:

@@ -175,12 +175,10 @@ def _run_loop(
     torch: Any, queue_work: Callable[[], None], wait: float, is_synchronised: bool, folder: Path
 ) -> dict[str, Any]:
     """The meter over every step, the profiler over those after the warm-up."""
-    from torch.profiler import ProfilerActivity, profile
-
-    from fast_axolotl.integrations.profiling import device_idle
+    from fast_axolotl.integrations.profiling import device_idle, open_profile
     from fast_axolotl.measure import measure
 
-    profiler = profile(activities=[ProfilerActivity.CUDA])
+    profiler = open_profile()
     waited = begun = 0.0
     with measure(folder, sample_system=False) as meter:
         batches = meter.watch(_slow_batches(wait, _WARMUP + _STEPS))

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fast_axolotl.record import ProfileWindow
@@ -37,6 +38,7 @@ __all__ = [
     "device_idle",
     "device_time",
     "merge",
+    "open_profile",
     "read_events",
     "subtract",
     "total",
@@ -126,6 +128,16 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 def total(intervals: Iterable[Interval]) -> int:
     """The length of the union."""
     return sum(end - start for start, end in merge(intervals))
+
+
+def open_profile() -> Any:
+    """A profiler of all there is, not yet started, that keeps its events until they are read."""
+    import torch
+
+    profile = torch.profiler.profile
+    # Newer releases warn where it is not said that events of one cycle are meant to be all.
+    options = {"acc_events": True} if "acc_events" in signature(profile).parameters else {}
+    return profile(activities=torch.profiler.supported_activities(), **options)
 
 
 def device_idle(profile: Any) -> DeviceTime | None:
@@ -249,8 +261,7 @@ class WindowProfiler:
                 self._meter.reason(field, "no profiler window: another profiler was running")
             return
         with self._meter.span("profile"):
-            kinds = torch.profiler.supported_activities()
-            self._profile = torch.profiler.profile(activities=kinds)
+            self._profile = open_profile()
             # Work queued before the window would be missing from it.
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

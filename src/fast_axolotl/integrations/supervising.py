@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -38,17 +38,28 @@ def supervise(
     run_dir: str | Path,
     *,
     data_path: str | None = None,
+    streams: Mapping[str, Any] | None = None,
+    meanwhile: Callable[[Callable[[], bool]], None] | None = None,
 ) -> int:
-    """Run the command to its end and record its process tree; its exit code, as Popen tells it."""
+    """Run the command to its end and record its process tree; its exit code, as Popen tells it.
+
+    ``streams`` are the command's ``stdin``, ``stdout`` and ``stderr`` where they are not those of
+    this process. ``meanwhile`` is called once the command runs, with a function that tells whether
+    it still does; it must not raise.
+    """
     from fast_axolotl.measure.sampler import SystemSampler
 
     with _PassedSignals() as signals:
         sys.stdout.flush()
-        child = subprocess.Popen(list(command), executable=program, env=dict(environment))
+        child = subprocess.Popen(
+            list(command), executable=program, env=dict(environment), **(streams or {})
+        )
         signals.pass_to(child.pid)
         writer = LineWriter(Path(run_dir) / "system.jsonl")
         sampler = SystemSampler(child.pid, writer, data_path=data_path)
         sampler.start()
+        if meanwhile is not None:
+            meanwhile(lambda: _is_running(child))
         code = _wait_until_ended(child)
         sampler.stop(*_end_of(code))
         # Once the child is waited for, its number may be another process's.
@@ -65,6 +76,12 @@ def end_as(code: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     raise SystemExit(code if code >= 0 else 128 - code)
+
+
+def _is_running(child: subprocess.Popen[bytes]) -> bool:
+    if not hasattr(os, "waitid"):
+        return child.poll() is None
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
 
 
 def _wait_until_ended(child: subprocess.Popen[bytes]) -> int:

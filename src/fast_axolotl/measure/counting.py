@@ -15,6 +15,7 @@ on a device is never read, since that would wait for the device: its shape is al
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -117,14 +118,14 @@ class BatchCounter:
         if labels is None:
             self._note("trainable_tokens_per_second", _NO_LABELS)
         else:
-            found.trainable = _count_nonzero(labels != _IGNORED_LABEL)
+            found.trainable = _count_nonzero(_view(labels) != _IGNORED_LABEL)
         mask = _column(batch, "attention_mask", shape)
         if mask is None:
             # A model that is given no mask attends to every position.
             self._note("real_tokens", _NO_MASK)
             found.real = found.padded
         else:
-            found.real = _count_nonzero(mask)
+            found.real = _count_nonzero(_view(mask))
         if is_looked_at:
             is_full = found.real == found.padded
             positions = _column(batch, "position_ids", shape)
@@ -239,10 +240,25 @@ def _cut(places: list[int], length: int) -> list[int]:
     return [last - first for first, last in itertools.pairwise(edges) if last > first]
 
 
+def _view(array: Any) -> Any:
+    """A tensor as an array over the same memory: numpy counts three times as fast as torch."""
+    view = getattr(array, "numpy", None)
+    if view is None:
+        return array
+    try:
+        return view()
+    except (RuntimeError, TypeError):
+        # Sparse, quantised, of a type numpy has not, or with a gradient.
+        return array
+
+
 def _count_nonzero(array: Any) -> int:
     # torch counts in one pass; an array of numpy has no such method.
     count = getattr(array, "count_nonzero", None)
-    return int((array != 0).sum() if count is None else count())
+    if count is not None:
+        return int(count())
+    numpy = sys.modules.get("numpy")
+    return int((array != 0).sum() if numpy is None else numpy.count_nonzero(array))
 
 
 def _where(flags: Any) -> list[int]:

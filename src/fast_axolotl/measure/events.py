@@ -46,16 +46,19 @@ def find_events() -> DeviceEvents | None:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return None
-    return CudaEvents(cuda)
+    return CudaEvents(cuda, getattr(torch, "_C", None))
 
 
 class CudaEvents:
     """Events on the current stream of the current device, used again and again."""
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, native: Any = None) -> None:
         self.failure = ""
         self._cuda = cuda
+        self._native = native
         self._pool: list[Any] = []
+        self._stream: Any = None
+        self._stream_key: Any = None
 
     def record(self) -> Any:
         """An event on the current stream."""
@@ -63,7 +66,7 @@ class CudaEvents:
             return None
         try:
             event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
-            event.record()
+            event.record(self._current_stream())
         except RuntimeError as error:
             self._fail(error)
             return None
@@ -97,6 +100,20 @@ class CudaEvents:
         deadline = time.monotonic() + seconds
         while not self.has_passed(event) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+    def _current_stream(self) -> Any:
+        """The stream that work is queued on now.
+
+        ``torch.cuda.current_stream`` reads the environment at every call; what it asks the driver
+        for in the end tells whether the stream is still the one that was found last.
+        """
+        try:
+            key = self._native._cuda_getCurrentStream(self._native._cuda_getDevice())
+        except AttributeError:
+            return self._cuda.current_stream()
+        if key != self._stream_key:
+            self._stream, self._stream_key = self._cuda.current_stream(), key
+        return self._stream
 
     def _fail(self, error: RuntimeError) -> None:
         text = str(error).strip()
