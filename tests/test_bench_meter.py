@@ -30,6 +30,8 @@ NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
 )
 
+LOOP = Group(host="loop", workers=0, accumulation=1)
+
 
 def test_every_host_has_its_workers_and_accumulations() -> None:
     assert len(groups()) == 10
@@ -41,13 +43,13 @@ def test_every_host_has_its_workers_and_accumulations() -> None:
 def test_the_waits_of_a_cell_add_up_to_its_share(cell: Cell) -> None:
     fetches = 4 * PERIOD_ROWS // BATCH_ROWS
     fetches -= fetches % BURST_FETCHES if cell.pattern == "burst" else 0
-    waited = sum(wait_before(cell, fetch, 0) for fetch in range(fetches))
-    share = waited / (waited + fetches * step_seconds(0))
+    waited = sum(wait_before(cell, fetch, LOOP) for fetch in range(fetches))
+    share = waited / (waited + fetches * step_seconds(LOOP))
     assert share == pytest.approx(cell.share, abs=1e-9)
 
 
 def test_a_cell_without_waits_has_none() -> None:
-    assert not any(wait_before(cells_of()[0], fetch, 2) for fetch in range(300))
+    assert not any(wait_before(cells_of()[0], fetch, LOOP) for fetch in range(300))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +87,7 @@ def test_what_is_wrong_with_a_cell_is_said() -> None:
 
 
 def test_a_cell_of_a_bare_loop_is_right(tmp_path: Path) -> None:
-    group = Group(host="loop", workers=0, accumulation=1)
-    found = run_cell(group, Cell(pattern="burst", share=0.3), tmp_path, 240)
+    found = run_cell(LOOP, Cell(pattern="burst", share=0.3), tmp_path, 240)
     # How near it comes is the benchmark's affair: machines that run tests are busy.
     assert found["stall_fraction"] == pytest.approx(found["true_stall"], abs=0.1)
     assert (found["verdict"], found["subtype"]) == ("data", "burst")

@@ -32,6 +32,7 @@ BURST_FETCHES = 16
 PERIOD_ROWS = 1000
 TOLERANCE = 0.015
 """How far a reported stall fraction may be from the true one."""
+_PERIOD_TOLERANCE = 0.02
 
 _SHARES = (0.02, 0.05, 0.10, 0.30, 0.60)
 _PATTERNS: tuple[Pattern, ...] = ("steady", "burst", "periodic")
@@ -76,17 +77,17 @@ def cells_of() -> list[Cell]:
     return [Cell(pattern="none", share=0.0), *waits]
 
 
-def step_seconds(workers: int) -> float:
-    """What the model takes for a batch. Handing one over from another process costs up to a
-    millisecond on a busy machine, which is a wait like any other: the step has to dwarf it."""
-    return 0.02 if workers else 0.005
+def step_seconds(group: Group) -> float:
+    """What the model takes for a batch. Collating a batch and handing it over from another process
+    cost up to a millisecond on a busy machine, a wait like any other: the step has to dwarf it."""
+    return 0.005 if group.host == "loop" else 0.02
 
 
-def wait_before(cell: Cell, fetch: int, workers: int) -> float:
+def wait_before(cell: Cell, fetch: int, group: Group) -> float:
     """Seconds to wait inside the fetch of this number."""
     if cell.pattern == "none":
         return 0.0
-    step = step_seconds(workers)
+    step, workers = step_seconds(group), group.workers
     mean = step * cell.share / (1 - cell.share)
     if cell.pattern == "steady":
         # So many workers wait side by side; together they must be slower than the model.
@@ -135,7 +136,7 @@ def _wrong_pattern(cell: Cell, found: dict[str, object]) -> list[str]:
         wrong.append(f"period of {found['period_fetches']} fetches")
     rows = found["period_rows"]
     if cell.pattern == "periodic" and not (
-        isinstance(rows, float | int) and abs(rows - PERIOD_ROWS) <= BATCH_ROWS
+        isinstance(rows, float | int) and abs(rows - PERIOD_ROWS) <= _PERIOD_TOLERANCE * PERIOD_ROWS
     ):
         wrong.append(f"period of {rows} rows")
     return wrong

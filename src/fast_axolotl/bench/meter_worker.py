@@ -34,9 +34,9 @@ __all__ = ["Waits", "main", "run_cell"]
 class Waits:
     """A dataset of batches of which some take their time, and what they took."""
 
-    def __init__(self, cell: Cell, workers: int, fetches: int) -> None:
+    def __init__(self, cell: Cell, group: Group, fetches: int) -> None:
         self.cell = cell
-        self.workers = workers
+        self.group = group
         self.fetches = fetches
         self.slept: list[float] = []
         self.begun: list[float] = []
@@ -57,10 +57,10 @@ class Waits:
     def fetch(self, fetch: int) -> list[int]:
         """The rows of one batch, after its wait."""
         begun = time.perf_counter()
-        seconds = wait_before(self.cell, fetch, self.workers)
+        seconds = wait_before(self.cell, fetch, self.group)
         if seconds:
             time.sleep(seconds)
-        if not self.workers:
+        if not self.group.workers:
             self.begun.append(begun)
             self.slept.append(time.perf_counter() - begun)
         return list(range(BATCH_ROWS))
@@ -78,7 +78,7 @@ def main() -> None:
 
 def run_cell(group: Group, cell: Cell, folder: Path, fetches: int) -> dict[str, Any]:
     """Runs one cell and compares what was reported with the truth."""
-    waits = Waits(cell, group.workers, fetches)
+    waits = Waits(cell, group, fetches)
     runs = {"loop": _run_loop, "loader": _run_loader, "trainer": _run_trainer}
     begun, waited = runs[group.host](group, waits, folder)
     from fast_axolotl.measure.summary import summarise
@@ -113,7 +113,7 @@ def _run_loop(group: Group, waits: Waits, folder: Path) -> tuple[list[float], li
 
     with measure(folder, accumulation=group.accumulation, sample_system=False) as meter:
         for _ in meter.watch(waits):
-            time.sleep(step_seconds(0))
+            time.sleep(step_seconds(group))
     return waits.begun, waits.slept
 
 
@@ -124,7 +124,7 @@ def _run_loader(group: Group, waits: Waits, folder: Path) -> tuple[list[float], 
     metered = measure(folder, accumulation=group.accumulation, sample_system=False)
     with metered as meter, _timed_iterators() as (begun, waited):
         for _ in _watched(meter, loader):
-            time.sleep(step_seconds(group.workers))
+            time.sleep(step_seconds(group))
     return (waits.begun, waits.slept) if not group.workers else (begun, waited)
 
 
@@ -154,7 +154,7 @@ def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float],
         remove_unused_columns=False,
     )
     trainer = Trainer(
-        model=_sleeping_model(step_seconds(group.workers)),
+        model=_sleeping_model(step_seconds(group)),
         args=arguments,
         train_dataset=waits,
         data_collator=_collate,
