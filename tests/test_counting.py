@@ -87,15 +87,40 @@ def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_mask_every_position_is_real(kind: str) -> None:
     counter = BatchCounter()
-    found = counter.count(
-        {
-            "input_ids": array([[5, 6, 7, 8, 9]], kind),
-            "position_ids": array([[0, 1, 0, 1, 2]], kind),
-        }
-    )
-    assert (found.real, found.padded, found.sequences, found.sequence_squares) == (5, 5, 2, 13)
+    found = counter.count({"input_ids": array([[5, 6, 7, 8, 9]], kind)})
+    assert (found.real, found.padded, found.sequences, found.sequence_squares) == (5, 5, 1, 25)
     assert set(counter.take_reasons()) == {"real_tokens", "trainable_tokens_per_second"}
     assert counter.take_reasons() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
+    counter = BatchCounter()
+    counter.pad_token_id = 0
+    found = counter.count(
+        {
+            "input_ids": array(
+                [[5, 6, 7, 5, 6, 0, 0, 0], [0, 5, 6, 7, 8, 5, 6, 0], [0] * 8],
+                kind,
+            ),
+            "position_ids": array(
+                [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1, 0], [0] * 8],
+                kind,
+            ),
+        }
+    )
+    assert (found.real, found.padded) == (5 + 7, 24)
+    assert (found.sequences, found.sequence_tokens) == (4, 12)
+    assert found.sequence_squares == 9 + 4 + 25 + 4
+    assert "tokens_per_second" not in counter.take_reasons()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packs_of_unknown_padding_have_no_real_tokens(kind: str) -> None:
+    counter = BatchCounter()
+    ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)
+    assert counter.count({"input_ids": ids, "position_ids": positions}).real is None
+    assert "pad_token_id" in counter.take_reasons()["tokens_per_second"]
 
 
 def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:

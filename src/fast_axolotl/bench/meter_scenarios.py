@@ -8,6 +8,7 @@ made, the scenario says so and is left out, or takes a resource limit instead.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,17 +46,18 @@ def run_scenario(name: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     expected = SCENARIOS[name]
     found: dict[str, Any] = {"name": name, "expected": expected, "verdict": None}
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        try:
             join = _PLACES.get(name, _no_place)(stack, folder)
-            code = _run(_command(name, folder), folder, join)
-    except OSError as error:
-        return {**found, "right": None, "note": f"left out: {error.strerror}: {error.filename}"}
+        except OSError as error:
+            note = f"left out: {error.strerror}: {error.filename}"
+            return {**found, "right": None, "note": note}
+        code = _run(_command(name, folder), folder, join)
     summary = summarise(read_run(folder / "run"))
     verdict = summary.verdict
     told = "/".join(filter(None, (verdict.kind, verdict.subtype)))
     if expected == "killed":
-        right = code != 0 and not summary.is_finished
+        right = code == -signal.SIGKILL and not summary.is_finished
         told = f"{told}, {summary.end_reason}"
     else:
         right = told in (expected, f"{expected}/near")

@@ -41,6 +41,7 @@ PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 _TELLING = (
     "adapter",
+    "attn_implementation",
     "base_model",
     "dataloader_num_workers",
     "dataloader_prefetch_factor",
@@ -52,6 +53,7 @@ _TELLING = (
     "sample_packing",
     "sequence_len",
     "streaming",
+    "streaming_multipack_buffer_size",
 )
 """Keys of Axolotl's that go into a record."""
 

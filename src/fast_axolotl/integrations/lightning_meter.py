@@ -25,6 +25,7 @@ from fast_axolotl.integrations.measuring import (
     next_folder,
     open_meter,
     record_model,
+    tell_end,
     yield_to_trainer,
 )
 from fast_axolotl.integrations.profiling import WindowProfiler
@@ -173,6 +174,8 @@ class MeterCallback(Callback):  # type: ignore[misc]
         vars(trainer).pop("save_checkpoint", None)
         assert self.meter is not None
         self.meter.close(*end_of(error))
+        if error is None:
+            tell_end(self.meter)
 
 
 def _datasets(loaders: Any) -> Iterator[Any]:

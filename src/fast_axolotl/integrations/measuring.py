@@ -45,6 +45,7 @@ __all__ = [
     "order",
     "read_rank",
     "record_model",
+    "tell_end",
     "yield_to_trainer",
 ]
 
@@ -184,6 +185,14 @@ def next_folder(run_dir: str | Path, number: int) -> Path:
     """The folder of the ``number``-th training of one callback: the first gets the name given."""
     folder = Path(run_dir)
     return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+
+
+def tell_end(meter: Meter) -> None:
+    """One line: what bounds the run, and where to read on. ``run --measure`` prints it all."""
+    if meter.rank != 0 or order() is not None:
+        return
+    headline = meter.summary().verdict.headline
+    print(f"fast-axolotl: {headline} See: fast-axolotl show {meter.run_dir}", file=sys.stderr)
 
 
 def end_of(error: BaseException | None) -> tuple[Any, str]:

@@ -28,6 +28,7 @@ from fast_axolotl.integrations.measuring import (
     next_folder,
     open_meter,
     record_model,
+    tell_end,
     yield_to_trainer,
 )
 from fast_axolotl.integrations.profiling import WindowProfiler
@@ -108,6 +109,9 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         loader = found.get("train_dataloader")
         self._dataset = getattr(loader, "dataset", None)
         self.meter.settings(**_read_settings(args, state, loader), **self._settings)
+        padding = getattr(found.get("processing_class"), "pad_token_id", None)
+        if isinstance(padding, int):
+            self.meter.settings(pad_token_id=padding)
         if found.get("model") is not None:
             record_model(self.meter, found["model"], **_read_lengths(args))
         if self._profile_steps:
@@ -200,6 +204,8 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
             self._watch = None
             assert self.meter is not None
             self.meter.close(*end_of(error))
+            if error is None:
+                tell_end(self.meter)
 
 
 class _Tail(TrainerCallback):  # type: ignore[misc]

@@ -33,6 +33,10 @@ _NO_INPUT_IDS = (
     "the batches hold no input_ids that could be counted: tell the meter with meter.tokens(...)"
 )
 _NO_LABELS = "the batches hold no labels of the shape of input_ids"
+_PACKED_WITHOUT_MASK = (
+    "packed batches came without an attention mask, and which token pads them is not known: "
+    "tell with meter.settings(pad_token_id=…)"
+)
 _NO_MASK = (
     "the batches hold no attention_mask of the shape of input_ids: every position counts as real"
 )
@@ -69,6 +73,8 @@ class BatchCounter:
     """Counts batches, and remembers why something could not be counted."""
 
     def __init__(self) -> None:
+        self.pad_token_id: int | None = None
+        """What rows are filled up with, where batches come without a mask (Axolotl's packs)."""
         self.reasons: dict[str, str] = {}
         """New reasons, by the name of the figure; the caller takes them out."""
         self._told: set[str] = set()
@@ -120,15 +126,22 @@ class BatchCounter:
         else:
             found.trainable = _count_nonzero(_view(labels) != _IGNORED_LABEL)
         mask = _column(batch, "attention_mask", shape)
-        if mask is None:
+        positions = _column(batch, "position_ids", shape)
+        if mask is not None:
+            found.real = _count_nonzero(_view(mask))
+        elif self.pad_token_id is not None:
+            found.real = _count_before_padding(_view(batch["input_ids"]), self.pad_token_id)
+        elif positions is not None:
+            self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
+        else:
             # A model that is given no mask attends to every position.
             self._note("real_tokens", _NO_MASK)
             found.real = found.padded
-        else:
-            found.real = _count_nonzero(_view(mask))
         if is_looked_at:
-            is_full = found.real == found.padded
-            positions = _column(batch, "position_ids", shape)
+            if mask is None and self.pad_token_id is not None and found.real is not None:
+                mask = _flag_before_padding(_view(batch["input_ids"]), self.pad_token_id)
+                positions = None if positions is None else _view(positions)
+            is_full = mask is None or found.real == found.padded
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequences = len(lengths)
             found.sequence_tokens = sum(lengths)
@@ -191,6 +204,25 @@ def _count_bytes(batch: Any) -> int | None:
             total += size
             is_known = True
     return total if is_known else None
+
+
+def _count_before_padding(ids: Any, pad_token_id: int) -> int | None:
+    """Positions up to the last one of each row that is no padding; ``None`` of unusual arrays.
+
+    Where a text ends in the very token that rows are padded with, that one token is not counted.
+    """
+    try:
+        reversed_rows = (ids != pad_token_id).reshape(-1, ids.shape[-1])[:, ::-1]
+        padding = reversed_rows.argmax(1)
+        padding[~reversed_rows.any(1)] = ids.shape[-1]
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+    return int(reversed_rows.size - padding.sum())
+
+
+def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
+    """Which positions come no later than the last one of their row that is no padding."""
+    return (ids != pad_token_id)[..., ::-1].cumsum(-1)[..., ::-1] != 0
 
 
 def _count_positions(shape: Any) -> int:

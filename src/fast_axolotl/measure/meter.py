@@ -228,6 +228,7 @@ class Meter:
         ``gradient_accumulation`` decide how long the warm-up is."""
         self._journal.settings(values)
         self._tracker.set_warmup(self._journal.values)
+        self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
     def reason(self, field: str, sentence: str) -> None:
