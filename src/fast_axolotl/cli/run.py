@@ -31,6 +31,7 @@ RUN_EXAMPLES = "\n\n".join(
         "  fast-axolotl run -- axolotl train config.yml --launcher torchrun",
         "  fast-axolotl run --skip collators,fetch -- axolotl train config.yml",
         "  fast-axolotl run --measure -- axolotl train config.yml",
+        "  fast-axolotl run --live -- axolotl train config.yml",
         "  fast-axolotl run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
     ]
 )
@@ -54,18 +55,22 @@ def run(
     measure: Annotated[
         bool, typer.Option("--measure", help="Record the run and print what bounds it.")
     ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Measure, and show the figures as they come.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
     ] = None,
     data_path: Annotated[
-        Path | None, typer.Option(help="Data whose disk is probed for its speed.")
+        Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
     ] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(help="Of one device, where its name is not known here.")
+        float | None,
+        typer.Option(help="Of one device, where its name is not known here.", min=0.001),
     ] = None,
     profile_steps: Annotated[
-        int, typer.Option(help="Run so many steps under torch's profiler, once.")
+        int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
     ] = 0,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
@@ -77,6 +82,9 @@ def run(
     With --measure, what trains in there is measured, be it Axolotl, transformers, Lightning or a
     loop over a torch DataLoader, and of any command its memory, disk and GPU.
 
+    With --live, the figures are shown while they come; what the command prints goes to log.txt in
+    the record's folder, and its last lines are shown, too.
+
     FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
     from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
@@ -84,6 +92,7 @@ def run(
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
+    measure = measure or live
     if not measure and (output or data_path or peak_tflops or profile_steps):
         raise UsageError(
             "--output, --data-path, --peak-tflops and --profile-steps are about a measured run: "
@@ -102,7 +111,7 @@ def run(
     os.environ.update(environment)
     _say(status_line(environment))
     if order is not None:
-        _run_measured(program, command, environment, order)
+        _run_measured(program, command, environment, order, live=live)
     sys.stdout.flush()
     # The command takes this process over: signals and the exit code are its own.
     os.execve(program, command, environment)
@@ -132,13 +141,28 @@ def status(
 
 
 def _run_measured(
-    program: str, command: Sequence[str], environment: dict[str, str], order: Order
+    program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
 ) -> NoReturn:
     from fast_axolotl.integrations.supervising import end_as, supervise
 
     _say(f"measuring into {order.run_dir}")
     data_path = order.data_paths[0] if order.data_paths else None
-    code = supervise(program, command, environment, order.run_dir, data_path=data_path)
+    if live:
+        from fast_axolotl.cli.live import LiveRun
+
+        with LiveRun(order.run_dir, environment) as view:
+            code = supervise(
+                program,
+                command,
+                view.environment,
+                order.run_dir,
+                data_path=data_path,
+                streams=view.streams,
+                meanwhile=view.show,
+            )
+        view.print_end(is_failed=code != 0)
+    else:
+        code = supervise(program, command, environment, order.run_dir, data_path=data_path)
     _print_summary(order.run_dir)
     end_as(code)
 
@@ -163,6 +187,13 @@ def _run_dir(output: Path | None, program: str) -> Path:
     if output is not None:
         if output.is_dir() and any(output.glob("*.jsonl")):
             raise UsageError(f"{output} holds a record already; give another --output")
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(
+                f"{output} cannot be the folder of a record ({reason}); give another --output"
+            ) from error
         return output.absolute()
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
     folder = Path("fast-axolotl-runs").absolute() / stem

@@ -1,4 +1,4 @@
-"""``fast-axolotl watch``: a process tree, looked at from outside."""
+"""``fast-axolotl watch``: a run or a process, looked at while it goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["WATCH_EXAMPLES", "watch"]
 
 WATCH_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl watch 4711\n\n"
+    "Examples:\n\n  fast-axolotl watch fast-axolotl-runs/20300131-120000-axolotl\n\n"
+    "  fast-axolotl watch 4711\n\n"
     "  fast-axolotl watch 4711 --seconds 60 --data-path data/ --output runs/first\n\n"
     "  fast-axolotl watch 4711 --seconds 10 --json"
 )
@@ -32,42 +33,74 @@ _ELSEWHERE = (
 
 
 def watch(
-    pid: Annotated[int, typer.Argument(help="The process; its descendants are included.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A process, whose descendants are included; or the folder of a record.",
+            metavar="PID|RUN",
+        ),
+    ],
     seconds: Annotated[
         float | None,
-        typer.Option(help="Watch for so long; else until the process ends or Ctrl-C.", min=0.1),
+        typer.Option(help="Watch for so long; else until it ends, q, or Ctrl-C.", min=0.1),
     ] = None,
     data_path: Annotated[
         str | None,
-        typer.Option(help="The data: how fast its device can be read is measured first."),
+        typer.Option(help="Of a PID. The data: how fast its device can be read is measured first."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Keep the samples in this folder, for show."),
+        typer.Option("--output", "-o", help="Of a PID. Keep the samples in this folder, for show."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Watch the memory, reading, swap and GPUs of a running process tree, from outside.
+    """Watch a run as it goes on: what bounds it so far, throughput, memory, disk, swap.
 
-    One line a second, and a summary when the process ends, the time is up, or on Ctrl-C.
-    Nothing is changed in the process, and nothing of it has to be prepared.
+    Of a RUN, which records itself, all figures; of any other PID what is seen from outside.
+
+    In a terminal: p pauses, r begins a new window, q quits. Elsewhere: one line a second.
+
+    Nothing is changed in what is watched. A folder whose name is a number: ./4711.
     """
+    if target.isdecimal():
+        _watch_process(int(target), seconds, data_path, output, as_json=as_json)
+        return
+    if data_path or output:
+        raise UsageError("--data-path and --output are for a PID: a record has its own")
+    from fast_axolotl.cli.live import watch_record
+
+    watch_record(Path(target), seconds, as_json=as_json)
+
+
+def _watch_process(
+    pid: int, seconds: float | None, data_path: str | None, output: Path | None, *, as_json: bool
+) -> None:
+    from fast_axolotl.cli.live import show_process
     from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.measure.watching import Watched, check_process
+    from fast_axolotl.report.live import SampledProcess
+    from fast_axolotl.report.live_screen import LineDisplay, open_display
 
     check_process(pid)
     writer = None if output is None else _open_record(output)
-    watched = Watched()
+    watched, source = Watched(), SampledProcess(pid)
     file = sys.stderr if as_json else sys.stdout
+    display = open_display(file)
+    has_screen = not isinstance(display, LineDisplay)
 
-    def show(sample: SystemSample) -> None:
+    def take(sample: SystemSample) -> None:
         watched.add(sample)
-        print(_line(watched), file=file, flush=True)
+        source.add(sample)
+        if not has_screen:
+            print(_line(watched), file=file, flush=True)
 
     sampler = SystemSampler(
-        pid, writer, data_path=data_path, on_sample=show, exclude_pids=(os.getpid(),)
+        pid, writer, data_path=data_path, on_sample=take, exclude_pids=(os.getpid(),)
     )
-    ending = _watch_to_the_end(sampler, seconds)
+    if has_screen:
+        ending = show_process(sampler, source, display, seconds)
+    else:
+        ending = _watch_to_the_end(sampler, seconds)
     figures = {**watched.figures(sampler.begin()), "ending": ending}
     if as_json:
         print(json.dumps(figures, indent=2, ensure_ascii=False))

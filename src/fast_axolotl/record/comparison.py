@@ -72,6 +72,12 @@ class Cell:
     low: float | None = None
     """Lower end of the 95 % interval of the ratio."""
     high: float | None = None
+    difference: float | None = None
+    """Mean over pairs of arm − baseline; of figures that can be 0 only. Where there is one and no
+    ratio, a value is so near 0 that the difference decides."""
+    difference_low: float | None = None
+    """Lower end of its 95 % interval."""
+    difference_high: float | None = None
     outcome: Literal["better", "worse", "changed", "no detectable change", "not compared", ""] = ""
     reason: str = ""
     """Why there is no value, or no interval."""

@@ -26,7 +26,9 @@ __all__ = [
     "RankRecord",
     "RunRecord",
     "SystemRecord",
+    "check_schema",
     "dump_line",
+    "leave_out_earlier_ranks",
     "parse_line",
     "read_run",
 ]
@@ -193,7 +195,7 @@ def read_run(path: str | Path) -> RunRecord:
     record = RunRecord(path=str(folder))
     for file in sorted(folder.glob("rank-*.jsonl")):
         _read_rank(file, record)
-    _leave_out_earlier_ranks(record)
+    leave_out_earlier_ranks(record)
     system = folder / "system.jsonl"
     if system.exists():
         _read_system(system, record)
@@ -206,7 +208,7 @@ def read_run(path: str | Path) -> RunRecord:
     return record
 
 
-def _leave_out_earlier_ranks(record: RunRecord) -> None:
+def leave_out_earlier_ranks(record: RunRecord) -> None:
     """Of a run with more ranks that used the same folder before."""
     first = record.ranks.get(0)
     if first is None:
@@ -252,7 +254,7 @@ def _read_lines(file: Path, record: RunRecord) -> Iterator[object]:
                 else:
                     record.notes.append(f"{file.name}: cut off in line {number}")
                 continue
-            _check_schema(line, file)
+            check_schema(line, file)
             if line is not None:
                 yield line
 
@@ -275,7 +277,8 @@ def parse_line(found: dict[str, Any]) -> object | None:
     return kind(**values)  # type: ignore[no-any-return]
 
 
-def _check_schema(line: object, file: Path) -> None:
+def check_schema(line: object, file: Path) -> None:
+    """Refuse what a later version wrote."""
     schema = getattr(line, "schema", SCHEMA)
     if schema > SCHEMA:
         raise DataError(

@@ -23,7 +23,13 @@ from fast_axolotl.record import RunSummary, Verdict
 from fast_axolotl.report.figures import GROUPS, Group, Row
 from fast_axolotl.report.terminal import format_seconds
 
-__all__ = ["render_summary", "show_summary", "summary_to_json", "verdict_title"]
+__all__ = [
+    "VERDICT_STYLES",
+    "render_summary",
+    "show_summary",
+    "summary_to_json",
+    "verdict_title",
+]
 
 _PIPE_WIDTH = 100
 _LABEL_WIDTH = 25
@@ -37,7 +43,7 @@ _TITLES = {
     "compute": "Compute-bound",
     "mixed": "Mixed",
 }
-_STYLES = {
+VERDICT_STYLES = {
     "inconclusive": "bold white on grey35",
     "swap": "bold white on red",
     "io": "bold white on red",
@@ -86,7 +92,7 @@ def verdict_title(verdict: Verdict) -> str:
 
 
 def _print_verdict(console: Console, verdict: Verdict) -> None:
-    title = Text(f" {verdict_title(verdict)} ", style=_STYLES[verdict.kind])
+    title = Text(f" {verdict_title(verdict)} ", style=VERDICT_STYLES[verdict.kind])
     console.print(Text.assemble(title, " ", (verdict.headline, "bold")))
     if verdict.evidence:
         _print_heading(console, "Why")

@@ -1,0 +1,240 @@
+"""The live view of a record, of a process, and of a command that is started here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fast_axolotl.measure.sampler import SystemSampler
+    from fast_axolotl.record import RunRecord
+    from fast_axolotl.record.following import RunFollower
+    from fast_axolotl.report.live import SampledProcess
+    from fast_axolotl.report.live_screen import Display
+
+__all__ = ["LiveRun", "show_process", "watch_record"]
+
+LOG_FILE = "log.txt"
+"""In the folder of a record: what the command printed."""
+
+_SETTLED_SECONDS = 3.0
+"""Without a line after the watcher has written its last, for a rank to count as cut off."""
+_DEAD_SECONDS = 10.0
+"""Without a line, for a run whose processes are gone to count as cut off."""
+_FAILED_LINES = 20
+
+
+def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
+    """Follow the folder of a record until the run ends, the time is up, or somebody quits."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record.following import RunFollower
+    from fast_axolotl.report.live import LiveView
+    from fast_axolotl.report.live_screen import ScreenDisplay, open_display
+    from fast_axolotl.report.show import summary_to_json
+
+    follower = RunFollower(folder)
+    follower.check()
+    display = open_display(sys.stderr if as_json else sys.stdout)
+    view = LiveView(
+        follower,
+        summarise,
+        display,
+        title=str(folder),
+        ending=lambda: _how_run_ended(follower),
+    )
+    ending = view.run(seconds)
+    if as_json:
+        print(summary_to_json(summarise(follower.record)))
+        return
+    if isinstance(display, ScreenDisplay):
+        display.print_last()
+    print(f"\nWatched until {ending}. Every figure: fast-axolotl show {folder}")
+
+
+def show_process(
+    sampler: SystemSampler, source: SampledProcess, display: Display, seconds: float | None
+) -> str:
+    """Draw what the sampler sees; why that ended."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.report.live import LiveView
+
+    is_interrupted = True
+    try:
+        sampler.start()
+        start = sampler.begin()
+        source.begin(start)
+        view = LiveView(
+            source,
+            summarise,
+            display,
+            title=f"{source.record.path}  {' '.join(start.command)}".strip(),
+            is_outside=True,
+            ending=lambda: sampler.failure or ("" if sampler.is_alive else "the process ended"),
+        )
+        ending = view.run(seconds)
+        is_interrupted = ending == "Ctrl-C"
+    finally:
+        sampler.stop("interrupted" if is_interrupted else "finished")
+    return ending
+
+
+class LiveRun:
+    """The view of a command that is being run. Without a terminal its output is left alone."""
+
+    def __init__(self, run_dir: str, environment: Mapping[str, str]) -> None:
+        from fast_axolotl.report.live_screen import ScreenDisplay, open_display
+
+        self.streams: dict[str, Any] = {}
+        """Where the command reads and writes, as Popen takes it; for the rest, as we do."""
+        self.environment = dict(environment)
+        self._folder = Path(run_dir)
+        self._display = open_display(sys.stderr)
+        self._log: Path | None = None
+        self._is_log_shown = False
+        if isinstance(self._display, ScreenDisplay):
+            self._log = self._folder / LOG_FILE
+
+    def __enter__(self) -> LiveRun:
+        if self._log is None:
+            return self
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        opened = self._log.open("wb")
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name).isatty():
+                self.streams[name] = opened
+        if sys.stdin is not None and sys.stdin.isatty():
+            # The keys are the view's.
+            self.streams["stdin"] = subprocess.DEVNULL
+        # Python holds back what it prints to a file; to a terminal it does not.
+        self.environment.setdefault("PYTHONUNBUFFERED", "1")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in {id(one): one for one in self.streams.values()}.values():
+            if stream is not subprocess.DEVNULL:
+                stream.close()
+
+    def show(self, is_running: Callable[[], bool]) -> None:
+        """Draw until the command ends; if somebody quits before, show its output as it comes."""
+        try:
+            ending = self._show(is_running)
+        except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
+            print(f"fast-axolotl: the view has ended: {error!r}", file=sys.stderr, flush=True)
+            return
+        if self._log is not None and is_running():
+            print(
+                f"fast-axolotl: {ending}: the command goes on, and Ctrl-C ends it",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._is_log_shown = True
+            _copy_log(self._log, is_running)
+
+    def print_end(self, *, is_failed: bool) -> None:
+        """Where the output is; of a command that failed, its end."""
+        from fast_axolotl.report.live_log import read_last_lines
+
+        if self._log is None:
+            return
+        if is_failed and not self._is_log_shown:
+            for line in read_last_lines(self._log, _FAILED_LINES):
+                print(line, file=sys.stderr)
+        print(f"fast-axolotl: what the command printed: {self._log}", file=sys.stderr, flush=True)
+
+    def _show(self, is_running: Callable[[], bool]) -> str:
+        from fast_axolotl.measure.summary import summarise
+        from fast_axolotl.record.following import RunFollower
+        from fast_axolotl.report.live import LiveView
+        from fast_axolotl.report.live_log import read_last_lines
+
+        log = self._log
+        view = LiveView(
+            RunFollower(self._folder),
+            summarise,
+            self._display,
+            title=self._folder.name,
+            ending=lambda: "" if is_running() else "the command ended",
+            read_log=None if log is None else lambda: read_last_lines(log, 8),
+        )
+        return view.run()
+
+
+def _copy_log(log: Path, is_running: Callable[[], bool]) -> None:
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        while True:
+            was_running = is_running()
+            while found := file.read(65536):
+                sys.stderr.buffer.write(found)
+            sys.stderr.flush()
+            if not was_running:
+                return
+            time.sleep(0.1)
+
+
+def _how_run_ended(follower: RunFollower) -> str:
+    """Empty while it goes on."""
+    record = follower.record
+    if follower.is_complete:
+        return _name_end(record)
+    if not record.ranks and record.system is None:
+        return ""
+    quiet = _seconds_since_written(follower.folder)
+    is_over = record.system is not None and record.system.end is not None
+    if is_over and quiet > _SETTLED_SECONDS:
+        return _name_end(record)
+    if quiet > _DEAD_SECONDS and not _may_be_alive(record):
+        return "the run was cut off: its processes are gone"
+    return ""
+
+
+def _name_end(record: RunRecord) -> str:
+    ends = [rank.end for rank in record.ranks.values()]
+    if record.system is not None:
+        ends.append(record.system.end)
+    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
+    for reason, told in words.items():
+        for end in ends:
+            if end is not None and end.reason == reason:
+                return f"{told}: {end.error}" if end.error else told
+    return "the run finished"
+
+
+def _seconds_since_written(folder: Path) -> float:
+    times = []
+    for path in folder.glob("*.jsonl"):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return time.time() - max(times, default=0.0)
+
+
+def _may_be_alive(record: RunRecord) -> bool:
+    """Whether a process of the run lives, or lies on another machine where nobody can tell."""
+    found = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
+    if record.system is not None:
+        found.append((record.system.start.host, record.system.start.root_pid))
+    here = platform.node()
+    return any(host != here or _is_alive(pid) for host, pid in found)
+
+
+def _is_alive(pid: int) -> bool:
+    from fast_axolotl.measure import procfs
+
+    if procfs.has_procfs():
+        stat = procfs.read_stat(pid)
+        return stat is not None and stat.is_alive
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

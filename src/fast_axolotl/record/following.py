@@ -1,0 +1,204 @@
+"""Follows a record's folder while the run writes it, reading every line once.
+
+Each call of ``poll`` looks for new files and reads what the known ones have grown by; a line whose
+end has not come yet waits for it. The record that results holds figures of the same value as one
+read at once, in bounded memory (see ``condensing``). A file that was put in the place of an earlier
+one, because a new run uses the folder, is read from its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
+from fast_axolotl.record.folder import (
+    RankRecord,
+    RunRecord,
+    SystemRecord,
+    check_schema,
+    leave_out_earlier_ranks,
+    parse_line,
+)
+from fast_axolotl.record.lines import End, Start, StepBlock, SystemSample, SystemStart
+
+__all__ = ["RunFollower", "restart_window"]
+
+NEWEST = 128
+"""Blocks and samples that keep their detail: two minutes, at one a second."""
+_MOST_BLOCKS = 4096
+"""Of all ranks together."""
+_MOST_SAMPLES = 1024
+_MOST_MARKS = 1024
+_MOST_LOGS = 64
+_MOST_NOTES = 20
+_HEAD_BYTES = 256
+"""By which a file is known again: they hold the kind of the first line, and when it was written."""
+_MOST_BYTES = 4_000_000
+"""Read from one file in one call, so that a long record does not keep a display waiting."""
+
+
+class RunFollower:
+    """Reads what is new in a record's folder."""
+
+    def __init__(self, folder: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = Path(folder)
+        self.record = RunRecord(path=str(folder))
+        self.is_behind = False
+        """More was there than one call reads: call again."""
+        self._clock = clock
+        self._tails: dict[str, _Tail] = {}
+        self._notes: list[str] = []
+        self._step_at = clock()
+
+    @property
+    def stepless_seconds(self) -> float:
+        """Since a line about steps came, or following began."""
+        return self._clock() - self._step_at
+
+    @property
+    def is_complete(self) -> bool:
+        """Every file of the record has its last line, and no rank is missing."""
+        ranks, system = self.record.ranks, self.record.system
+        ends = [rank.end for rank in ranks.values()]
+        world = max((rank.start.world_size for rank in ranks.values()), default=0)
+        if system is not None:
+            ends.append(system.end)
+        return bool(ends) and None not in ends and len(ranks) >= world
+
+    def check(self) -> None:
+        """Refuse a folder that is no record."""
+        if not self.folder.exists():
+            raise MissingFileError("there is no such folder", path=str(self.folder))
+        if not self.folder.is_dir():
+            raise DataError("a record is a folder, and this is a file", path=str(self.folder))
+        if not self._find_files():
+            raise DataError(
+                "no record in here: there is neither rank-0.jsonl nor system.jsonl; "
+                "make one with fast-axolotl run --measure -- COMMAND",
+                path=str(self.folder),
+            )
+
+    def poll(self) -> int:
+        """Read what is new; the number of new lines."""
+        count = 0
+        self.is_behind = False
+        for path in self._find_files():
+            count += self._poll_file(path)
+        if count:
+            self._assemble()
+            self._condense()
+        return count
+
+    def reset(self) -> None:
+        """Begin a new window: figures are of what comes from now on."""
+        restart_window(self.record)
+
+    def _find_files(self) -> list[Path]:
+        return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob("system.jsonl")]
+
+    def _poll_file(self, path: Path) -> int:
+        tail = self._tails.setdefault(path.name, _Tail(path))
+        try:
+            texts = tail.read()
+        except OSError:
+            # Moved or removed this very moment; if there is a new file, the next call finds it.
+            return 0
+        self.is_behind = self.is_behind or tail.is_behind
+        for text in texts:
+            self._take(tail, text)
+        return len(texts)
+
+    def _take(self, tail: _Tail, text: bytes) -> None:
+        tail.number += 1
+        try:
+            line = parse_line(json.loads(text.decode("utf-8", errors="replace")))
+        except (ValueError, TypeError, AttributeError, KeyError):
+            note = f"{tail.path.name}, line {tail.number}: not a line of a record"
+            self._notes = [*self._notes, note][:_MOST_NOTES]
+            return
+        check_schema(line, tail.path)
+        if isinstance(line, Start):
+            tail.home = RankRecord(start=line)
+        elif isinstance(line, SystemStart):
+            tail.home = SystemRecord(start=line)
+        elif isinstance(tail.home, RankRecord) and line is not None:
+            tail.home.add(line)
+            if isinstance(line, StepBlock):
+                self._step_at = self._clock()
+        elif isinstance(tail.home, SystemRecord):
+            _add_to_system(tail.home, line)
+
+    def _assemble(self) -> None:
+        """From all files anew: which ranks are of this run is known once rank 0 has begun."""
+        homes = [tail.home for tail in self._tails.values()]
+        ranks = [home for home in homes if isinstance(home, RankRecord)]
+        self.record.ranks = {rank.start.rank: rank for rank in ranks}
+        self.record.system = next((one for one in homes if isinstance(one, SystemRecord)), None)
+        self.record.notes = list(self._notes)
+        leave_out_earlier_ranks(self.record)
+
+    def _condense(self) -> None:
+        most = max(NEWEST + 32, _MOST_BLOCKS // max(1, len(self.record.ranks)))
+        for rank in self.record.ranks.values():
+            rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
+            rank.marks = condense_marks(rank.marks, most=_MOST_MARKS)
+            del rank.logs[:-_MOST_LOGS]
+        system = self.record.system
+        if system is not None:
+            system.samples = condense_samples(system.samples, most=_MOST_SAMPLES, newest=NEWEST)
+
+
+def restart_window(record: RunRecord) -> None:
+    """Forget blocks and samples; the last sample stays, for counters to be compared with."""
+    for rank in record.ranks.values():
+        rank.blocks.clear()
+    system = record.system
+    if system is not None and system.samples:
+        known = [one.pss_bytes for one in system.samples if one.pss_bytes is not None]
+        last = system.samples[-1]
+        system.samples[:] = [replace(last, pss_bytes=known[-1] if known else None)]
+
+
+def _add_to_system(system: SystemRecord, line: Any) -> None:
+    if isinstance(line, SystemSample):
+        system.samples.append(line)
+    elif isinstance(line, End):
+        system.end = line
+
+
+class _Tail:
+    """How far one file has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.home: RankRecord | SystemRecord | None = None
+        self.number = 0
+        """Lines read."""
+        self.is_behind = False
+        self._offset = 0
+        self._head = b""
+        self._begun = b""
+        """The start of a line whose end has not come yet."""
+
+    def read(self) -> list[bytes]:
+        """The whole lines that are new."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_HEAD_BYTES)
+            # A new file may have the number of a removed one; its first line has another date.
+            if not head.startswith(self._head) or size < self._offset:
+                self.home, self.number, self._offset, self._begun = None, 0, 0, b""
+            self._head = head
+            file.seek(self._offset)
+            found = file.read(_MOST_BYTES)
+        self._offset += len(found)
+        self.is_behind = self._offset < size
+        *whole, self._begun = (self._begun + found).split(b"\n")
+        return [text for text in whole if text.strip()]

@@ -1,0 +1,227 @@
+"""A record read while it grows: every line once, the same figures, bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
+from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
+from fast_axolotl.record.folder import dump_line
+from fast_axolotl.record.following import RunFollower
+from fast_axolotl.record.lines import Mark
+from records import every, make_rank, make_run, make_system, steady
+
+
+def lines_of(one: RankRecord | SystemRecord) -> list[str]:
+    """A made-up rank or watcher as the lines of its file."""
+    middle = (
+        one.samples
+        if isinstance(one, SystemRecord)
+        else [*one.settings, *one.marks, *one.models, *one.blocks, *one.phases, *one.logs]
+    )
+    ends = [] if one.end is None else [one.end]
+    return [dump_line(line) + "\n" for line in [one.start, *middle, *ends]]
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    folder.mkdir(exist_ok=True)
+    for number, rank in record.ranks.items():
+        (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
+    if record.system is not None:
+        (folder / "system.jsonl").write_text("".join(lines_of(record.system)))
+
+
+def test_a_record_followed_byte_by_byte_is_the_record_read_at_once(tmp_path: Path) -> None:
+    text = "".join(lines_of(make_rank(wait=steady(0.2), fetches=900, tokens=10))).encode()
+    file = tmp_path / "rank-0.jsonl"
+    follower = RunFollower(tmp_path)
+    for begin in range(0, len(text), 97):
+        with file.open("ab") as opened:
+            opened.write(text[begin : begin + 97])
+        follower.poll()
+    whole = read_run(tmp_path)
+    assert follower.record.ranks == whole.ranks
+    assert follower.record.notes == []
+    assert follower.poll() == 0
+
+
+def test_only_what_is_new_is_read(tmp_path: Path) -> None:
+    write_run(tmp_path, make_run(make_rank(end=None), system=make_system(samples=3, end=None)))
+    follower = RunFollower(tmp_path)
+    assert follower.poll() > 5
+    assert follower.poll() == 0
+    with (tmp_path / "system.jsonl").open("a") as file:
+        file.write(dump_line(End(t=3.0, reason="finished")) + "\n")
+    assert follower.poll() == 1
+    assert follower.record.system is not None
+    assert follower.record.system.end is not None
+
+
+def test_ranks_that_begin_later_are_found(tmp_path: Path) -> None:
+    write_run(tmp_path, make_run(make_rank(world_size=2)))
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    assert not follower.is_complete
+    write_run(tmp_path, make_run(make_rank(rank=1, world_size=2)))
+    follower.poll()
+    assert sorted(follower.record.ranks) == [0, 1]
+    assert follower.is_complete
+
+
+def test_a_new_run_in_the_folder_takes_the_place_of_the_earlier(tmp_path: Path) -> None:
+    two = [make_rank(rank=rank, world_size=2, fetches=900) for rank in (0, 1)]
+    write_run(tmp_path, make_run(*two))
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    (tmp_path / "rank-0.jsonl").rename(tmp_path / "rank-0.jsonl.1")
+    write_run(tmp_path, make_run(make_rank(fetches=100)))
+    follower.poll()
+    assert sorted(follower.record.ranks) == [0]
+    assert sum(block.fetches for block in follower.record.ranks[0].blocks) == 105
+    assert follower.record.notes == ["rank-1.jsonl is of another run: this one had 1 ranks"]
+
+
+def test_a_rank_that_is_ahead_of_rank_0_is_not_lost(tmp_path: Path) -> None:
+    write_run(tmp_path, make_run(make_rank()))
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    write_run(tmp_path, make_run(make_rank(rank=1, world_size=2)))
+    follower.poll()
+    assert sorted(follower.record.ranks) == [0]
+    (tmp_path / "rank-0.jsonl").unlink()
+    write_run(tmp_path, make_run(make_rank(world_size=2)))
+    follower.poll()
+    assert sorted(follower.record.ranks) == [0, 1]
+
+
+def test_a_spoilt_line_is_noted_and_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path, make_run(make_rank(fetches=300)))
+    file = tmp_path / "rank-0.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:3], b"{\xff no JSON\n\n", *lines[3:]]))
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    assert follower.record.notes == ["rank-0.jsonl, line 4: not a line of a record"]
+    assert follower.is_complete
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no such folder"):
+        RunFollower(tmp_path / "gone").check()
+    with pytest.raises(DataError, match="no record in here"):
+        RunFollower(tmp_path).check()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="this is a file"):
+        RunFollower(tmp_path / "file").check()
+    assert RunFollower(tmp_path / "gone").poll() == 0
+
+
+def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    rank = make_rank()
+    rank.start = dataclasses.replace(rank.start, schema=99)
+    write_run(tmp_path, make_run(rank))
+    with pytest.raises(DataError, match="written in format 99"):
+        RunFollower(tmp_path).poll()
+
+
+def test_a_long_run_is_kept_short_with_the_same_figures(tmp_path: Path) -> None:
+    wait = every(40, 0.15, own_seconds=0.1)
+    rank = make_rank(wait=wait, own_seconds=0.1, fetches=60_000, tokens=100, padded=120)
+    record = make_run(rank, system=make_system(samples=7000, read_bytes=5e6))
+    assert len(rank.blocks) > 5000
+    write_run(tmp_path, record)
+    follower = RunFollower(tmp_path)
+    while follower.poll() or follower.is_behind:
+        pass
+    kept = follower.record
+    assert len(kept.ranks[0].blocks) <= 4096
+    assert kept.system is not None
+    assert len(kept.system.samples) <= 1024
+    whole, short = summarise(record), summarise(kept)
+    for name in ("stall_fraction", "samples_per_second", "tokens_per_second", "padding_share"):
+        assert getattr(short, name) == pytest.approx(getattr(whole, name)), name
+    for name in ("fetches", "steps", "step_p50_seconds", "wait_p99_seconds", "stall_pattern"):
+        assert getattr(short, name) == getattr(whole, name), name
+    assert short.read_bytes_per_second == pytest.approx(whole.read_bytes_per_second)
+    assert short.verdict.kind == whole.verdict.kind == "data"
+
+
+def test_blocks_are_joined_within_a_phase_and_the_newest_left_alone() -> None:
+    blocks = make_rank(fetches=3000, warmup_steps=300, device_wait=steady(0.1)).blocks
+    found = condense_blocks(blocks, most=len(blocks) - 1, newest=8)
+    assert len(found) < len(blocks) * 0.7
+    assert found[-8:] == blocks[-8:]
+    for name in ("fetches", "steps", "wall_seconds", "device_wait_seconds", "samples"):
+        for phase in ("warmup", "steady"):
+            before, after = (
+                sum(getattr(block, name) for block in some if block.phase == phase)
+                for some in (blocks, found)
+            )
+            assert before == pytest.approx(after), (name, phase)
+    assert condense_blocks(blocks, most=len(blocks), newest=8) is blocks
+
+
+def test_what_one_of_two_blocks_does_not_know_is_the_other_s() -> None:
+    def block(step: int, **named: object) -> StepBlock:
+        values = {"phase": "steady", "steps": 1, "fetches": 1, "host_wait_seconds": 0.0, **named}
+        return StepBlock(t=step, first_step=step, first_fetch=step, wall_seconds=1.0, **values)  # type: ignore[arg-type]
+
+    pair = [block(0, real_tokens=5, queue_depth=4.0), block(1), block(2)]
+    [joined, last] = condense_blocks(pair, most=2, newest=1)
+    assert (joined.real_tokens, joined.rows, joined.queue_depth) == (5, None, 4.0)
+    assert last is pair[2]
+    apart = [block(0, device_wait_seconds=0.5), block(1), block(2)]
+    assert condense_blocks(apart, most=2, newest=1) == apart
+
+
+def test_the_highest_sample_is_never_let_go() -> None:
+    samples = make_system(samples=100).samples
+    peak = dataclasses.replace(samples[41], pss_bytes=9 * 10**9)
+    tall = dataclasses.replace(samples[22], hwm_bytes=9 * 10**9, pss_bytes=None)
+    samples[41], samples[22] = peak, tall
+    for _ in range(5):
+        samples = condense_samples(samples, most=len(samples) - 1, newest=4)
+    assert len(samples) < 20
+    assert peak in samples
+    assert tall in samples
+    assert samples[0].t == 0.0
+    assert samples[-1].t == 99.0
+
+
+def test_of_marks_the_first_and_the_latest_stay() -> None:
+    marks = [Mark(t=float(number), name="epoch") for number in range(1000)]
+    kept = condense_marks(marks, most=400)
+    assert len(kept) <= 400
+    assert (kept[0], kept[-1]) == (marks[0], marks[-1])
+
+
+def test_a_new_window_forgets_steps_and_keeps_what_counters_are_compared_with(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, make_run(make_rank(end=None), system=make_system(end=None, read_bytes=1e6)))
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    follower.reset()
+    assert follower.record.ranks[0].blocks == []
+    assert follower.record.ranks[0].marks != []
+    assert follower.record.system is not None
+    [sample] = follower.record.system.samples
+    assert (sample.t, sample.read_bytes) == (59.0, 59e6)
+
+
+def test_seconds_without_a_step_are_counted_by_the_clock(tmp_path: Path) -> None:
+    now = [100.0]
+    write_run(tmp_path, make_run(make_rank(end=None)))
+    follower = RunFollower(tmp_path, clock=lambda: now[0])
+    now[0] += 5
+    assert follower.stepless_seconds == 5
+    follower.poll()
+    assert follower.stepless_seconds == 0
+    now[0] += 7
+    follower.poll()
+    assert follower.stepless_seconds == 7

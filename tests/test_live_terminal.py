@@ -1,0 +1,367 @@
+"""The live view in a real terminal: a pseudo-terminal, real processes, real keys."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fast_axolotl
+from fast_axolotl.measure import procfs
+from fast_axolotl.record import End, read_run
+from fast_axolotl.record.folder import dump_line
+from records import make_rank, make_run, make_system, steady
+from test_following import write_run
+
+pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
+
+PATIENCE_SECONDS = 60.0
+OTHER_SCREEN, BACK = "\x1b[?1049h", "\x1b[?1049l"
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'fast_axolotl.cli', *sys.argv[1:]])"
+)
+"""A terminal of its own, as a shell in a window has it."""
+
+
+class Terminal:
+    """A command in a terminal, seen from the side of the one who sits there."""
+
+    def __init__(self, folder: Path, *arguments: str | int | Path, width: int = 80) -> None:
+        self.screen, inner = pty.openpty()
+        self.resize(width, 24)
+        self.before = termios.tcgetattr(inner)
+        self.inner = inner
+        self.text = ""
+        source = Path(fast_axolotl.__file__).parents[1]
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("FAST_AXOLOTL") and name not in ("COLUMNS", "LINES")
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)],
+            cwd=folder,
+            env={**inherited, "PYTHONPATH": str(source), "TERM": "xterm-256color"},
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        size = struct.pack("HHHH", height, width, 0, 0)
+        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, size)
+
+    def press(self, keys: str) -> None:
+        os.write(self.screen, keys.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Read until the text has come; what came up to then, which is not looked at again."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.text:
+            is_over = self.process.poll() is not None
+            if not self._read() and (is_over or time.monotonic() > end):
+                pytest.fail(f"{text!r} did not come: {self.text[-3000:]!r}")
+        seen, _, self.text = self.text.partition(text)
+        return seen + text
+
+    def wait(self) -> int:
+        """Read until the command has ended; its exit code."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < end, f"it did not end: {self.text[-3000:]!r}"
+            self._read()
+        while self._read():
+            pass
+        return self.process.returncode
+
+    def is_put_back(self) -> bool:
+        return termios.tcgetattr(self.inner) == self.before
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.screen)
+        os.close(self.inner)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self.screen], [], [], 0.1)
+        if not ready:
+            return False
+        self.text += os.read(self.screen, 65536).decode(errors="replace")
+        return True
+
+
+@contextlib.contextmanager
+def terminal(folder: Path, *arguments: str | int | Path, width: int = 80) -> Iterator[Terminal]:
+    opened = Terminal(folder, *arguments, width=width)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A record whose process, this one, lives."""
+    rank = make_rank(wait=steady(0.3), fetches=900, tokens=10, end=None)
+    folder = tmp_path / "run"
+    write_run(folder, make_run(rank, system=make_system(end=None)))
+    text = (folder / "rank-0.jsonl").read_text()
+    (folder / "rank-0.jsonl").write_text(text.replace('"pid":100', f'"pid":{os.getpid()}'))
+    return folder
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-?]*[a-zA-Z]", "", text)
+
+
+def test_keys_pause_reset_and_quit_and_the_terminal_is_put_back(unfinished: Path) -> None:
+    with terminal(unfinished.parent, "watch", unfinished) as one:
+        seen = one.wait_for(" quit")
+        assert OTHER_SCREEN in seen
+        assert HIDE_CURSOR in seen
+        assert "Data-bound (rate)" in seen
+        assert not one.is_put_back()
+        one.press("p")
+        one.wait_for("paused for")
+        one.press("\x1b[A")  # an arrow is no key of ours
+        one.press("r")
+        one.wait_for("No step has ended since the reset.")
+        one.press("q")
+        assert one.wait() == 0
+        after = one.text.partition(BACK)[2]
+        assert SHOW_CURSOR in one.text
+        assert "Watched until q was pressed." in plain(after)
+        assert one.is_put_back()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_no_trace_on_the_terminal(
+    unfinished: Path, number: signal.Signals, code: int
+) -> None:
+    with terminal(unfinished.parent, "watch", unfinished) as one:
+        one.wait_for(" quit")
+        one.process.send_signal(number)
+        assert one.wait() == code
+        assert BACK in one.text
+        assert SHOW_CURSOR in one.text
+        assert one.is_put_back()
+
+
+def test_the_view_ends_with_the_run(unfinished: Path) -> None:
+    with terminal(unfinished.parent, "watch", unfinished) as one:
+        one.wait_for(" quit")
+        for name in ("rank-0.jsonl", "system.jsonl"):
+            with (unfinished / name).open("a") as file:
+                file.write(dump_line(End(t=60.0, reason="exception", error="bad row")) + "\n")
+        assert one.wait() == 0
+        assert "Watched until the run failed: bad row." in plain(one.text)
+        assert one.is_put_back()
+
+
+def test_a_new_size_is_drawn_at_once_and_nothing_is_wider(unfinished: Path) -> None:
+    with terminal(unfinished.parent, "watch", unfinished, width=120) as one:
+        one.wait_for("a mark is 1 s")
+        one.resize(40, 20)
+        one.wait_for("memory")
+        one.text = ""
+        drawn = plain(one.wait_for(" quit"))
+        assert max(len(line.rstrip()) for line in re.split(r"\r?\n", drawn)) <= 40
+        one.press("q")
+        assert one.wait() == 0
+
+
+def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(unfinished: Path) -> None:
+    with terminal(unfinished.parent, "watch", unfinished) as one:
+        one.wait_for(" quit")
+        one.process.send_signal(signal.SIGTSTP)
+        one.wait_for(BACK)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while _state(one.process.pid) != "T":
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert one.is_put_back()
+        one.process.send_signal(signal.SIGCONT)
+        one.wait_for(OTHER_SCREEN)
+        one.wait_for(" quit")
+        assert not one.is_put_back()
+        one.press("q")
+        assert one.wait() == 0
+        assert one.is_put_back()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_is_watched_from_outside_and_its_table_follows(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        ) as sleeper,
+        terminal(tmp_path, "watch", sleeper.pid, "-o", tmp_path / "kept") as one,
+    ):
+        one.wait_for("From outside")
+        one.press("q")
+        assert one.wait() == 0
+        assert "until q was pressed" in plain(one.text)
+        assert "working set (ΣPSS)" in plain(one.text)
+        assert sleeper.poll() is None
+        system = read_run(tmp_path / "kept").system
+        assert system is not None
+        assert system.end is not None
+
+
+def test_the_view_of_a_process_ends_with_it(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        ) as sleeper,
+        terminal(tmp_path, "watch", sleeper.pid) as one,
+    ):
+        one.wait_for("From outside")
+        assert sleeper.stdin is not None
+        sleeper.stdin.close()
+        sleeper.wait()
+        assert one.wait() == 0
+        assert "until the process ended" in plain(one.text)
+
+
+LOOP = """
+import sys, time
+from fast_axolotl.measure import measure
+assert not sys.stdout.isatty() and sys.stdin.read() == ""
+end = time.monotonic() + float(sys.argv[2])
+with measure(sys.argv[1], sample_system=False) as meter:
+    for number, batch in enumerate(meter.watch({"input_ids": [[1] * 8]} for _ in range(10**9))):
+        time.sleep(0.005)
+        if number % 50 == 0:
+            print("batch", number)
+        if time.monotonic() > end:
+            break
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    command = (sys.executable, "loop.py", "run", "3", "7")
+    with terminal(
+        tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", *command
+    ) as one:
+        one.wait_for("tokens/s")
+        one.wait_for("batch 50")
+        assert one.wait() == 7
+        after = plain(one.text.partition(BACK)[2])
+        assert "what the command printed:" in after
+        assert "batch 100" in after, "the end of the output of a command that failed"
+        assert "Why" in after
+        assert one.is_put_back()
+    assert (tmp_path / "run" / "log.txt").read_text().startswith("batch 0\n")
+    assert sorted(read_run(tmp_path / "run").ranks) == [0]
+
+
+def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_terminal(
+    tmp_path: Path,
+) -> None:
+    script = "sleep 1.5; echo going; while [ ! -e stop ]; do sleep 0.1; done; echo done; exit 4"
+    with terminal(
+        tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", "sh", "-c", script
+    ) as one:
+        one.wait_for(" quit")
+        one.press("q")
+        one.wait_for("the command goes on, and Ctrl-C ends it")
+        one.wait_for("going")
+        assert one.is_put_back()
+        (tmp_path / "stop").write_text("")
+        assert one.wait() == 4
+        assert plain(one.text).count("done") == 1
+
+
+def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
+    tmp_path: Path,
+) -> None:
+    source = Path(fast_axolotl.__file__).parents[1]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "fast_axolotl.cli", "run", "--live", "--no-accelerate"),
+            *("--output", "run", "--", "sh", "-c", "sleep 1.2; echo out; exit 3"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
+    assert re.search(r"^ +\d s  Waiting  working set [\d.]+ MB", done.stderr, re.MULTILINE)
+    assert "the command ended" in done.stderr
+    assert not (tmp_path / "run" / "log.txt").exists()
+
+
+def watch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fast_axolotl.cli", "watch", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def test_a_record_that_has_ended_is_one_frame(tmp_path: Path) -> None:
+    write_run(tmp_path, make_run(make_rank(wait=steady(0.3)), system=make_system()))
+    done = watch(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the run finished" in done.stdout
+    assert f"Every figure: fast-axolotl show {tmp_path}" in done.stdout
+
+
+def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:
+    done = watch(unfinished, "--seconds", "0.2", "--json")
+    assert json.loads(done.stdout)["stall_fraction"] == pytest.approx(0.3)
+    assert "Data-bound (rate)" in done.stderr
+
+
+def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    host = os.uname().nodename
+    for file in unfinished.glob("*.jsonl"):
+        text = re.sub(r'"(pid|root_pid)":\d+', rf'"\1":{gone.pid}', file.read_text())
+        file.write_text(text.replace('"host":"machine"', f'"host":"{host}"'))
+        os.utime(file, (1, 1))
+    done = watch(unfinished)
+    assert "the run was cut off: its processes are gone" in done.stdout
+
+
+def test_flags_of_a_process_are_refused_for_a_record_and_so_is_what_is_none(
+    unfinished: Path,
+) -> None:
+    done = watch(unfinished, "--output", unfinished / "x")
+    assert done.returncode == 2
+    assert "--data-path and --output are for a PID" in done.stderr
+    done = watch(unfinished / "gone")
+    assert done.returncode == 1
+    assert "there is no such folder" in done.stderr
