@@ -1,1 +1,1 @@
-"""How results are shown: tables in the terminal. Makes no measurement of its own."""
+"""How results are shown: in the terminal, live, as Markdown, as one HTML file. Measures nothing."""

@@ -1,0 +1,212 @@
+// Draws the charts from the data in the page; asks nothing of the network.
+(() => {
+  "use strict";
+
+  const root = document.documentElement;
+  const byId = (id) => document.getElementById(id);
+  const data = JSON.parse(byId("report-data").textContent);
+  const figures = JSON.parse(byId("report-figures").textContent);
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  let before = null; // what the page was like before it was printed
+  const isTouch = matchMedia("(pointer: coarse)").matches;
+
+  // --- from the page's own form to Plotly's ---
+
+  function column({ ref, by }) {
+    const values = ref.split("/").reduce((node, key) => node[key], data);
+    return by ? values.map((value) => (value === null ? null : value * by)) : values;
+  }
+
+  function paint({ role, alpha }, style) {
+    const colour = style.getPropertyValue("--" + role).trim();
+    if (alpha === undefined) return colour;
+    const parts = [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16));
+    return `rgba(${parts.join(",")},${alpha})`;
+  }
+
+  function fill(value, style) {
+    if (Array.isArray(value)) return value.map((one) => fill(one, style));
+    if (value === null || typeof value !== "object") return value;
+    if ("ref" in value) return column(value);
+    if ("role" in value) return paint(value, style);
+    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, fill(one, style)]));
+  }
+
+  function layoutOf(figure, style, width, height) {
+    const ink = (role) => style.getPropertyValue("--" + role).trim();
+    const own = fill(figure.layout, style);
+    const layout = {
+      width,
+      height,
+      margin: { l: 58, r: figure.right || 14, t: 22, b: 30 },
+      paper_bgcolor: ink("card"),
+      plot_bgcolor: ink("card"),
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("ink") },
+      hovermode: "x unified",
+      hoversubplots: "axis",
+      hoverlabel: { bgcolor: ink("card"), bordercolor: ink("line"), font: { color: ink("ink") } },
+      showlegend: false,
+      dragmode: isTouch ? false : "zoom",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("muted"), activecolor: ink("accent") },
+      ...own,
+    };
+    for (const name of Object.keys(own).filter((key) => /^[xy]axis\d*$/.test(key))) {
+      layout[name] = {
+        gridcolor: ink("grid"),
+        linecolor: ink("line"),
+        zeroline: false,
+        separatethousands: true,
+        showgrid: name[0] === "y",
+        ticks: name[0] === "x" ? "outside" : "",
+        tickcolor: ink("line"),
+        tickfont: { color: ink("muted"), size: 11 },
+        fixedrange: name[0] === "y" || isTouch,
+        nticks: name[0] === "y" ? 6 : undefined,
+        showspikes: name[0] === "x",
+        spikecolor: ink("muted"),
+        spikethickness: 1,
+        spikedash: "dot",
+        ...own[name],
+      };
+    }
+    return layout;
+  }
+
+  const config = {
+    displaylogo: false,
+    displayModeBar: !isTouch,
+    modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
+    toImageButtonOptions: { format: "png", scale: 2 },
+  };
+
+  function draw() {
+    if (!window.Plotly) return;
+    const style = getComputedStyle(root);
+    for (const [id, figure] of Object.entries(figures)) {
+      const place = byId(id);
+      if (!place.clientWidth) continue;
+      const height = Math.round(figure.height * (before ? 0.7 : 1));
+      place.style.height = `${height}px`;
+      const layout = layoutOf(figure, style, place.clientWidth, height);
+      window.Plotly.react(place, fill(figure.traces, style), layout, config);
+    }
+  }
+
+  // --- keys of a chart: + and - zoom, arrows move, 0 shows all ---
+
+  function move(place, key) {
+    const axis = place.layout && place.layout.xaxis;
+    if (!axis || !axis.range) return false;
+    const [low, high] = axis.range.map(Number);
+    const length = high - low;
+    const moves = {
+      "+": [length / 6, -length / 6],
+      "=": [length / 6, -length / 6],
+      "-": [-length / 4, length / 4],
+      ArrowLeft: [-length / 10, -length / 10],
+      ArrowRight: [length / 10, length / 10],
+    };
+    if (key === "0" || key === "Home") {
+      window.Plotly.relayout(place, { "xaxis.range": figures[place.id].layout.xaxis.range,
+        "xaxis.autorange": !figures[place.id].layout.xaxis.range });
+      return true;
+    }
+    if (!moves[key]) return false;
+    window.Plotly.relayout(place, { "xaxis.range": [low + moves[key][0], high + moves[key][1]] });
+    return true;
+  }
+
+  for (const id of Object.keys(figures)) {
+    byId(id).addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (move(event.currentTarget, event.key)) event.preventDefault();
+    });
+  }
+
+  // --- light and dark ---
+
+  const toggle = byId("theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
+
+  function nameToggle() {
+    toggle.textContent = isDark() ? "Light" : "Dark";
+  }
+
+  toggle.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    nameToggle();
+    draw();
+  });
+  prefersDark.addEventListener("change", () => {
+    nameToggle();
+    draw();
+  });
+
+  // --- paper: light, narrow, everything unfolded ---
+
+  addEventListener("beforeprint", () => {
+    if (before) return;
+    const folded = [...document.querySelectorAll("details:not([open])")];
+    before = { theme: root.dataset.theme, folded };
+    folded.forEach((one) => { one.open = true; });
+    root.dataset.theme = "light";
+    root.dataset.printing = "";
+    draw();
+  });
+  addEventListener("afterprint", () => {
+    if (!before) return;
+    before.folded.forEach((one) => { one.open = false; });
+    if (before.theme) root.dataset.theme = before.theme;
+    else delete root.dataset.theme;
+    delete root.dataset.printing;
+    before = null;
+    draw();
+  });
+
+  // --- a slide: the top of the page in one screen ---
+
+  function fit() {
+    if (location.hash !== "#slide") return;
+    let [low, high] = [0.3, 1.6];
+    for (let round = 0; round < 8; round += 1) {
+      const middle = (low + high) / 2;
+      document.body.style.zoom = middle;
+      const bottom = document.querySelector("main").getBoundingClientRect().bottom;
+      if (bottom < innerHeight - 8) low = middle;
+      else high = middle;
+    }
+    document.body.style.zoom = low;
+    draw();
+  }
+
+  // --- start ---
+
+  async function unpack() {
+    const packed = byId("report-plotly");
+    const bytes = Uint8Array.from(atob(packed.textContent.trim()), (one) => one.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+    packed.remove();
+  }
+
+  function refuse(error) {
+    for (const id of Object.keys(figures)) {
+      byId(id).textContent = "This browser is too old to draw the chart; its text is below.";
+    }
+    console.error(error);
+  }
+
+  byId("download").href = URL.createObjectURL(
+    new Blob([byId("report-data").textContent], { type: "application/json" }),
+  );
+  let waiting = 0;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { if (!before) { draw(); fit(); } }, 120);
+  });
+  if (location.hash === "#slide") root.dataset.view = "slide";
+  nameToggle();
+  unpack().then(draw).then(fit).catch(refuse).finally(() => { root.dataset.drawn = ""; });
+})();

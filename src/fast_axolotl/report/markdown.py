@@ -1,0 +1,39 @@
+"""Runs as Markdown, for a pull request: every verdict, and the figures beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fast_axolotl.report.content import ReportRun
+from fast_axolotl.report.matrix_markup import compare_plainly
+from fast_axolotl.report.show import verdict_title
+from fast_axolotl.report.values import format_value
+
+__all__ = ["runs_markdown"]
+
+_SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#"} | {"\n": " "})
+
+
+def runs_markdown(runs: Sequence[ReportRun]) -> str:
+    """Verdicts, what to do next, and a table."""
+    lines = []
+    for run in runs:
+        verdict = run.summary.verdict
+        name = f"{_text(run.name)}: " if len(runs) > 1 else ""
+        lines += [f"**{name}{_text(verdict_title(verdict))}.** {_text(verdict.headline)}", ""]
+        lines += [f"- {_text(line)}" for line in verdict.evidence]
+        lines += [""] if verdict.evidence else []
+        if verdict.action:
+            lines += [f"**Next:** {_text(verdict.action)}", ""]
+    matrix = compare_plainly(runs)
+    lines.append("| figure | " + " | ".join(map(_text, matrix.arms)) + " |")
+    lines.append("| --- |" + " ---: |" * len(matrix.arms))
+    for row in matrix.rows:
+        if any(cell.value is not None for cell in row.cells):
+            values = [format_value(cell.value, row.unit) for cell in row.cells]
+            lines.append(f"| {_text(row.label)} | " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _text(words: str) -> str:
+    return words.translate(_SPECIAL)

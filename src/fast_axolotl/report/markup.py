@@ -1,0 +1,71 @@
+"""HTML that cannot be broken by what it shows: everything is escaped unless it is ``Safe``."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["Child", "Safe", "embed_json", "join", "plain", "tag"]
+
+
+class Safe(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = str | Iterable[str] | None
+"""Text, HTML, several of them, or nothing."""
+
+_VOID = {"meta", "link", "br", "hr", "input"}
+
+
+def tag(name: str, /, *children: Child, **attributes: str | bool | None) -> Safe:
+    """An element; ``class_`` is ``class``, ``aria_label`` is ``aria-label``, ``None`` left out."""
+    shown = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Safe(f"<{name}{shown}>")
+    return Safe(f"<{name}{shown}>{join(*children)}</{name}>")
+
+
+def join(*children: Child) -> Safe:
+    """Children one after the other, text escaped."""
+    found: list[str] = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, str):
+            found.append(child if isinstance(child, Safe) else html.escape(child))
+        else:
+            found += [join(one) for one in child]
+    return Safe("".join(found))
+
+
+def _attribute(key: str, value: str | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{html.escape(value)}"'
+
+
+def embed_json(identity: str, value: Any) -> Safe:
+    """Data inside the page. No ``<`` is left in it, so that nothing can end the script."""
+    text = json.dumps(plain(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Safe(f'<script type="application/json" id="{html.escape(identity)}">{escaped}</script>')
+
+
+def plain(value: Any) -> Any:
+    """As JSON holds it: no NaN and no infinity, keys are text, the rest as text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    return str(value)

@@ -1,0 +1,269 @@
+"""A protocol as text: the answer first, then the matrix; in the terminal and as Markdown.
+
+Takes what ``record.comparison`` holds and nothing else. A difference of losses comes before any
+speed, in red. Figures that no arm has are not rows; below the matrix stands why.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.report.terminal import format_bytes, format_seconds
+
+__all__ = [
+    "comparison_markdown",
+    "format_value",
+    "protocol_markdown",
+    "render_protocol",
+    "show_comparison",
+    "show_protocol",
+]
+
+_PIPE_WIDTH = 140
+_STYLES = {"better": "green", "worse": "bold red", "changed": "yellow"}
+
+
+def show_protocol(protocol: Protocol, *, file: IO[str] | None = None) -> None:
+    """Print the result of a protocol to stdout, or to a file."""
+    console = Console(file=file, highlight=False, markup=False)
+    if console.is_terminal:
+        _print_protocol(console, protocol)
+    else:
+        console.file.write(render_protocol(protocol))
+
+
+def render_protocol(protocol: Protocol, *, width: int = _PIPE_WIDTH) -> str:
+    """What is printed to a pipe, as text."""
+    text = io.StringIO()
+    _print_protocol(Console(file=text, highlight=False, markup=False, width=width), protocol)
+    return _without_ends(text.getvalue())
+
+
+def show_comparison(
+    matrix: Matrix,
+    *,
+    notes: Sequence[str] = (),
+    checks: Sequence[tuple[str, bool]] = (),
+    file: IO[str] | None = None,
+) -> None:
+    """Print a matrix alone, with limits that were checked: a sentence, and whether it is broken."""
+    console = Console(file=file, highlight=False, markup=False)
+    if console.is_terminal:
+        _print_comparison(console, matrix, notes, checks)
+        return
+    text = io.StringIO()
+    plain = Console(file=text, highlight=False, markup=False, width=_PIPE_WIDTH)
+    _print_comparison(plain, matrix, notes, checks)
+    console.file.write(_without_ends(text.getvalue()))
+
+
+def protocol_markdown(protocol: Protocol) -> str:
+    """For a pull request."""
+    lines = [f"## {_escape(protocol.title)}", ""]
+    if protocol.are_losses_equal is False:
+        lines += [f"> **{_escape(protocol.losses)}**", ""]
+    lines += [_escape(protocol.paragraph), "", *_matrix_lines(protocol.matrix), ""]
+    lines += [f"- {_escape(line)}" for line in _facts(protocol)]
+    for arm in protocol.arms:
+        for folder, tail in _failures(arm):
+            lines += ["", f"{arm.name}, {folder} failed; its log ends so:", "", "```text"]
+            lines += [tail.replace("```", "'''"), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_markdown(
+    matrix: Matrix, *, notes: Sequence[str] = (), checks: Sequence[tuple[str, bool]] = ()
+) -> str:
+    """The same of a comparison."""
+    lines = [*_matrix_lines(matrix), ""]
+    lines += [
+        f"- {'**' if broken else ''}{_escape(text)}{'**' if broken else ''}"
+        for text, broken in checks
+    ]
+    lines += [f"- {_escape(note)}" for note in (*_missing(matrix), *notes, *matrix.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A figure with its unit; a dash for what was not measured."""
+    if value is None:
+        return "–"
+    if unit == "share":
+        return f"{100 * value:.1f} %"
+    if unit == "s":
+        return format_seconds(value)
+    if unit.startswith("bytes"):
+        return f"{format_bytes(value)}{unit.removeprefix('bytes')}"
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:,.3g} {unit}"
+
+
+def _print_protocol(console: Console, protocol: Protocol) -> None:
+    console.print(Text(protocol.title, style="bold"))
+    if protocol.are_losses_equal is False:
+        console.print(Text(protocol.losses, style="bold white on red"))
+    console.print()
+    console.print(Text(protocol.paragraph))
+    console.print()
+    if _measured_rows(protocol.matrix):
+        console.print(_table(protocol.matrix))
+    for line in _facts(protocol):
+        console.print(Text(f"• {line}"), soft_wrap=False)
+    for arm in protocol.arms:
+        _print_failures(console, arm)
+
+
+def _print_failures(console: Console, arm: Arm) -> None:
+    for folder, tail in _failures(arm):
+        console.print()
+        console.print(Text(f"{arm.name}, {folder} failed; its log ends so:", "bold red"))
+        console.print(Text(tail, style="dim"))
+
+
+def _failures(arm: Arm) -> list[tuple[str, str]]:
+    """Folders and ends of logs, each end once."""
+    by_tail: dict[str, list[str]] = {}
+    for run in arm.runs:
+        if run.status == "failed":
+            by_tail.setdefault(run.log_tail, []).append(run.folder)
+    return [(" and ".join(folders), tail) for tail, folders in by_tail.items()]
+
+
+def _print_comparison(
+    console: Console, matrix: Matrix, notes: Sequence[str], checks: Sequence[tuple[str, bool]]
+) -> None:
+    for text, is_broken in checks:
+        console.print(Text(text, style="bold red" if is_broken else ""))
+    console.print(_table(matrix))
+    for note in (*_missing(matrix), *notes, *matrix.notes):
+        console.print(Text(f"• {note}", style="dim"))
+
+
+def _table(matrix: Matrix) -> Table:
+    table = Table()
+    table.add_column("")
+    table.add_column(matrix.arms[0], justify="right")
+    for name in matrix.arms[1:]:
+        table.add_column(name, justify="right")
+        table.add_column(f"÷ {matrix.arms[0]}, 95 %")
+    for row in _measured_rows(matrix):
+        cells = [Text(row.label), Text(format_value(row.cells[0].value, row.unit))]
+        for cell in row.cells[1:]:
+            cells.append(Text(format_value(cell.value, row.unit)))
+            cells.append(Text(_change(cell, row.unit), style=_STYLES.get(cell.outcome, "")))
+        table.add_row(*cells)
+    return table
+
+
+def _matrix_lines(matrix: Matrix) -> list[str]:
+    if not _measured_rows(matrix):
+        return []
+    header = ["", matrix.arms[0]]
+    for name in matrix.arms[1:]:
+        header += [name, f"÷ {matrix.arms[0]}, 95 %"]
+    lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * (len(matrix.arms) - 1)])]
+    for row in _measured_rows(matrix):
+        cells = [row.label, format_value(row.cells[0].value, row.unit)]
+        for cell in row.cells[1:]:
+            change = _change(cell, row.unit)
+            is_change = cell.outcome in _STYLES
+            cells += [
+                format_value(cell.value, row.unit),
+                f"**{change}**" if is_change else change,
+            ]
+        lines.append(_line(cells))
+    return lines
+
+
+def _change(cell: Cell, unit: str) -> str:
+    """``1.23× (1.20 – 1.26) better``."""
+    if cell.ratio is None and cell.difference is None:
+        return "" if cell.value is None else "not compared"
+    if cell.ratio is not None:
+        found = f"{cell.ratio:.3g}×" if cell.ratio >= 10 else f"{cell.ratio:.3f}×"
+        if cell.low is not None:
+            found += f" ({cell.low:.3f} – {cell.high:.3f})"
+    else:
+        if unit.startswith("bytes") and cell.outcome == "no detectable change":
+            return cell.outcome
+        found = _signed(cell.difference, unit)
+        if cell.difference_low is not None:
+            low, high = _signed(cell.difference_low, unit), _signed(cell.difference_high, unit)
+            found += f" ({low} – {high})"
+    return f"{found}, no interval" if cell.outcome == "not compared" else f"{found} {cell.outcome}"
+
+
+def _signed(value: float | None, unit: str) -> str:
+    assert value is not None
+    if unit == "share":
+        return f"{100 * value:+.2f} points"
+    sign = "−" if value < 0 else "+"
+    return f"{sign}{format_value(abs(value), unit)}"
+
+
+def _facts(protocol: Protocol) -> list[str]:
+    """Everything else worth a line, in the order in which one asks for it."""
+    lines = []
+    for arm in protocol.arms:
+        done = sum(run.status == "done" for run in arm.runs)
+        failed = sum(run.status != "done" for run in arm.runs)
+        counts = f"{done} {'run' if done == 1 else 'runs'}" + (
+            f", {failed} failed or left out" if failed else ""
+        )
+        verdict = f": {arm.verdict}: {arm.headline}" if arm.verdict else ""
+        lines.append(f"{arm.name} ({arm.text}; {counts}){verdict}")
+    if protocol.losses and protocol.are_losses_equal is not False:
+        lines.append(protocol.losses)
+    lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
+    if protocol.dedupe.get("sentence"):
+        lines.append(str(protocol.dedupe["sentence"]))
+    lines += _missing(protocol.matrix)
+    minutes = f"{protocol.seconds / 60:.1f} min"
+    pairs = "1 pair" if protocol.pairs == 1 else f"{protocol.pairs} pairs"
+    lines.append(f"{pairs}, in the order {_order(protocol.order)}; {minutes}")
+    return [*lines, *protocol.notes, *protocol.matrix.notes]
+
+
+def _order(names: Sequence[str]) -> str:
+    """``A B B A``, told once what the letters are."""
+    letters = {name: chr(65 + at) for at, name in enumerate(dict.fromkeys(names))}
+    told = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+    return f"{' '.join(letters[name] for name in names)} ({told})"
+
+
+def _measured_rows(matrix: Matrix) -> list[MatrixRow]:
+    return [row for row in matrix.rows if any(cell.value is not None for cell in row.cells)]
+
+
+def _missing(matrix: Matrix) -> list[str]:
+    """Why figures have no row, one sentence for each reason."""
+    told: dict[str, list[str]] = {}
+    for row in matrix.rows if _measured_rows(matrix) else ():
+        if all(cell.value is None for cell in row.cells):
+            # An arm that ran knows more about it than one that did not.
+            reasons = sorted((cell.reason for cell in row.cells if cell.reason), key=_says_little)
+            told.setdefault(reasons[0] if reasons else "no run counts", []).append(row.label)
+    return [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in told.items()]
+
+
+def _says_little(reason: str) -> bool:
+    return reason.startswith("no run ")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
+
+
+def _escape(text: str) -> str:
+    """Texts are data: nothing of them is a column, a tag or a line of its own."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _without_ends(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())

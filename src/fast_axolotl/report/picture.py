@@ -1,0 +1,79 @@
+"""A page as a picture for a slide: verdict and matrix, taken by an installed Chromium or Chrome."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fast_axolotl.errors import DataError, MissingExtraError
+
+__all__ = ["BROWSERS", "find_browser", "take_picture"]
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+"""Commands that are looked for, in this order."""
+
+_WIDTH, _HEIGHT = 1600, 900
+_SCALE = 2
+_MOST_SECONDS = 120.0
+_DRAWING_MILLISECONDS = 20_000
+"""Of the page's own clock, which stands still while the browser works."""
+
+
+def find_browser(which: Callable[[str], str | None] = shutil.which) -> str:
+    """The command of a browser that can take pictures."""
+    for name in BROWSERS:
+        found = which(name)
+        if found:
+            return found
+    raise MissingExtraError(
+        f"a picture is taken by a browser, and none of {', '.join(BROWSERS)} is installed: "
+        "apt install chromium, or open the report and take a screenshot"
+    )
+
+
+def take_picture(page: Path, picture: Path, *, browser: str) -> None:
+    """Write the top of a page as PNG, 3200 × 1800."""
+    with tempfile.TemporaryDirectory(prefix="fast-axolotl-browser-") as profile:
+        taken = Path(profile) / "picture.png"
+        done = _run(_command(browser, page, taken, profile))
+        if not taken.exists() or not taken.stat().st_size:
+            said = " ".join(done.split())[-300:] or "nothing"
+            raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
+        shutil.copyfile(taken, picture)
+
+
+def _command(browser: str, page: Path, picture: Path, profile: str) -> list[str]:
+    # A container's root may make no sandbox; the page is our own and may connect to nothing.
+    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    return [
+        browser,
+        "--headless",
+        *sandbox,
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--hide-scrollbars",
+        f"--user-data-dir={profile}/profile",
+        f"--window-size={_WIDTH},{_HEIGHT}",
+        f"--force-device-scale-factor={_SCALE}",
+        f"--virtual-time-budget={_DRAWING_MILLISECONDS}",
+        f"--screenshot={picture}",
+        f"{page.absolute().as_uri()}#slide",
+    ]
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_MOST_SECONDS:.0f} s"
+    except OSError as error:
+        return str(error)
+    return done.stderr

@@ -1,0 +1,352 @@
+"""Reports made up for tests: runs and protocols of every kind that a page has to show."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
+from fast_axolotl.record.comparison import Arm, ArmRun, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.report.content import Report, ReportRun
+from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+
+
+def as_report(
+    *records: RunRecord, names: Sequence[str] = (), protocol: Protocol | None = None
+) -> Report:
+    found = list(names) or [f"run-{number}" for number in range(len(records))]
+    runs = tuple(
+        ReportRun(name=name, record=record, summary=summarise(record))
+        for name, record in zip(found, records, strict=True)
+    )
+    title = protocol.title if protocol else ", ".join(found)
+    return Report(title=title, runs=runs, protocol=protocol, made=START_TIME + 9000, version="0")
+
+
+def lively_run(
+    *,
+    share: float = 0.3,
+    seconds: int = 180,
+    own_seconds: float = 0.05,
+    gpus: int = 0,
+    seed: int = 1,
+    **rank: Any,
+) -> RunRecord:
+    """A run that looks like one: jitter, shards, a spike, memory that fills, reads that come."""
+    chance = random.Random(seed)
+    long = every(64, share * 0.6, own_seconds)
+    usual = share * 0.4 * own_seconds / (1 - share)
+
+    def wait(fetch: int) -> float:
+        return long(fetch) * chance.uniform(0.6, 1.4) + usual * chance.expovariate(1.0)
+
+    fetches = int(seconds * (1 - share) / own_seconds)
+    made = make_rank(
+        wait=wait,
+        device_wait=(lambda fetch: wait(fetch) * 0.8) if gpus else None,
+        own_seconds=own_seconds,
+        fetches=fetches,
+        tokens=8 * 512,
+        padded=8 * 640,
+        settings={"num_workers": 2, "prefetch_factor": 4, "batch_size": 8, "dispatcher": False},
+        **rank,
+    )
+    add_singles(made.blocks, chance)
+    for number, block in enumerate(made.blocks):
+        if number % 25 == 10:
+            made.add(Mark(t=block.t, name="shard", fetch=block.first_fetch))
+    for number in range(0, fetches, 10):
+        loss = 2.5 * 0.9985**number + 0.6 + chance.gauss(0, 0.01)
+        made.add(Log(t=number * own_seconds, step=number, values={"loss": loss}))
+    return make_run(made, system=lively_system(seconds, chance, gpus=gpus))
+
+
+def add_singles(blocks: list[StepBlock], chance: random.Random) -> None:
+    """The times of single steps, as the meter writes them."""
+    for number, block in enumerate(blocks):
+        if not 0 < block.steps <= 64:
+            continue
+        rough = [chance.gauss(1.0, 0.04) for _ in range(block.steps)]
+        own = (block.wall_seconds - block.host_wait_seconds) / sum(rough)
+        slow = {one.fetch - block.first_fetch: one.seconds for one in block.slow}
+        rest = max(0.0, block.host_wait_seconds - sum(slow.values())) / block.steps
+        waits = [slow.get(place, 0.0) + rest for place in range(block.steps)]
+        walls = [one * own + wait for one, wait in zip(rough, waits, strict=True)]
+        blocks[number] = replace(block, walls=tuple(walls), hosts=tuple(waits))
+
+
+def lively_system(seconds: int, chance: random.Random, *, gpus: int = 0) -> Any:
+    system = make_system(
+        samples=seconds,
+        start={
+            "limit_bytes": 16 * GIGABYTE,
+            "disk_bytes_per_second": 1.4e9,
+            "gpu_names": ("NVIDIA H200",) * gpus,
+        },
+    )
+    read = chars = 0.0
+    for number, sample in enumerate(system.samples):
+        level = 6.0 * (1 - 0.97**number) + 1.5 + chance.gauss(0, 0.05)
+        read += max(0.0, chance.gauss(120e6, 60e6)) if number % 25 < 8 else 0.0
+        chars += max(0.0, chance.gauss(300e6, 40e6))
+        devices = tuple(
+            DeviceSample(
+                index=index,
+                utilization=min(1.0, max(0.0, chance.gauss(0.86, 0.06))),
+                memory_bytes=int(61e9 + 2e9 * min(1.0, number / 20)),
+                power_watts=510.0,
+                clock_mhz=1830.0,
+            )
+            for index in range(gpus)
+        )
+        system.samples[number] = replace(
+            sample,
+            pss_bytes=int(level * GIGABYTE) if number % 5 == 0 else None,
+            anon_bytes=int((level - 1.1) * GIGABYTE),
+            rss_bytes=int((level + 1.0) * GIGABYTE),
+            hwm_bytes=int((level + 1.2 + (2.5 if number > 15 else 0.0)) * GIGABYTE),
+            read_bytes=int(read),
+            read_chars=int(chars),
+            gpus=devices,
+        )
+    return system
+
+
+def make_protocol(
+    *,
+    are_losses_equal: bool | None = True,
+    names: tuple[str, ...] = ("baseline", "drop-in", "streaming"),
+    fails: bool = True,
+) -> Protocol:
+    """Three arms of five pairs, one of which failed."""
+    texts = ("stock Axolotl", "fast_axolotl imported first", "dataset_use_rust_streaming: true")
+    verdicts = ("data rate", "data burst", "compute")
+    headlines = (
+        "The loader is too slow: 34.1 % of the time went into waiting for data.",
+        "Waits come in bursts: 12.3 % of the time went into waiting for data.",
+        "The model sets the pace: 1.2 % of the time went into waiting for data.",
+    )
+    actions = (
+        "Set dataloader_num_workers: 4 in the YAML.",
+        "Set dataloader_prefetch_factor: 16 in the YAML.",
+        "",
+    )
+    arms = tuple(
+        _arm(name, texts[n], verdicts[n], headlines[n], actions[n], n, fails)
+        for n, name in enumerate(names)
+    )
+    order = tuple(name for pair in range(5) for name in (names if pair % 2 == 0 else names[::-1]))
+    losses = (
+        "The losses of baseline and drop-in are equal in all 50 logged steps."
+        if are_losses_equal
+        else "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
+    )
+    return Protocol(
+        title="configs/lora-8b.yml",
+        started=START_TIME,
+        seconds=1523.0,
+        pairs=5,
+        order=order,
+        arms=arms,
+        matrix=make_matrix(names),
+        losses=losses,
+        are_losses_equal=are_losses_equal,
+        differing_settings=(
+            "num_workers is 1 in baseline, 2 in streaming; make it the same with "
+            "--pin num_workers=1.",
+        ),
+        dedupe={
+            "sentence": "Dedupe on its own, 50,000 rows, 48,210 kept by both alike: 6.2× faster "
+            "(5.9 to 6.6).",
+            "rows": 50_000,
+            "kept": 48_210,
+            "stock_seconds": [3.1, 3.2, 3.1],
+            "our_seconds": [0.5, 0.51, 0.5],
+        },
+        paragraph="Streaming helps: 1.48 times the tokens a second (1.43 to 1.53), and the run is "
+        "no longer bound by its data. The drop-in alone gives 1.31 times. Put "
+        "dataset_use_rust_streaming: true into the YAML.",
+        environment={"cpu": "made-up 8-core", "cores": 8, "python": "3.12.0"},
+        notes=("Page cache before each run: warm.",),
+    )
+
+
+def _arm(
+    name: str, text: str, verdict: str, headline: str, action: str, number: int, fails: bool
+) -> Arm:
+    runs = [
+        ArmRun(
+            folder=f"runs/{3 * pair + number + 1:02d}-{name}",
+            pair=pair,
+            status="done",
+            exit_code=0,
+            seconds=96.0 - 11 * number + pair,
+            page_cache="warm",
+            losses=(2.5, 1.9, 1.4),
+        )
+        for pair in range(5)
+    ]
+    if fails and number == 2:
+        log = "Traceback (most recent call last):\n  <b>KeyError</b>: 'text'\n</script><script>"
+        runs[1] = replace(runs[1], status="failed", exit_code=1, log_tail=log)
+    command = ("axolotl", "train", f"configs/{name}.yml")
+    return Arm(
+        name=name,
+        text=text,
+        command=command,
+        runs=tuple(runs),
+        verdict=verdict,
+        headline=headline,
+        action=action,
+        settings={"num_workers": 1 + number // 2},
+    )
+
+
+def make_matrix(names: tuple[str, ...]) -> Matrix:
+    rows = (
+        _row("rows_per_second", "reader", "rows/s", "higher", 412.0, (1.31, 1.48), 0.02),
+        _row("working_set_bytes", "working set", "bytes", "lower", 9.4e9, (0.82, 0.61), 0.03),
+        _row(
+            "host_stall_fraction", "stall, by the host", "share", "lower", 0.341, (0.36, 0.04), 0.1
+        ),
+        _row(
+            "tokens_per_second", "real tokens", "tokens/s", "higher", 51_200.0, (1.31, 1.48), 0.02
+        ),
+        _row("step_p50_seconds", "step, p50", "s", "lower", 0.0812, (0.995, 0.99), 0.02),
+        _row("step_p95_seconds", "step, p95", "s", "lower", 0.31, (1.08, 0.31), 0.05),
+        MatrixRow(
+            name="mfu",
+            label="MFU",
+            unit="share",
+            better="higher",
+            cells=(Cell(value=None, reason="the peak of this device is not known"),) * 3,
+        ),
+        MatrixRow(
+            name="swap_in_bytes_per_second",
+            label="swap in",
+            unit="bytes/s",
+            better="lower",
+            cells=(
+                Cell(value=0.0),
+                Cell(
+                    value=0.0,
+                    difference=0.0,
+                    difference_low=0.0,
+                    difference_high=0.0,
+                    outcome="no detectable change",
+                    reason="near 0 in both arms",
+                ),
+                Cell(value=None, outcome="not compared", reason="nobody sampled the process tree"),
+            ),
+        ),
+    )
+    return Matrix(arms=names, rows=rows, notes=("tokens_per_second is the figure that decides.",))
+
+
+def _row(
+    name: str,
+    label: str,
+    unit: str,
+    better: Any,
+    base: float,
+    ratios: tuple[float, float],
+    spread: float,
+) -> MatrixRow:
+    cells = [Cell(value=base, values=(base,) * 5)]
+    for ratio in ratios:
+        low, high = ratio * (1 - spread), ratio * (1 + spread)
+        outcome: Any = "no detectable change"
+        if low > 1 or high < 1:
+            outcome = "better" if (low > 1) == (better == "higher") else "worse"
+        cells.append(
+            Cell(
+                value=base * ratio,
+                values=(base * ratio,) * 5,
+                ratio=ratio,
+                low=low,
+                high=high,
+                outcome=outcome,
+            )
+        )
+    return MatrixRow(name=name, label=label, unit=unit, better=better, cells=tuple(cells))
+
+
+def protocol_report(**options: Any) -> Report:
+    """Three arms with charts."""
+    records = [
+        lively_run(share=0.34, seconds=96, seed=1),
+        lively_run(share=0.12, seconds=80, seed=2),
+        lively_run(share=0.012, seconds=70, seed=3),
+    ]
+    protocol = make_protocol(**options)
+    return as_report(*records, names=[arm.name for arm in protocol.arms], protocol=protocol)
+
+
+def many_ranks(count: int = 64, seconds: int = 60) -> RunRecord:
+    chance = random.Random(5)
+    ranks = [
+        make_rank(
+            rank=number,
+            world_size=count,
+            wait=steady(0.24 if number == 17 else chance.uniform(0.01, 0.06), 0.1),
+            own_seconds=0.1,
+            fetches=int(seconds / 0.11),
+            tokens=4096,
+        )
+        for number in range(count)
+    ]
+    return make_run(*ranks, system=make_system(samples=seconds))
+
+
+def one_step() -> RunRecord:
+    return make_run(make_rank(fetches=1, warmup_steps=0), system=make_system(samples=2))
+
+
+def with_nans() -> RunRecord:
+    """Figures that are no numbers, in every place that a record has."""
+    nan = float("nan")
+    record = lively_run(seconds=40)
+    rank = record.ranks[0]
+    rank.blocks[5] = replace(rank.blocks[5], wall_seconds=nan, host_wait_seconds=nan)
+    walls = tuple(nan for _ in rank.blocks[6].walls or ())
+    rank.blocks[6] = replace(rank.blocks[6], walls=walls)
+    rank.logs[30:] = [replace(log, values={"loss": nan}) for log in rank.logs[30:]]
+    assert record.system is not None
+    record.system.samples[3] = replace(record.system.samples[3], pss_bytes=nan)  # type: ignore[arg-type]
+    return record
+
+
+def long_run(steps: int = 1_000_000, *, steps_per_block: int = 20) -> RunRecord:
+    """So many steps, each known, with one that took a hundred times as long."""
+    own = 0.05
+    blocks = []
+    for first in range(0, steps, steps_per_block):
+        count = min(steps_per_block, steps - first)
+        walls = [own] * count
+        hosts = [0.004] * count
+        if first <= steps // 2 < first + count:
+            walls[0], hosts[0] = 5.0, 4.95
+        blocks.append(
+            StepBlock(
+                t=first * own + sum(walls),
+                phase="steady",
+                first_step=first,
+                steps=count,
+                first_fetch=first,
+                fetches=count,
+                wall_seconds=sum(walls),
+                host_wait_seconds=sum(hosts),
+                samples=8 * count,
+                real_tokens=4096 * count,
+                host_waits={"417": count},
+                step_times={"547": count},
+                walls=tuple(walls),
+                hosts=tuple(hosts),
+            )
+        )
+    made = make_rank(fetches=0, warmup_steps=0)
+    made.blocks.extend(blocks)
+    return make_run(made, system=make_system(samples=int(steps * own)))

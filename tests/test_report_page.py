@@ -1,0 +1,315 @@
+"""The page of a report, as text: what it holds, in which order, and that nothing breaks it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
+
+from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.record import Mark
+from fast_axolotl.record.comparison import Cell
+from fast_axolotl.report import page
+from fast_axolotl.report.content import Report
+from fast_axolotl.report.markdown import runs_markdown
+from fast_axolotl.report.markup import Safe, embed_json, tag
+from fast_axolotl.report.page import MOST_RUNS, render_report, report_data
+from fast_axolotl.report.theme import COLOURS, contrast
+from fast_axolotl.report.values import describe_change, format_length, format_value
+from records import make_rank, make_run, make_system, steady
+from reports import (
+    as_report,
+    lively_run,
+    long_run,
+    make_protocol,
+    many_ranks,
+    one_step,
+    protocol_report,
+    with_nans,
+)
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"'
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, all text, and whether what opens also closes."""
+
+    VOID = ("meta", "link", "br", "hr", "input")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((name, dict(attributes)))
+        if name not in self.VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+
+def embedded(html: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.S)
+    assert found is not None
+    return json.loads(found.group(1), parse_constant=pytest.fail)
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["ref"]] if "ref" in value else []
+        return own + [ref for one in value.values() for ref in references(one)]
+    if isinstance(value, list):
+        return [ref for one in value for ref in references(one)]
+    return []
+
+
+REPORTS = {
+    "a single run": lambda: as_report(lively_run(seconds=60)),
+    "a run with GPUs": lambda: as_report(lively_run(seconds=30, gpus=2)),
+    "two runs": lambda: as_report(lively_run(seconds=30), lively_run(seconds=20, share=0.05)),
+    "a protocol": protocol_report,
+    "64 ranks": lambda: as_report(many_ranks(64, 10)),
+    "one step": lambda: as_report(one_step()),
+    "no step": lambda: as_report(make_run(make_rank(fetches=0, warmup_steps=0))),
+    "NaN": lambda: as_report(with_nans()),
+    "no loop": lambda: as_report(make_run(system=make_system())),
+    "a protocol without runs": lambda: as_report(protocol=make_protocol()),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_kind_of_report_is_whole(name: str) -> None:
+    html = render_report(REPORTS[name]())
+    elements = Elements(html)
+    names = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
+    assert len(names) == len(set(names)), "an id stands for one element"
+    links = [a["href"] for tag_name, a in elements.found if tag_name == "a"]
+    assert {link[1:] for link in links if link and link.startswith("#")} <= set(names)
+    data, figures = embedded(html, "report-data"), embedded(html, "report-figures")
+    for ref in references(figures):
+        node = data
+        for key in ref.split("/"):
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        assert isinstance(node, list)
+    assert set(figures) == {
+        a["id"] for _, a in elements.found if "plot" in (a.get("class") or "").split()
+    }
+    assert len(html) < 6_000_000
+    assert len(json.dumps(data)) < 1_000_000
+
+
+def test_no_address_of_the_network_stands_in_the_page() -> None:
+    html = render_report(protocol_report())
+    packed = html.index('id="report-plotly"')
+    outside = html[:packed] + html[html.index("</script>", packed) :]
+    assert "http:" not in outside
+    assert "https:" not in outside
+    assert "default-src &#x27;none&#x27;" in outside
+
+
+def test_the_verdict_is_first_then_the_matrix_then_charts_then_settings() -> None:
+    html = render_report(protocol_report())
+    places = [
+        html.index(f'id="{name}"')
+        for name in ("verdict", "matrix", "charts", "figures", "settings", "environment")
+    ]
+    assert places == sorted(places)
+    assert html.index("Streaming helps") < places[1]
+
+
+def test_losses_that_differ_come_before_everything_else() -> None:
+    html = render_report(protocol_report(are_losses_equal=False))
+    assert html.index("DIFFERENT: at step 12") < html.index("Streaming helps")
+    assert 'class="alarm"' in html
+    assert 'class="alarm"' not in render_report(protocol_report())
+
+
+def test_what_comes_from_outside_is_escaped_everywhere() -> None:
+    record = lively_run(seconds=20, source=EVIL, reasons={"mfu": EVIL})
+    record.ranks[0].marks.append(Mark(t=1.0, name="error", text=EVIL))
+    record = replace(record, path=EVIL)
+    names = (EVIL, "two", "three")
+    protocol = replace(
+        make_protocol(names=names),
+        title=EVIL,
+        paragraph=EVIL,
+        notes=(EVIL,),
+        environment={EVIL: EVIL},
+    )
+    html = render_report(as_report(record, names=[EVIL], protocol=protocol))
+    elements = Elements(html)
+    assert not [a for _, a in elements.found if "onerror" in a or "src" in a]
+    assert [name for name, _ in elements.found].count("script") == 4
+    assert "<img" not in html
+    assert embedded(html, "report-data")["title"] == EVIL
+
+
+def test_a_tag_escapes_text_and_attributes() -> None:
+    assert tag("p", "a<b", class_='x"y', hidden=True, title=None) == (
+        '<p class="x&quot;y" hidden>a&lt;b</p>'
+    )
+    assert tag("p", Safe("<b>"), [tag("br"), "&"]) == "<p><b><br>&amp;</p>"
+    assert (
+        "<"
+        not in embed_json("x", {"a": "</script>"})[
+            len('<script type="application/json" id="x">') : -9
+        ]
+    )
+
+
+def test_every_chart_says_in_words_what_it_shows() -> None:
+    html = render_report(protocol_report())
+    plots = [a for _, a in Elements(html).found if (a.get("class") or "") == "plot"]
+    assert len(plots) == 3 * 5 + 1
+    for attributes in plots:
+        assert attributes["role"] == "img"
+        assert attributes["tabindex"] == "0"
+        assert len(attributes["aria-label"] or "") > 40
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_told_apart(place: int) -> None:
+    colours = {name: both[place] for name, both in COLOURS.items()}
+    for ground in ("page", "card"):
+        for name in ("ink", "muted", "accent", "good", "bad", "warn", "limit"):
+            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    for name in ("good", "bad", "warn"):
+        assert contrast(colours[name], colours[f"{name}-wash"]) >= 4.5, name
+    assert contrast(colours["muted"], colours["plain-wash"]) >= 4.5
+    for name in ("step", "wait", "host", "pss", "anon", "hwm", "calls"):
+        assert contrast(colours[name], colours["card"]) >= 3.0, name
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+def test_a_reason_that_stands_in_many_cells_is_told_once() -> None:
+    protocol = make_protocol()
+    reason = "one pair has no interval: give more --pairs"
+    rows = tuple(
+        replace(row, cells=tuple(Cell(value=1.0, ratio=1.0, reason=reason) for _ in row.cells))
+        for row in protocol.matrix.rows
+    )
+    protocol = replace(protocol, matrix=replace(protocol.matrix, rows=rows))
+    html = render_report(as_report(protocol=protocol))
+    shown = html[: html.index('id="report-data"')]
+    assert shown.count("ne pair has no interval") == 1
+
+
+def test_a_failed_run_shows_the_end_of_its_log() -> None:
+    html = render_report(protocol_report())
+    assert "1 of 5 runs failed." in html
+    assert "&lt;b&gt;KeyError&lt;/b&gt;" in html
+
+
+def test_more_runs_than_fit_are_in_the_matrix_without_charts() -> None:
+    runs = [lively_run(seconds=10, seed=n) for n in range(MOST_RUNS + 2)]
+    report = as_report(*runs)
+    html = render_report(report)
+    assert len(embedded(html, "report-data")["runs"]) == MOST_RUNS
+    assert f"the first {MOST_RUNS} of {MOST_RUNS + 2} runs" in html
+    assert html.count('data-arm="run-7"') > 3
+
+
+def test_much_data_is_thinned_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_MOST_DATA_BYTES", 60_000)
+    html = render_report(as_report(lively_run(seconds=120)))
+    data = embedded(html, "report-data")
+    assert len(data["runs"][0]["series"]["steps"]["t"]) < 1000
+
+
+def test_a_million_steps_are_a_page_in_time() -> None:
+    report = as_report(long_run(1_000_000))
+    begin = time.perf_counter()
+    html = render_report(report)
+    assert time.perf_counter() - begin < 10.0
+    assert len(html) < 6_000_000
+    assert "Beyond the scale (▲): 5.00 s at step 499," in html
+
+
+def test_the_same_report_is_the_same_page() -> None:
+    assert render_report(as_report(one_step())) == render_report(as_report(one_step()))
+
+
+def test_without_plotly_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    page._packed_plotly.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[report\]'"):
+        render_report(as_report(one_step()))
+
+
+def test_the_raw_data_holds_every_figure_and_the_protocol() -> None:
+    data = report_data(protocol_report())
+    assert data["protocol"]["matrix"]["arms"] == ["baseline", "drop-in", "streaming"]
+    assert data["runs"][0]["summary"]["verdict"]["kind"] == "data"
+    assert data["runs"][0]["series"]["steps"]["t"]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (None, "s", "–"),
+        (float("nan"), "share", "–"),
+        (0.3417, "share", "34.2 %"),
+        (0.0000412, "s", "41 µs"),
+        (0.0412, "s", "41.2 ms"),
+        (3.2, "s", "3.20 s"),
+        (7384.0, "s", "2 h 03 min"),
+        (9.44e9, "bytes", "9.44 GB"),
+        (0.0, "bytes/s", "0 B/s"),
+        (51234.5, "tokens/s", "51,234 tokens/s"),
+        (1.24, "samples/s", "1.24 samples/s"),
+    ],
+)
+def test_figures_have_their_units(value: float | None, unit: str, words: str) -> None:
+    assert format_value(value, unit) == words
+
+
+def test_changes_are_ratios_or_differences() -> None:
+    row = make_protocol().matrix.rows[2]
+    ratio = Cell(value=1.0, ratio=1.426, low=1.38, high=1.471)
+    assert describe_change(ratio, row) == ("×1.43", "1.38 to 1.47")
+    difference = Cell(value=0.0, difference=-0.032, difference_low=-0.041, difference_high=-0.023)
+    assert describe_change(difference, row) == ("−3.2 points", "−4.1 points to −2.3 points")
+    assert describe_change(Cell(value=1.0), row) == ("", "")
+
+
+def test_lengths_are_read_at_a_glance() -> None:
+    assert [format_length(one) for one in (8.24, 59.99, 750, 3840)] == [
+        "8.2 s",
+        "60.0 s",
+        "12 min 30 s",
+        "1 h 04 min",
+    ]
+
+
+def test_markdown_of_runs_is_verdicts_and_a_table() -> None:
+    report: Report = as_report(
+        make_run(make_rank(wait=steady(0.3))), make_run(make_rank()), names=["a|b", "after"]
+    )
+    text = runs_markdown(report.runs)
+    assert text.startswith("**a\\|b: Data-bound (rate).**")
+    assert "| figure | a\\|b | after |" in text
+    assert "| stall, by the host | 30.0 % | 0.0 % |" in text
