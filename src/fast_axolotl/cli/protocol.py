@@ -1,0 +1,193 @@
+"""``fast-axolotl protocol``: does it help me? One command, an answer with intervals."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fast_axolotl.errors import UsageError
+
+if TYPE_CHECKING:
+    from fast_axolotl.protocol import Plan, Progress
+    from fast_axolotl.record.comparison import Protocol
+
+__all__ = ["PROTOCOL_EXAMPLES", "print_protocol", "protocol", "run_plan"]
+
+PROTOCOL_EXAMPLES = "\n\n".join(
+    [
+        "Examples:",
+        "  fast-axolotl protocol config.yml --pin max_steps=200",
+        "  fast-axolotl protocol config.yml --steps 1,2,3,4,5 --sequence-len 16384 "
+        "--pin max_steps=200,num_workers=2",
+        "  fast-axolotl protocol config.yml --command "
+        "'axolotl train {config} --launcher torchrun' --max-minutes 60",
+        "  fast-axolotl protocol --baseline 'python train.py --workers 0' "
+        "--candidate 'python train.py --workers 4' --output protocols/workers",
+    ]
+)
+
+
+def protocol(
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="CONFIG.yml")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Without a configuration: the command to compare with.")
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(help="Without a configuration: the command in question.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            help="1 stock, 2 drop-in, 3 streaming, 4 side by side, 5 dedupe. Default: 1,2,4,5."
+        ),
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Runs of every arm that count.", min=1)] = 5,
+    warmup: Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)] = 1,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Begin no pair that would end later.", min=0.01)
+    ] = None,
+    pin: Annotated[
+        str | None,
+        typer.Option(
+            help="Keys of the configuration, the same in all arms: "
+            "num_workers=2,prefetch_factor=4,max_steps=200."
+        ),
+    ] = None,
+    sequence_len: Annotated[
+        int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
+    ] = None,
+    data_path: Annotated[
+        str | None, typer.Option(help="Data whose disk is probed for its speed.")
+    ] = None,
+    drop_caches: Annotated[
+        bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
+    ] = False,
+    keep_outputs: Annotated[
+        bool, typer.Option("--keep-outputs", help="Keep what Axolotl wrote in each run.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder of the protocol; one that was interrupted is continued. "
+            "Default: fast-axolotl-protocols/TIME.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the result as Markdown.")
+    ] = False,
+) -> None:
+    """Answer whether something helps: two or three arms, run by turns, A B B A, and compared.
+
+    With a configuration of Axolotl: stock, the drop-in, and streaming on request. Without: any two
+    commands. Every run is a process of its own and leaves a record. A Python loop of your own is
+    measured by fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False).
+
+    The same command with the same --output continues a protocol that was interrupted.
+    """
+    from fast_axolotl.protocol import plan_axolotl, plan_commands
+    from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS, parse_pins, parse_steps
+
+    if config is not None:
+        if baseline or candidate:
+            raise UsageError("give a configuration, or --baseline and --candidate, not both")
+        plan = plan_axolotl(
+            config,
+            steps=parse_steps(steps) if steps else STEPS,
+            command=command or COMMAND,
+            pins=parse_pins(pin) if pin else {},
+            sequence_len=sequence_len,
+            pairs=pairs,
+            warmup=warmup,
+            max_minutes=max_minutes,
+            drop_caches=drop_caches,
+            data_path=data_path,
+            keep_outputs=keep_outputs,
+        )
+    else:
+        if not baseline or not candidate:
+            raise UsageError("give a configuration, or both --baseline and --candidate")
+        if steps or pin or sequence_len or command or keep_outputs:
+            raise UsageError(
+                "--steps, --pin, --sequence-len, --command and --keep-outputs are about a "
+                "configuration of Axolotl; two commands take neither"
+            )
+        plan = plan_commands(
+            baseline,
+            candidate,
+            pairs=pairs,
+            warmup=warmup,
+            max_minutes=max_minutes,
+            drop_caches=drop_caches,
+            data_path=data_path,
+        )
+    folder = output or _new_folder()
+    result = run_plan(plan, folder)
+    print_protocol(result, as_json=as_json, as_markdown=as_markdown)
+    print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
+    idle = [arm.name for arm in result.arms if not any(run.status == "done" for run in arm.runs)]
+    if idle:
+        raise typer.Exit(1)
+
+
+def run_plan(plan: Plan, folder: Path) -> Protocol:
+    """Run a protocol with a display of how far it is."""
+    from fast_axolotl.protocol import run_protocol
+    from fast_axolotl.report.protocol_progress import protocol_progress
+
+    print(f"fast-axolotl: measuring into {folder}", file=sys.stderr, flush=True)
+    try:
+        with protocol_progress() as update:
+
+            def tell(at: Progress) -> None:
+                update(_in_words(at), at.done, at.total, at.run_seconds, at.seconds_left)
+
+            return run_protocol(plan, folder, environment=os.environ, progress=tell)
+    except (KeyboardInterrupt, SystemExit):
+        print(
+            f"fast-axolotl: the same command with --output {folder} goes on from here",
+            file=sys.stderr,
+        )
+        raise
+
+
+def _in_words(at: Progress) -> str:
+    if at.arm == "dedupe":
+        return "dedupe on its own"
+    return f"{at.arm}, warm-up" if at.pair < 0 else f"{at.arm}, pair {at.pair + 1} of {at.pairs}"
+
+
+def print_protocol(result: Protocol, *, as_json: bool = False, as_markdown: bool = False) -> None:
+    """The matrix and what it means, in one of three forms."""
+    from fast_axolotl.report.matrix import protocol_markdown, show_protocol
+
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False, default=str))
+    elif as_markdown:
+        print(protocol_markdown(result), end="")
+    else:
+        show_protocol(result)
+
+
+def _new_folder() -> Path:
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}"
+    folder = Path("fast-axolotl-protocols") / stem
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{stem}-{number}")
+    return folder

@@ -1,0 +1,29 @@
+"""A/B runs of whole commands that do not fool whoever reads them.
+
+    plan → runs, A B B A, each a child process with a record → matrix → one paragraph
+
+A plan comes from a configuration of Axolotl or from two commands. ``run_protocol`` carries it out
+and can be interrupted; ``compare_folders`` sets records or protocols beside each other later.
+"""
+
+from __future__ import annotations
+
+from fast_axolotl.protocol.axolotl_plan import parse_pins, parse_steps, plan_axolotl
+from fast_axolotl.protocol.comparing import Check, Comparison, compare_folders, parse_check
+from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
+from fast_axolotl.protocol.running import Progress, run_protocol
+
+__all__ = [
+    "ArmPlan",
+    "Check",
+    "Comparison",
+    "Plan",
+    "Progress",
+    "compare_folders",
+    "parse_check",
+    "parse_pins",
+    "parse_steps",
+    "plan_axolotl",
+    "plan_commands",
+    "run_protocol",
+]

@@ -1,0 +1,255 @@
+"""The arms of a configuration of Axolotl: stock, accelerated, and streamed.
+
+Every run gets a copy of the configuration with an ``output_dir``, a ``dataset_prepared_path`` and a
+cache of ``datasets`` of its own, so that all of them prepare the data from the same state. Shared
+are the hub's downloads, the page cache and compiled kernels. The steps:
+
+    1  baseline   Axolotl as it is
+    2  drop-in    the same configuration, our functions
+    3  streaming  our reader, ``sequence_len`` raised where asked for
+    4             stall and tokens side by side: the matrix
+    5             dedupe on its own, on the rows of the configuration
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
+
+__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl", "read_config"]
+
+COMMAND = "axolotl train {config}"
+STEPS = (1, 2, 4, 5)
+"""Streaming changes the order of rows and needs ``max_steps``, so only on request."""
+
+_ALL_STEPS = (1, 2, 3, 4, 5)
+_PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
+_OWN_KEYS = ("fast_axolotl", "dataset_use_rust_streaming")
+"""What begins so is a key of ours; stock has none of them."""
+_SHORT_NAMES = {
+    "num_workers": "dataloader_num_workers",
+    "prefetch_factor": "dataloader_prefetch_factor",
+    "pin_memory": "dataloader_pin_memory",
+}
+_FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
+_OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
+_OWN_CACHES = ("HF_DATASETS_CACHE",)
+"""What one run has tokenised, the next would find there."""
+_SEED = 42
+"""As Axolotl has it where the configuration does not say."""
+
+
+def plan_axolotl(
+    config_path: str | Path,
+    *,
+    steps: Sequence[int] = STEPS,
+    command: str = COMMAND,
+    pins: Mapping[str, Any] | None = None,
+    sequence_len: int | None = None,
+    pairs: int = PAIRS,
+    warmup: int = WARMUP,
+    max_minutes: float | None = None,
+    drop_caches: bool = False,
+    data_path: str | None = None,
+    keep_outputs: bool = False,
+) -> Plan:
+    """The five steps for one configuration."""
+    if sequence_len is not None and 3 not in steps:
+        raise UsageError("--sequence-len is about streaming: add 3 to --steps")
+    config = _pinned({"seed": _SEED, **read_config(config_path)}, pins or {})
+    arms, notes = _arms(config, steps, sequence_len)
+    folders = tuple(key for key in _OWN_FOLDERS if key not in (pins or {}))
+    words = _split(command)
+    arms = [
+        replace(arm, command=words, own_folders=folders, own_caches=_OWN_CACHES) for arm in arms
+    ]
+    names = {arm.name for arm in arms}
+    return Plan(
+        title=Path(config_path).name,
+        arms=tuple(arms),
+        pairs=pairs,
+        warmup=warmup,
+        max_minutes=max_minutes,
+        drop_caches=drop_caches,
+        data_path=data_path or _find_data(config),
+        keep_outputs=keep_outputs,
+        same_work=("baseline", "drop-in") if {"baseline", "drop-in"} <= names else None,
+        dedupe=_dedupe_config(config) if 5 in steps else None,
+        notes=(*_shared(pins or {}), *notes),
+    )
+
+
+def _arms(
+    config: dict[str, Any], steps: Sequence[int], sequence_len: int | None
+) -> tuple[list[ArmPlan], list[str]]:
+    """Those of steps 1 to 3, still without their command, and what to know about them."""
+    arms: list[ArmPlan] = []
+    notes: list[str] = []
+    if 1 in steps:
+        text = "Axolotl as it is"
+        arms.append(ArmPlan(name="baseline", text=text, command=(), config=_stock(config)))
+    if 2 in steps:
+        text = "nothing changed but our functions"
+        arms.append(
+            ArmPlan(name="drop-in", text=text, command=(), is_accelerated=True, config=config)
+        )
+    if 3 in steps:
+        streamed, notes = _streamed(config, sequence_len)
+        text = "our functions, and our reader as a stream"
+        arms.append(
+            ArmPlan(name="streaming", text=text, command=(), is_accelerated=True, config=streamed)
+        )
+    return arms, notes
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The YAML of a configuration."""
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError as error:
+        raise MissingExtraError(
+            "reading a configuration needs PyYAML, which comes with Axolotl: pip install axolotl"
+        ) from error
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError("there is no such configuration", path=str(path)) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"cannot be read: {reason}", path=str(path)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"not YAML: {' '.join(str(error).split())}", path=str(path)) from error
+    if not isinstance(found, dict):
+        raise DataError("a configuration of Axolotl has keys, and this has none", path=str(path))
+    return found
+
+
+def parse_steps(text: str) -> tuple[int, ...]:
+    """``1,2,4`` as numbers."""
+    try:
+        steps = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        steps = ()
+    if not steps or not set(steps) <= set(_ALL_STEPS):
+        raise UsageError(f"--steps {text!r}: give numbers from 1 to 5 with commas between")
+    if steps in ((4,), (4, 5)):
+        raise UsageError("--steps 4 compares the others: add 1 and 2")
+    return steps
+
+
+def parse_pins(text: str) -> dict[str, Any]:
+    """``num_workers=2,max_steps=60``; values are read as YAML."""
+    yaml = importlib.import_module("yaml")
+    pins = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--pin {part!r}: write KEY=VALUE, with commas between several")
+        pins[_SHORT_NAMES.get(name.strip(), name.strip())] = yaml.safe_load(value)
+    return pins
+
+
+def _split(command: str) -> tuple[str, ...]:
+    words = tuple(shlex.split(command))
+    if not any("{config}" in word for word in words):
+        raise UsageError(f"--command {command!r} has no {{config}}; try {COMMAND!r}")
+    return words
+
+
+def _pinned(config: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(config)
+    for name, value in pins.items():
+        *outer, last = name.split(".")
+        place = found
+        for key in outer:
+            inner = place.get(key)
+            place[key] = dict(inner) if isinstance(inner, Mapping) else {}
+            place = place[key]
+        place[last] = value
+    return found
+
+
+def _stock(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
+    plugins = [name for name in config.get("plugins") or [] if name != _PLUGIN]
+    found.pop("plugins", None)
+    return {**found, **({"plugins": plugins} if plugins else {})}
+
+
+def _streamed(
+    config: Mapping[str, Any], sequence_len: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of step 3, and what else had to be changed for it."""
+    if not config.get("max_steps"):
+        raise UsageError(
+            "a stream has no length, so step 3 needs max_steps: add --pin max_steps=200"
+        )
+    found = dict(config)
+    notes = []
+    plugins = list(config.get("plugins") or [])
+    found |= {
+        "plugins": plugins if _PLUGIN in plugins else [*plugins, _PLUGIN],
+        "streaming": True,
+        "dataset_use_rust_streaming": True,
+        # Else small files would be read as ever, and the arm would be the drop-in once more.
+        "fast_axolotl_streaming_force": True,
+    }
+    if config.get("sample_packing"):
+        found["datasets"] = [_as_data_files(item) for item in _listed(config, "datasets")]
+    for key, value in (("val_set_size", 0), ("dataset_exact_deduplication", False)):
+        if config.get(key):
+            found[key] = value
+            notes.append(f"streaming: {key} is {value}, because Axolotl cannot stream with it")
+    if sequence_len is not None:
+        before = config.get("sequence_len")
+        found["sequence_len"] = sequence_len
+        notes.append(
+            f"streaming: sequence_len is {sequence_len:,}, and {before} in the other arms: "
+            "steps are not alike; compare tokens, not steps"
+        )
+    return found, notes
+
+
+def _as_data_files(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Axolotl streams packed rows by ``load_dataset``, which takes a format and its files."""
+    path = entry.get("path")
+    if not isinstance(path, str) or not Path(path).is_file():
+        return dict(entry)
+    kind = entry.get("ds_type") or _FORMATS.get(Path(path).suffix.lstrip("."), "json")
+    return {**entry, "path": kind, "data_files": path}
+
+
+def _shared(pins: Mapping[str, Any]) -> list[str]:
+    notes = [
+        "Each run has its own output_dir, prepared dataset and cache of datasets; shared are "
+        "downloads of the hub, the page cache and compiled kernels."
+    ]
+    if pins:
+        notes.append(f"Pinned in all arms: {', '.join(f'{k}={v}' for k, v in pins.items())}.")
+    return notes
+
+
+def _find_data(config: Mapping[str, Any]) -> str | None:
+    """The first file or folder that the configuration reads."""
+    for item in [*_listed(config, "datasets"), *_listed(config, "pretraining_dataset")]:
+        for path in (item.get("data_files"), item.get("path")):
+            if isinstance(path, str) and Path(path).exists():
+                return path
+    return None
+
+
+def _dedupe_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the trial of dedupe needs to know."""
+    return {"datasets": _listed(config, "datasets")}
+
+
+def _listed(config: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = config.get(key)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

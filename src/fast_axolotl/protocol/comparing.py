@@ -1,0 +1,274 @@
+"""Two records or protocols beside each other, afterwards, and limits that may fail a build.
+
+Runs of different protocols were not interleaved, so they are compared as two samples: what drifted
+on the machine in between counts as a change. A limit is only broken when the whole 95 % interval
+lies beyond it. Two single runs have no interval, so they break none unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.protocol.figures import FIGURES, Figure, read_figures
+from fast_axolotl.protocol.matrix import compare_values, find_cell
+from fast_axolotl.record.comparison import PROTOCOL_FILE, Cell, Matrix, MatrixRow, Protocol
+
+__all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
+
+_LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
+_APART = (
+    "The runs of the two were not interleaved: whatever changed on the machine in between counts "
+    "as a change."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """``tokens_per_second < 0.97``: fails when the ratio B ÷ A is below 0.97."""
+
+    text: str
+    name: str
+    sign: Literal["<", ">"]
+    bound: float
+    is_difference: bool = False
+    """The bound has a sign of its own, ``> +0.02``, and is about B − A."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A limit, and what came of it."""
+
+    limit: str
+    is_broken: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What ``compare`` found."""
+
+    first: str
+    second: str
+    matrix: Matrix
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether any limit is."""
+        return any(check.is_broken for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """The runs of one folder."""
+
+    name: str
+    values: Mapping[str, tuple[float, ...]]
+    reasons: Mapping[str, str]
+    runs: int
+    note: str = ""
+
+
+def parse_check(text: str) -> Limit:
+    """A limit as it is written on the command line."""
+    found = _LIMIT.fullmatch(text)
+    names = [figure.name for figure in FIGURES]
+    if found is None:
+        raise UsageError(
+            f"cannot read the limit {text!r}; write 'tokens_per_second < 0.97' for a ratio, or "
+            "'host_stall_fraction > +0.02' for a difference"
+        )
+    name, sign, prefix, number = found.groups()
+    if name not in names:
+        raise UsageError(f"no figure is named {name!r}; there are {', '.join(names)}")
+    zeros = [figure.name for figure in FIGURES if figure.near_zero is not None]
+    if prefix and name not in zeros:
+        raise UsageError(
+            f"{name} is never near 0, so its limit is a ratio, without a sign; differences are "
+            f"for {', '.join(zeros)}"
+        )
+    return Limit(
+        text=" ".join(text.split()),
+        name=name,
+        sign="<" if sign == "<" else ">",
+        bound=float(prefix + number),
+        is_difference=bool(prefix),
+    )
+
+
+def compare_folders(
+    first: str | Path,
+    second: str | Path | None = None,
+    *,
+    arm: str | None = None,
+    limits: Sequence[Limit] = (),
+    is_single: bool = False,
+) -> Comparison:
+    """Two records, two protocols, one of each; or the arms of one protocol.
+
+    Of two protocols the arm ``arm`` is compared: by default the last one that both have. With
+    ``is_single`` a limit may be broken by two single runs.
+    """
+    if second is None:
+        found = _arms_of(Path(first), arm)
+    else:
+        found = _two_sides(Path(first), Path(second), arm)
+    name = found.matrix.arms[-1]
+    checks = tuple(_check(limit, found.matrix, name, is_single) for limit in limits)
+    return Comparison(
+        first=found.first,
+        second=found.second,
+        matrix=found.matrix,
+        notes=found.notes,
+        checks=checks,
+    )
+
+
+def _arms_of(folder: Path, arm: str | None) -> Comparison:
+    if not (folder / PROTOCOL_FILE).exists():
+        raise UsageError(
+            f"{folder} holds no protocol, so it needs a second folder to be compared with"
+        )
+    protocol = Protocol.read(folder)
+    matrix = protocol.matrix
+    if len(matrix.arms) < 2:
+        raise DataError("it has fewer than two arms to compare", path=str(folder))
+    chosen = arm or matrix.arms[1]
+    if chosen not in matrix.arms[1:]:
+        raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
+    at = matrix.arms.index(chosen)
+    rows = tuple(
+        MatrixRow(
+            name=row.name,
+            label=row.label,
+            unit=row.unit,
+            better=row.better,
+            cells=(row.cells[0], row.cells[at]),
+        )
+        for row in matrix.rows
+    )
+    kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
+    notes = [protocol.losses] if protocol.are_losses_equal is False else []
+    return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, notes=tuple(notes))
+
+
+def _two_sides(first: Path, second: Path, arm: str | None) -> Comparison:
+    chosen = arm or _last_common_arm(first, second)
+    sides = [_side(folder, chosen) for folder in (first, second)]
+    names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
+    rows = tuple(_compare_row(figure, *sides) for figure in FIGURES)
+    runs = min(side.runs for side in sides)
+    notes = [side.note for side in sides if side.note]
+    notes.append(_APART if runs > 1 else "One run cannot tell a change from noise.")
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        matrix=Matrix(arms=names, rows=rows),
+        notes=tuple(notes),
+    )
+
+
+def _compare_row(figure: Figure, first: _Side, second: _Side) -> MatrixRow:
+    before, after = (side.values.get(figure.name, ()) for side in (first, second))
+    base = Cell(
+        value=statistics.median(before) if before else None,
+        values=before,
+        reason="" if before else first.reasons.get(figure.name, "it was not recorded"),
+    )
+    if after:
+        cell = compare_values(figure, before, after, is_paired=False)
+    else:
+        reason = second.reasons.get(figure.name, "it was not recorded")
+        cell = Cell(value=None, outcome="not compared", reason=reason)
+    return MatrixRow(
+        name=figure.name,
+        label=figure.label,
+        unit=figure.unit,
+        better=figure.better,
+        cells=(base, cell),
+    )
+
+
+def _side(folder: Path, arm: str | None) -> _Side:
+    if not (folder / PROTOCOL_FILE).exists():
+        run = read_figures(folder)
+        values = {name: (value,) for name, value in run.values.items() if value is not None}
+        return _Side(name=str(folder), values=values, reasons=dict(run.reasons), runs=1)
+    protocol = Protocol.read(folder)
+    matrix = protocol.matrix
+    chosen = arm or matrix.arms[-1]
+    if chosen not in matrix.arms:
+        raise UsageError(f"{folder} has no arm {chosen!r}; it has {', '.join(matrix.arms)}")
+    at = matrix.arms.index(chosen)
+    cells = {row.name: row.cells[at] for row in matrix.rows}
+    return _Side(
+        name=f"{folder} {chosen}",
+        values={name: cell.values for name, cell in cells.items() if cell.values},
+        reasons={name: cell.reason for name, cell in cells.items() if not cell.values},
+        runs=max((len(cell.values) for cell in cells.values()), default=0),
+        note=f"{folder}: the runs of {chosen}.",
+    )
+
+
+def _last_common_arm(first: Path, second: Path) -> str | None:
+    both = [folder for folder in (first, second) if (folder / PROTOCOL_FILE).exists()]
+    if len(both) < 2:
+        return None
+    arms, others = (Protocol.read(folder).matrix.arms for folder in both)
+    common = [name for name in arms if name in others]
+    if not common:
+        raise UsageError(
+            f"{first} has the arms {', '.join(arms)} and {second} has {', '.join(others)}: "
+            "none is in both"
+        )
+    return common[-1]
+
+
+def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
+    cell = find_cell(matrix, limit.name, arm)
+    base = find_cell(matrix, limit.name, matrix.arms[0])
+    assert cell is not None
+    assert base is not None
+    for one, name in ((base, matrix.arms[0]), (cell, arm)):
+        if one.value is None:
+            raise DataError(
+                f"--fail-if {limit.text!r} cannot be checked: {limit.name} was not measured in "
+                f"{name}: {one.reason}"
+            )
+    value, low, high = _estimate(limit, cell)
+    if value is None:
+        cure = "a limit on the difference can be checked: > +0.02"
+        return _passed(limit, f"not checked: {cell.reason or 'it has no ratio'}; {cure}")
+    if low is None or high is None:
+        if not is_single:
+            return _passed(
+                limit,
+                f"not checked: {value:.4g} comes from one run each, which may be noise; "
+                "compare protocols, or give --single to check it all the same",
+            )
+        low = high = value
+    is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
+    what = "difference" if limit.is_difference else "ratio"
+    interval = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if low == high == value:
+        interval = f"{what} {value:.4g}, of one run each"
+    if is_broken:
+        return Check(limit=limit.text, is_broken=True, sentence=f"{limit.text}: FAILED: {interval}")
+    return _passed(limit, interval)
+
+
+def _estimate(limit: Limit, cell: Cell) -> tuple[float | None, float | None, float | None]:
+    if limit.is_difference:
+        return cell.difference, cell.difference_low, cell.difference_high
+    return cell.ratio, cell.low, cell.high
+
+
+def _passed(limit: Limit, sentence: str) -> Check:
+    return Check(limit=limit.text, is_broken=False, sentence=f"{limit.text}: {sentence}")

@@ -1,0 +1,75 @@
+"""Whether two arms have learned the same: their losses, as the trainer logged them, one by one.
+
+Equal means equal to the last digit. On a device whose sums are not reproducible, runs of one and
+the same arm differ, too; then the spread among the baseline's own runs is what an arm's distance
+is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+__all__ = ["LossCheck", "compare_losses"]
+
+Losses = Sequence[float]
+
+_MOST_SPREADS = 2.0
+"""An arm further from the baseline than twice its own spread is different."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCheck:
+    """What a comparison of losses found."""
+
+    is_equal: bool | None
+    """``None``: cannot be told."""
+    sentence: str
+
+
+def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str) -> LossCheck:
+    """The losses of the runs of two arms."""
+    first, second = [run for run in baseline if run], [run for run in arm if run]
+    if not first or not second:
+        where = "neither arm" if not first and not second else "one of the arms"
+        return LossCheck(is_equal=None, sentence=f"Losses: {where} has logged any.")
+    counts = {len(run) for run in (*first, *second)}
+    runs = len(first) + len(second)
+    if len({_text(run) for run in (*first, *second)}) == 1:
+        sentence = f"Losses: equal to the last digit, {len(first[0])} each in {runs} runs."
+        return LossCheck(is_equal=True, sentence=sentence)
+    if len(counts) > 1:
+        sentence = f"DIFFERENT losses: runs logged {min(counts)} to {max(counts)} of them."
+        return LossCheck(is_equal=False, sentence=sentence)
+    own = max((_distance(a, b)[0] for a, b in combinations(first, 2)), default=0.0)
+    far, step = max(_distance(a, b) for a in first for b in second)
+    if own and far <= _MOST_SPREADS * own:
+        return LossCheck(
+            is_equal=None,
+            sentence=f"Losses: runs of the baseline differ among themselves by up to {own:.3g}, "
+            f"{name} from them by up to {far:.3g}: not further than chance allows.",
+        )
+    among = f", the baseline's own runs by up to {own:.3g}" if own else ""
+    return LossCheck(
+        is_equal=False,
+        sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, "
+        f"first at logged loss {step}{among}. Do not trust the speed before this is explained.",
+    )
+
+
+def _text(losses: Losses) -> str:
+    """Digit by digit; not a number is equal to itself here."""
+    return " ".join(map(repr, losses))
+
+
+def _distance(first: Losses, second: Losses) -> tuple[float, int]:
+    """The largest difference, and where the first one is, from 1."""
+    furthest, at = 0.0, 0
+    for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
+        if repr(one) == repr(other):
+            continue
+        change = abs(one - other)
+        at = at or number
+        furthest = max(furthest, change if change == change else float("inf"))
+    return furthest, at

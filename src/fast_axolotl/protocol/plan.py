@@ -1,0 +1,144 @@
+"""What a protocol is going to do: its arms, and the order of their runs.
+
+One round runs every arm once, forwards, then backwards, then forwards: A B B A A B … What drifts on
+the machine falls on all arms alike. A round gives one pair for every arm but the first.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fast_axolotl.errors import UsageError
+
+__all__ = ["PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
+
+PAIRS = 5
+"""Enough to find changes of three times the noise between runs; see ``statistics``."""
+WARMUP = 1
+"""The first run of an arm fills the page cache and compiles kernels: it does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPlan:
+    """A command that is compared with the others."""
+
+    name: str
+    text: str
+    """What is different about it, in a few words."""
+    command: tuple[str, ...]
+    """``{config}`` in it becomes the path of the run's own configuration."""
+    is_accelerated: bool = False
+    """Whether functions of Axolotl are replaced."""
+    config: Mapping[str, Any] | None = None
+    """Of Axolotl; written into the folder of every run."""
+    own_folders: tuple[str, ...] = ()
+    """Keys of the configuration that name a folder which every run has for itself."""
+    own_caches: tuple[str, ...] = ()
+    """Environment variables that name such a folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One run in the order of all runs."""
+
+    number: int
+    """From 1."""
+    arm: ArmPlan
+    pair: int
+    """From 0; −1 is a warm-up."""
+
+    @property
+    def folder(self) -> str:
+        """Of its record, below the protocol's."""
+        return f"runs/{self.number:02d}-{self.arm.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a protocol is asked for."""
+
+    title: str
+    arms: tuple[ArmPlan, ...]
+    """The first is the baseline."""
+    pairs: int = PAIRS
+    warmup: int = WARMUP
+    """Runs of every arm before the first that counts."""
+    max_minutes: float | None = None
+    """After which no further round is begun."""
+    drop_caches: bool = False
+    data_path: str | None = None
+    """The data, whose device is probed in every run."""
+    keep_outputs: bool = False
+    """Whether what Axolotl wrote stays after a run that succeeded."""
+    same_work: tuple[str, str] | None = None
+    """The two arms whose losses have to be equal."""
+    dedupe: Mapping[str, Any] | None = None
+    """The configuration whose rows are deduplicated, on their own."""
+    notes: tuple[str, ...] = ()
+    """What to know about the arms."""
+
+    def turns(self) -> list[Turn]:
+        """All runs in their order; more pairs only add to its end."""
+        found: list[tuple[ArmPlan, int]] = []
+        for number in range(self.warmup + self.pairs):
+            arms = self.arms if number % 2 == 0 else self.arms[::-1]
+            found += [(arm, max(-1, number - self.warmup)) for arm in arms]
+        return [Turn(number=at, arm=arm, pair=pair) for at, (arm, pair) in enumerate(found, 1)]
+
+    def identity(self) -> dict[str, Any]:
+        """What has to stay the same for an interrupted protocol to be continued."""
+        return {
+            "arms": {
+                arm.name: {
+                    "command": list(arm.command),
+                    "accelerated": arm.is_accelerated,
+                    "config": None if arm.config is None else dict(arm.config),
+                }
+                for arm in self.arms
+            },
+            "warmup": self.warmup,
+            "drop_caches": self.drop_caches,
+            "data_path": self.data_path,
+        }
+
+
+def plan_commands(
+    baseline: str,
+    candidate: str,
+    *,
+    pairs: int = PAIRS,
+    warmup: int = WARMUP,
+    max_minutes: float | None = None,
+    drop_caches: bool = False,
+    data_path: str | None = None,
+) -> Plan:
+    """Two commands against each other, each as a shell would split it; no shell runs them."""
+    arms = tuple(
+        _command_arm(name, text)
+        for name, text in (("baseline", baseline), ("candidate", candidate))
+    )
+    return Plan(
+        title=f"{baseline} against {candidate}",
+        arms=arms,
+        pairs=pairs,
+        warmup=warmup,
+        max_minutes=max_minutes,
+        drop_caches=drop_caches,
+        data_path=data_path,
+        same_work=("baseline", "candidate"),
+    )
+
+
+def _command_arm(name: str, text: str) -> ArmPlan:
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
+    if not command:
+        raise UsageError(f"--{name} is empty; give a command, in quotes")
+    # ``run`` inside an arm does its own acceleration, and would find it switched off from outside.
+    is_run = command[0].rpartition("/")[2] == "fast-axolotl" and "run" in command[1:2]
+    return ArmPlan(name=name, text=text, command=command, is_accelerated=is_run)

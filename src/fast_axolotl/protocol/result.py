@@ -1,0 +1,154 @@
+"""From the runs of a protocol to what is kept of it: arms, matrix, losses, settings, the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fast_axolotl.protocol.figures import RunFigures
+from fast_axolotl.protocol.losses import compare_losses
+from fast_axolotl.protocol.matrix import ArmFigures, build_matrix, primary_name
+from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
+from fast_axolotl.protocol.state import State
+from fast_axolotl.protocol.wording import describe_result, label_of
+from fast_axolotl.record.comparison import Arm, ArmRun, Matrix, Protocol
+
+__all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings"]
+
+LOADER_SETTINGS = (
+    "num_workers",
+    "prefetch_factor",
+    "dispatcher",
+    "batch_size",
+    "gradient_accumulation",
+    "persistent_workers",
+    "pin_memory",
+)
+_PINS = {
+    "num_workers": "num_workers",
+    "prefetch_factor": "prefetch_factor",
+    "pin_memory": "pin_memory",
+    "persistent_workers": "dataloader_persistent_workers",
+    "dispatcher": "accelerator_config.dispatch_batches",
+}
+"""What ``--pin`` calls them."""
+
+_BY_CHANCE = (
+    "Each interval is at 95 %: of twenty figures that have not changed, one is shown as changed "
+    "by chance. {name} is the figure that decides."
+)
+
+
+def build_protocol(
+    plan: Plan, state: State, figures: Mapping[int, RunFigures], stopped: str
+) -> Protocol:
+    """What is known by now."""
+    turns = plan.turns()
+    arms = tuple(_arm(arm, turns, state, figures) for arm in plan.arms)
+    matrix = _matrix(plan, turns, figures)
+    equal, losses = _losses(plan, arms)
+    differing = differing_settings(
+        {arm.name: arm.settings for arm in arms},
+        can_pin=any(arm.config is not None for arm in plan.arms),
+    )
+    done = [state.runs[turn.number] for turn in turns if turn.number in state.runs]
+    first = next(iter(figures.values()), None)
+    return Protocol(
+        title=plan.title,
+        started=state.started,
+        seconds=state.seconds,
+        pairs=_pairs_done(plan, turns, state),
+        order=tuple(turn.arm.name for turn in turns if turn.number in state.runs),
+        arms=arms,
+        matrix=matrix,
+        losses=losses,
+        are_losses_equal=equal,
+        differing_settings=differing,
+        dedupe=dict(state.dedupe),
+        paragraph=describe_result(
+            arms, matrix, are_losses_equal=equal, losses=losses, dedupe=state.dedupe
+        ),
+        environment=dict(first.summary.environment) if first is not None else {},
+        notes=(*((stopped,) if stopped else ()), *plan.notes, *_cache_notes(done)),
+    )
+
+
+def differing_settings(
+    settings: Mapping[str, Mapping[str, Any]], *, can_pin: bool
+) -> tuple[str, ...]:
+    """Loader settings that are not the same in all arms that tell them, one sentence each."""
+    sentences = []
+    for name in LOADER_SETTINGS:
+        told = {arm: values[name] for arm, values in settings.items() if name in values}
+        if len({repr(value) for value in told.values()}) < 2:
+            continue
+        pairs = ", ".join(f"{value} in {arm}" for arm, value in told.items())
+        value = json.dumps(next(iter(told.values())), default=str)
+        is_pinned = can_pin and name in _PINS
+        cure = f"; make it the same with --pin {_PINS[name]}={value}" if is_pinned else ""
+        sentences.append(f"{name} is {pairs}{cure}.")
+    return tuple(sentences)
+
+
+def _arm(
+    plan: ArmPlan, turns: Sequence[Turn], state: State, figures: Mapping[int, RunFigures]
+) -> Arm:
+    own = [turn for turn in turns if turn.arm.name == plan.name]
+    runs = tuple(state.runs[turn.number] for turn in own if turn.number in state.runs)
+    counted = [figures[turn.number] for turn in own if turn.number in figures]
+    last = counted[-1] if counted else None
+    verdict = last.summary.verdict if last is not None else None
+    known = {} if last is None else last.settings
+    return Arm(
+        name=plan.name,
+        text=plan.text,
+        command=plan.command,
+        runs=runs,
+        settings={name: known[name] for name in LOADER_SETTINGS if name in known},
+        verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
+        headline=verdict.headline if verdict else "",
+        action=verdict.action if verdict else "",
+    )
+
+
+def _matrix(plan: Plan, turns: Sequence[Turn], figures: Mapping[int, RunFigures]) -> Matrix:
+    if not plan.arms:
+        return Matrix(arms=(), rows=())
+    begun = max((turn.pair for turn in turns if turn.number in figures), default=-1) + 1
+    arms = []
+    for arm in plan.arms:
+        by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
+        runs = tuple(by_pair.get(pair) for pair in range(begun))
+        arms.append(ArmFigures(name=arm.name, runs=runs))
+    matrix = build_matrix(arms)
+    name = primary_name(matrix, matrix.arms[-1])
+    if len(arms) < 2 or not name:
+        return matrix
+    return replace(matrix, notes=(_BY_CHANCE.format(name=label_of(matrix, name).capitalize()),))
+
+
+def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
+    if plan.same_work is None:
+        return None, ""
+    by_name = {arm.name: [run.losses for run in arm.runs if run.status == "done"] for arm in arms}
+    first, second = plan.same_work
+    check = compare_losses(by_name[first], by_name[second], second)
+    return check.is_equal, check.sentence
+
+
+def _pairs_done(plan: Plan, turns: Sequence[Turn], state: State) -> int:
+    """Rounds in which every arm had its turn."""
+    rounds: dict[int, int] = {}
+    for turn in turns:
+        if turn.number in state.runs and turn.pair >= 0:
+            rounds[turn.pair] = rounds.get(turn.pair, 0) + 1
+    return sum(count == len(plan.arms) for count in rounds.values())
+
+
+def _cache_notes(runs: Sequence[ArmRun]) -> list[str]:
+    states = {run.page_cache.partition(";")[0] for run in runs if run.page_cache}
+    if not states:
+        return []
+    return [f"Page cache before each run: {', or '.join(sorted(states))}."]

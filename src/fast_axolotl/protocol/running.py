@@ -1,0 +1,285 @@
+"""Runs a plan, one child process after the other, and keeps the result up to date in its folder.
+
+After every run the state and ``protocol.json`` are written, so the folder can be looked at while
+the protocol goes on, and the same command continues it after an interruption. A run that was cut
+off does not count and is made again. A run that failed counts as failed; an arm that has failed
+twice and never succeeded is not run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.protocol.dedupe import run_dedupe
+from fast_axolotl.protocol.figures import RunFigures, read_figures
+from fast_axolotl.protocol.launching import Launch, launch, read_tail
+from fast_axolotl.protocol.page_cache import prepare_page_cache
+from fast_axolotl.protocol.plan import Plan, Turn
+from fast_axolotl.protocol.result import build_protocol
+from fast_axolotl.protocol.state import State, open_state, write_json
+from fast_axolotl.record.comparison import PROTOCOL_FILE, ArmRun, Protocol
+
+__all__ = ["Progress", "run_protocol"]
+
+_MOST_FAILURES = 2
+"""An arm that failed so often and never succeeded is left out."""
+_DEDUPE = "dedupe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a protocol stands."""
+
+    done: int
+    total: int
+    arm: str
+    pair: int
+    """From 0; −1 is a warm-up, −2 is dedupe."""
+    pairs: int
+    run_seconds: float
+    """Since this run began."""
+    seconds_left: float | None
+    """By the runs so far; ``None`` before the first has ended."""
+
+
+def run_protocol(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    environment: Mapping[str, str],
+    progress: Callable[[Progress], None] = lambda progress: None,
+    launch: Launch = launch,
+    page_cache: Callable[[bool], str] = prepare_page_cache,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time.time,
+) -> Protocol:
+    """Everything that is not done yet, and the result.
+
+    ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
+    """
+    root = Path(folder).resolve()
+    state = open_state(root, plan, now=now())
+    run = _Running(
+        plan=plan,
+        root=root,
+        state=state,
+        environment=environment,
+        progress=progress,
+        launch=launch,
+        page_cache=page_cache,
+        clock=clock,
+    )
+    return run.run()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    plan: Plan
+    root: Path
+    state: State
+    environment: Mapping[str, str]
+    progress: Callable[[Progress], None]
+    launch: Launch
+    page_cache: Callable[[bool], str]
+    clock: Callable[[], float]
+    figures: dict[int, RunFigures] = field(default_factory=dict)
+    """Of the runs that count, by the number of the turn."""
+    spent_before: float = 0.0
+    """Seconds of earlier sessions."""
+    begun: float = 0.0
+
+    def run(self) -> Protocol:
+        """The turns that are missing, then dedupe, then the result."""
+        self.spent_before, self.begun = self.state.seconds, self.clock()
+        turns = self.plan.turns()
+        self._read_earlier(turns)
+        stopped = ""
+        for turn in turns:
+            if turn.number in self.state.runs:
+                continue
+            if self._is_late(turn):
+                stopped = self._late(turn)
+                break
+            self.state.runs[turn.number] = self._run(turn)
+            self._save()
+            self._write("")
+        if self.plan.dedupe is not None and not self.state.dedupe:
+            self.state.dedupe = self._dedupe()
+            self._save()
+        return self._write(stopped)
+
+    def _spent(self) -> float:
+        """Seconds, over all sessions."""
+        return self.spent_before + self.clock() - self.begun
+
+    def _save(self) -> None:
+        self.state.seconds = self._spent()
+        self.state.save()
+
+    def _is_late(self, turn: Turn) -> bool:
+        """Whether the time is up, between two rounds of the arms."""
+        limit, size = self.plan.max_minutes, len(self.plan.arms)
+        if limit is None or (turn.number - 1) % size:
+            return False
+        last = range(turn.number - size, turn.number)
+        runs = [self.state.runs[number] for number in last if number in self.state.runs]
+        # A round that would end after the limit is not begun.
+        return self._spent() + sum(run.seconds or 0.0 for run in runs) > 60.0 * limit
+
+    def _late(self, turn: Turn) -> str:
+        done = max(0, turn.pair)
+        return (
+            f"Stopped by --max-minutes {self.plan.max_minutes:g} after {done} of "
+            f"{self.plan.pairs} pairs; the same command with more minutes goes on."
+        )
+
+    def _run(self, turn: Turn) -> ArmRun:
+        if self._is_given_up(turn):
+            return ArmRun(
+                folder=turn.folder,
+                pair=turn.pair,
+                status="left out",
+                log_tail=f"{turn.arm.name} has failed {_MOST_FAILURES} times and never succeeded",
+            )
+        folder = self.root / turn.folder
+        # What a run that was cut off has left.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        cache = self.page_cache(self.plan.drop_caches)
+        command, environment = self._command(turn, folder)
+        begin = self.clock()
+        self._tell(turn, 0.0)
+        code = self.launch(
+            command, environment, folder / "log.txt", lambda: self._tell(turn, self.clock() - begin)
+        )
+        seconds = self.clock() - begin
+        figures, failure = _read_run(folder, code)
+        if figures is not None:
+            self.figures[turn.number] = figures
+            self._remove_outputs(turn, folder)
+        return ArmRun(
+            folder=turn.folder,
+            pair=turn.pair,
+            status="done" if figures is not None else "failed",
+            exit_code=code,
+            seconds=seconds,
+            page_cache=cache,
+            log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip() if failure else "",
+            losses=() if figures is None else figures.losses,
+        )
+
+    def _remove_outputs(self, turn: Turn, folder: Path) -> None:
+        """What Axolotl wrote: as many models as there are runs."""
+        if not self.plan.keep_outputs:
+            for name in (*turn.arm.own_folders, *turn.arm.own_caches):
+                shutil.rmtree(folder / name.lower(), ignore_errors=True)
+
+    def _is_given_up(self, turn: Turn) -> bool:
+        earlier = [
+            self.state.runs[one.number]
+            for one in self.plan.turns()
+            if one.arm.name == turn.arm.name and one.number in self.state.runs
+        ]
+        failed = sum(run.status == "failed" for run in earlier)
+        return failed >= _MOST_FAILURES and not any(run.status == "done" for run in earlier)
+
+    def _command(self, turn: Turn, folder: Path) -> tuple[list[str], dict[str, str]]:
+        arm, environment = turn.arm, _with_own_programs(self.environment)
+        own = {name: str(folder / name.lower()) for name in (*arm.own_folders, *arm.own_caches)}
+        environment |= {name: own[name] for name in arm.own_caches}
+        command = list(arm.command)
+        if arm.config is not None:
+            config = folder / "config.yml"
+            yaml = importlib.import_module("yaml")
+            changed = {**arm.config, **{name: own[name] for name in arm.own_folders}}
+            config.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
+            command = [word.replace("{config}", str(config)) for word in command]
+        words = [sys.executable, "-m", "fast_axolotl.cli", "run", "--measure"]
+        words += [] if arm.is_accelerated else ["--no-accelerate"]
+        words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
+        return [*words, "--output", str(folder), "--", *command], environment
+
+    def _tell(self, turn: Turn, run_seconds: float) -> None:
+        turns = self.plan.turns()
+        done = [self.state.runs[one.number] for one in turns if one.number in self.state.runs]
+        timed = [run.seconds for run in done if run.seconds is not None]
+        left = None
+        if timed:
+            mean = sum(timed) / len(timed)
+            left = max(0.0, mean * (len(turns) - len(done)) - run_seconds)
+            if self.plan.max_minutes is not None:
+                left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self._spent()))
+        self.progress(
+            Progress(
+                done=len(done),
+                total=len(turns),
+                arm=turn.arm.name,
+                pair=turn.pair,
+                pairs=self.plan.pairs,
+                run_seconds=run_seconds,
+                seconds_left=left,
+            )
+        )
+
+    def _dedupe(self) -> dict[str, Any]:
+        assert self.plan.dedupe is not None
+        begin = self.clock()
+        count = len(self.plan.turns())
+
+        def tick() -> None:
+            self.progress(
+                Progress(
+                    done=count,
+                    total=count,
+                    arm=_DEDUPE,
+                    pair=-2,
+                    pairs=self.plan.pairs,
+                    run_seconds=self.clock() - begin,
+                    seconds_left=None,
+                )
+            )
+
+        folder = self.root / _DEDUPE
+        found = run_dedupe(
+            self.plan.dedupe, folder, environment=self.environment, launch=self.launch, tick=tick
+        )
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        return found
+
+    def _read_earlier(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            run = self.state.runs.get(turn.number)
+            if run is not None and run.status == "done":
+                self.figures[turn.number] = read_figures(self.root / run.folder)
+
+    def _write(self, stopped: str) -> Protocol:
+        protocol = build_protocol(self.plan, self.state, self.figures, stopped)
+        write_json(self.root / PROTOCOL_FILE, protocol.to_json())
+        return protocol
+
+
+def _with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
+    """Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there."""
+    beside = str(Path(sys.executable).parent)
+    folders = environment.get("PATH", "").split(os.pathsep)
+    path = os.pathsep.join(dict.fromkeys([*filter(None, folders), beside]))
+    return {**environment, "PATH": path}
+
+
+def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
+    """The figures of a run; or why it does not count."""
+    if code:
+        return None, f"exit code {code}" if code > 0 else f"ended by signal {-code}"
+    try:
+        return read_figures(folder), ""
+    except DataError as error:
+        return None, f"it left no record: {error}"

@@ -1,0 +1,144 @@
+"""How far a protocol has come, kept in its folder so that the same command goes on from there.
+
+Files are written beside and renamed, so that a power cut leaves the last state or the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.record.comparison import ArmRun
+
+__all__ = ["STATE_FILE", "State", "open_state", "write_json"]
+
+STATE_FILE = "state.json"
+_SCHEMA = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """The runs made so far."""
+
+    path: Path
+    identity: dict[str, Any]
+    started: float
+    """Seconds since 1970."""
+    seconds: float = 0.0
+    """Spent so far, over all sessions."""
+    runs: dict[int, ArmRun] = field(default_factory=dict)
+    """By the number of the turn."""
+    dedupe: dict[str, Any] = field(default_factory=dict)
+
+    def save(self) -> None:
+        """Write it down."""
+        write_json(
+            self.path,
+            {
+                "schema": _SCHEMA,
+                "identity": self.identity,
+                "started": self.started,
+                "seconds": self.seconds,
+                "runs": {str(number): asdict(run) for number, run in self.runs.items()},
+                "dedupe": self.dedupe,
+            },
+        )
+
+
+def open_state(folder: Path, plan: Plan, *, now: float) -> State:
+    """The state of a new protocol, or of one that was interrupted."""
+    path = folder / STATE_FILE
+    identity = json.loads(json.dumps(plan.identity(), default=str))
+    if not path.exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty and holds no protocol; give another --output")
+        return State(path=path, identity=identity, started=now)
+    data = _read(path)
+    before = data["identity"]
+    if before != identity:
+        raise UsageError(
+            f"{folder} holds a protocol of another command: {_difference(before, identity)}; "
+            "give another --output, or the command as it was to continue that one"
+        )
+    runs = {int(number): _run(item) for number, item in data["runs"].items()}
+    return State(
+        path=path,
+        identity=identity,
+        started=data["started"],
+        seconds=data["seconds"],
+        runs=runs,
+        dedupe=data["dedupe"],
+    )
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a file beside and rename it."""
+    beside = path.with_name(f".{path.name}.new")
+    text = json.dumps(data, indent=1, ensure_ascii=False, default=str)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"cannot be written: {error.strerror or error}; free space or choose another --output",
+            path=str(path),
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        names = ("identity", "started", "seconds", "runs", "dedupe")
+        if data["schema"] == _SCHEMA and all(name in data for name in names):
+            return data
+        reason = f"its schema is {data['schema']!r}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise DataError(
+        f"not the state of a protocol of this version ({reason}); give another --output",
+        path=str(path),
+    )
+
+
+def _run(data: Mapping[str, Any]) -> ArmRun:
+    return ArmRun(**{**data, "losses": tuple(data["losses"])})
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first thing that differs, as it was and as it is."""
+    for name, value in now.items():
+        if name != "arms" and before.get(name) != value:
+            return f"{name} was {before.get(name)!r} and is {value!r} now"
+    arms = before.get("arms", {})
+    for name, arm in now["arms"].items():
+        if name not in arms:
+            return f"it has no arm {name}"
+        for part, value in arm.items():
+            if arms[name].get(part) != value:
+                was, new = _first_difference(arms[name].get(part), value)
+                return f"{part} of {name} was {was!r} and is {new!r} now"
+    missing = [name for name in arms if name not in now["arms"]]
+    return f"it has the arm {missing[0]}, too" if missing else "something differs"
+
+
+def _first_difference(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of two configurations, only the first key that differs."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in [*now, *before]:
+            if before.get(key) != now.get(key):
+                return {key: before.get(key)}, {key: now.get(key)}
+    if isinstance(before, list) and isinstance(now, list):
+        return " ".join(map(str, before)), " ".join(map(str, now))
+    return before, now

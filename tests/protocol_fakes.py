@@ -1,0 +1,98 @@
+"""Runs of a protocol without processes: what a child would have left is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fast_axolotl.record import LineWriter, Log, Mark, RankRecord, SystemRecord
+from records import make_rank, make_system, steady
+
+
+def write_record(
+    folder: Path, rank: RankRecord | None = None, system: SystemRecord | None = None
+) -> None:
+    """The files of a made-up run."""
+    if rank is not None:
+        writer = LineWriter(folder / f"rank-{rank.start.rank}.jsonl")
+        lines = [rank.start, *rank.settings, *rank.marks, *rank.blocks, *rank.logs, rank.end]
+        for line in lines:
+            if line is not None:
+                writer.write(line)
+        writer.close()
+    if system is not None:
+        writer = LineWriter(folder / "system.jsonl")
+        for sample in [system.start, *system.samples, system.end]:
+            if sample is not None:
+                writer.write(sample)
+        writer.close()
+
+
+@dataclass
+class FakeLaunch:
+    """Stands for ``launch``: every run takes ``seconds`` by its own clock and leaves a record."""
+
+    step_seconds: Callable[[str, int], float] = lambda arm, run: 0.01
+    """Of an arm's model, in its run of this number, from 0."""
+    stall: Mapping[str, float] = field(default_factory=dict)
+    losses: Callable[[str, int], Sequence[float]] = lambda arm, run: (2.0, 1.5)
+    codes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Exit codes of an arm's runs, 0 beyond them."""
+    settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
+    seconds: float = 10.0
+    interrupt_at: int | None = None
+    """The run, of all, in which Ctrl-C is pressed; from 0."""
+    now: float = 0.0
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    environments: list[Mapping[str, str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def arms(self) -> list[str]:
+        """In the order in which they were run."""
+        return [folder_of(call).name.partition("-")[2] for call in self.calls]
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        tick: Callable[[], None],
+    ) -> int:
+        folder = folder_of(command)
+        arm = folder.name.partition("-")[2]
+        if self.interrupt_at == len(self.calls):
+            write_record(folder, make_rank(fetches=300, end=None))
+            raise KeyboardInterrupt
+        self.calls.append(tuple(command))
+        self.environments.append(environment)
+        run = self.counts.get(arm, 0)
+        self.counts[arm] = run + 1
+        self.now += self.seconds
+        tick()
+        code = (*self.codes.get(arm, ()), *[0] * 99)[run]
+        log.write_text("a line\nValueError: it went wrong\n" if code else "trained\n")
+        if code:
+            return code
+        own = self.step_seconds(arm, run)
+        rank = make_rank(
+            own_seconds=own,
+            wait=steady(self.stall.get(arm, 0.0), own),
+            fetches=600,
+            tokens=1000,
+            settings=dict(self.settings.get(arm, {})),
+        )
+        rank.add(Mark(t=0.5, name="first_step", step=0))
+        for step, loss in enumerate(self.losses(arm, run)):
+            rank.add(Log(t=float(step), step=step, values={"loss": loss}))
+        write_record(folder, rank, make_system(samples=8))
+        return 0
+
+
+def folder_of(command: Sequence[str]) -> Path:
+    """Where a run was told to record."""
+    return Path(command[command.index("--output") + 1])

@@ -1,0 +1,307 @@
+"""A protocol: its order, its runs, what it finds, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.protocol import Plan, Progress, plan_commands, run_protocol
+from fast_axolotl.protocol.matrix import find_cell
+from fast_axolotl.protocol.page_cache import prepare_page_cache
+from fast_axolotl.protocol.plan import ArmPlan
+from fast_axolotl.protocol.result import differing_settings
+from fast_axolotl.record.comparison import Protocol
+from protocol_fakes import FakeLaunch, folder_of
+
+
+def plan(**changes: Any) -> Plan:
+    return plan_commands("cmd a", "cmd b", **{"pairs": 3, "warmup": 1, **changes})
+
+
+def run(wanted: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> Protocol:
+    return run_protocol(
+        wanted,
+        folder,
+        environment={"PATH": "bin", "HOME": "home"},
+        launch=launch,
+        clock=launch.clock,
+        page_cache=lambda drop: "dropped; 0.10 GB cached" if drop else "warm; 1.00 GB cached",
+        **named,
+    )
+
+
+def slower(arm: str, number: int) -> float:
+    """The candidate takes 10 % longer, and every run differs by a little."""
+    return (0.011 if arm == "candidate" else 0.010) * (1.0 + 0.002 * (number % 3))
+
+
+def test_arms_alternate_forwards_and_backwards() -> None:
+    turns = plan(pairs=4, warmup=1).turns()
+    names = [turn.arm.name[0] for turn in turns]
+    assert "".join(names) == "bccbbccbbc"
+    assert [turn.pair for turn in turns] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert turns[0].folder == "runs/01-baseline"
+
+
+def test_more_pairs_only_add_to_the_order() -> None:
+    few, many = plan(pairs=2).turns(), plan(pairs=5).turns()
+    assert [turn.folder for turn in few] == [turn.folder for turn in many][: len(few)]
+
+
+def test_three_arms_take_turns_too() -> None:
+    arms = tuple(ArmPlan(name=name, text="", command=(name,)) for name in "abc")
+    order = Plan(title="", arms=arms, pairs=2, warmup=0).turns()
+    assert "".join(turn.arm.name for turn in order) == "abccba"
+
+
+def test_a_slower_candidate_is_worse_and_the_paragraph_says_what_to_do(tmp_path: Path) -> None:
+    launch = FakeLaunch(step_seconds=slower)
+    found = run(plan(), tmp_path / "p", launch)
+    cell = find_cell(found.matrix, "tokens_per_second", "candidate")
+    assert cell is not None
+    assert cell.outcome == "worse"
+    assert cell.ratio == pytest.approx(1 / 1.1, abs=0.005)
+    assert len(cell.values) == 3
+    assert "candidate is WORSE: real tokens 0.909" in found.paragraph
+    assert "Keep the baseline." in found.paragraph
+    assert found.pairs == 3
+    assert found.are_losses_equal is True
+
+
+def test_equal_arms_are_no_detectable_change(tmp_path: Path) -> None:
+    noise = {"baseline": (0, 3, 1, 2), "candidate": (1, 2, 0, 3)}
+    launch = FakeLaunch(step_seconds=lambda arm, n: 0.01 * (1 + 0.002 * noise[arm][n]))
+    found = run(plan(), tmp_path / "p", launch)
+    assert "candidate: no detectable change in real tokens" in found.paragraph
+    assert "no faster reader can help" in found.paragraph
+
+
+def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
+    launch = FakeLaunch(stall={"baseline": 0.4, "candidate": 0.01}, step_seconds=slower)
+    found = run(plan(), tmp_path / "p", launch)
+    assert "Stall went from 40.0 % to 1.0 %: the data was a bottleneck" in found.paragraph
+    assert found.arms[0].verdict.startswith("data")
+    assert "Use the candidate." in found.paragraph
+
+
+def test_the_figures_of_warm_up_runs_do_not_count(tmp_path: Path) -> None:
+    launch = FakeLaunch(step_seconds=lambda arm, n: 1.0 if n == 0 else 0.01 + 0.0001 * (n % 2))
+    found = run(plan(), tmp_path / "p", launch)
+    cell = find_cell(found.matrix, "samples_per_second", "baseline")
+    assert cell is not None
+    assert min(cell.values) > 700
+
+
+def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
+    launch = FakeLaunch()
+    run(plan(data_path="data"), tmp_path / "p", launch)
+    first = launch.calls[0]
+    assert first[1:5] == ("-m", "fast_axolotl.cli", "run", "--measure")
+    assert "--no-accelerate" in first
+    assert first[first.index("--data-path") + 1] == "data"
+    assert first[first.index("--") + 1 :] == ("cmd", "a")
+    assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
+
+
+def test_a_command_that_is_run_itself_keeps_its_acceleration() -> None:
+    wanted = plan_commands("axolotl train a.yml", "bin/fast-axolotl run -- axolotl train a.yml")
+    assert [arm.is_accelerated for arm in wanted.arms] == [False, True]
+
+
+def test_start_to_first_step_counts_from_the_start_of_the_process(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "p", FakeLaunch())
+    cell = find_cell(found.matrix, "start_to_step_seconds", "baseline")
+    assert cell is not None
+    assert cell.value == pytest.approx(0.5)
+
+
+def test_an_interrupted_protocol_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = FakeLaunch(step_seconds=slower, interrupt_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(), tmp_path / "p", first)
+    assert first.arms == ["baseline", "candidate", "candidate"]
+    half = Protocol.read(tmp_path / "p")
+    assert half.order == ("baseline", "candidate", "candidate")
+    second = FakeLaunch(step_seconds=slower)
+    found = run(plan(), tmp_path / "p", second)
+    assert second.arms == ["baseline", "baseline", "candidate", "candidate", "baseline"]
+    assert found.pairs == 3
+    assert found.seconds == pytest.approx(80.0)
+    # The record of the run that was cut off is not in the way, and not counted.
+    assert not list((tmp_path / "p").rglob("*.jsonl.1"))
+    third = FakeLaunch()
+    again = run(plan(), tmp_path / "p", third)
+    assert third.calls == []
+    assert again.matrix == found.matrix
+
+
+def test_interrupted_after_every_run_the_result_is_the_same(tmp_path: Path) -> None:
+    whole = run(plan(), tmp_path / "whole", FakeLaunch(step_seconds=slower))
+    total = len(plan().turns())
+    folder = tmp_path / "parts"
+    done = FakeLaunch(step_seconds=slower)
+    for _ in range(total):
+        done.interrupt_at = len(done.calls) + 1
+        if len(done.calls) + 1 < total:
+            with pytest.raises(KeyboardInterrupt):
+                run(plan(), folder, done)
+        else:
+            found = run(plan(), folder, done)
+    assert found.matrix == whole.matrix
+    assert found.paragraph == whole.paragraph
+
+
+def test_more_pairs_continue_a_finished_protocol(tmp_path: Path) -> None:
+    run(plan(pairs=2), tmp_path / "p", FakeLaunch(step_seconds=slower))
+    launch = FakeLaunch(step_seconds=slower)
+    found = run(plan(pairs=3), tmp_path / "p", launch)
+    assert len(launch.calls) == 2
+    assert found.pairs == 3
+
+
+def test_another_command_in_the_same_folder_is_refused_with_the_cure(tmp_path: Path) -> None:
+    run(plan(pairs=1), tmp_path / "p", FakeLaunch())
+    other = plan_commands("cmd a", "cmd c", pairs=1)
+    with pytest.raises(UsageError, match=r"command of candidate was 'cmd b' and is 'cmd c' now"):
+        run(other, tmp_path / "p", FakeLaunch())
+    with pytest.raises(UsageError, match=r"drop_caches was False.*another --output"):
+        run(plan(pairs=1, drop_caches=True), tmp_path / "p", FakeLaunch())
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("…")
+    with pytest.raises(UsageError, match="holds no protocol"):
+        run(plan(), tmp_path, FakeLaunch())
+
+
+def test_a_broken_state_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(DataError, match=r"state\.json.*another --output"):
+        run(plan(), tmp_path, FakeLaunch())
+
+
+def test_a_failing_run_is_told_with_its_log_and_the_others_count(tmp_path: Path) -> None:
+    launch = FakeLaunch(step_seconds=slower, codes={"candidate": (0, 0, 1)})
+    found = run(plan(), tmp_path / "p", launch)
+    candidate = found.arms[1]
+    [failed] = [item for item in candidate.runs if item.status == "failed"]
+    assert failed.exit_code == 1
+    assert failed.log_tail.startswith("exit code 1")
+    assert "ValueError: it went wrong" in failed.log_tail
+    cell = find_cell(found.matrix, "tokens_per_second", "candidate")
+    assert cell is not None
+    assert len(cell.values) == 2
+    assert cell.low is not None
+
+
+def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path) -> None:
+    launch = FakeLaunch(codes={"candidate": (1, -9, 1, 1)})
+    found = run(plan(), tmp_path / "p", launch)
+    assert launch.counts == {"baseline": 4, "candidate": 2}
+    assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
+    assert "ended by signal 9" in found.arms[1].runs[1].log_tail
+    assert "candidate has no run that counts" in found.paragraph
+    cell = find_cell(found.matrix, "tokens_per_second", "baseline")
+    assert cell is not None
+    assert cell.value is not None
+
+
+def test_a_run_without_a_record_has_failed(tmp_path: Path) -> None:
+    def silent(command: Any, environment: Any, log: Path, tick: Any) -> int:
+        log.write_text("done\n")
+        return 0
+
+    found = run_protocol(
+        plan(pairs=1, warmup=0), tmp_path / "p", environment={}, launch=silent, clock=lambda: 0.0
+    )
+    assert "it left no record" in found.arms[0].runs[0].log_tail
+
+
+def test_the_time_limit_ends_it_after_a_pair_and_says_so(tmp_path: Path) -> None:
+    launch = FakeLaunch(step_seconds=slower)
+    # Rounds of 20 s: the warm-up and two pairs fit into 65 s.
+    found = run(plan(pairs=5, max_minutes=65 / 60), tmp_path / "p", launch)
+    assert len(launch.calls) == 6
+    assert found.pairs == 2
+    assert "after 2 of 5 pairs" in found.notes[0]
+    more = FakeLaunch(step_seconds=slower)
+    found = run(plan(pairs=5, max_minutes=10), tmp_path / "p", more)
+    assert len(more.calls) == 6
+    assert found.pairs == 5
+
+
+def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
+    settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
+    found = run(plan(), tmp_path / "p", FakeLaunch(settings=settings))
+    [told] = found.differing_settings
+    assert told == "num_workers is 0 in baseline, 4 in candidate."
+    arms = {"baseline": {"dispatcher": False}, "streaming": {"dispatcher": True}}
+    assert differing_settings(arms, can_pin=True) == (
+        "dispatcher is False in baseline, True in streaming; make it the same with "
+        "--pin accelerator_config.dispatch_batches=false.",
+    )
+
+
+def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
+    launch = FakeLaunch(losses=lambda arm, n: (2.0, 1.5 if arm == "baseline" else 1.6))
+    found = run(plan(), tmp_path / "p", launch)
+    assert found.are_losses_equal is False
+    assert found.paragraph.startswith("DIFFERENT losses")
+
+
+def test_progress_tells_the_time_left(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    run(plan(), tmp_path / "p", FakeLaunch(), progress=told.append)
+    assert told[0].seconds_left is None
+    assert [one.arm for one in told[::2]] == [
+        *("baseline", "candidate", "candidate", "baseline"),
+        *("baseline", "candidate", "candidate", "baseline"),
+    ]
+    last = told[-1]
+    assert (last.done, last.total, last.run_seconds) == (7, 8, 10.0)
+    assert last.seconds_left == pytest.approx(0.0)
+    assert told[3].seconds_left == pytest.approx(60.0)
+
+
+def test_what_is_written_can_be_read_back(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=slower))
+    assert Protocol.read(tmp_path / "p") == found
+    assert json.loads((tmp_path / "p" / "state.json").read_text())["schema"] == 1
+    assert not list((tmp_path / "p").glob(".*"))
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises((DataError, OSError), match="file"):
+        run(plan(), blocked / "p", FakeLaunch())
+
+
+def test_the_page_cache_is_noted_and_dropped_on_request(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    (proc / "sys" / "vm").mkdir(parents=True)
+    (proc / "sys" / "vm" / "drop_caches").write_text("")
+    (proc / "meminfo").write_text("MemTotal: 1 kB\nCached:  2000000 kB\n")
+    flushed: list[int] = []
+    kept = prepare_page_cache(False, proc=proc)
+    assert kept == "as the last run left it; 2.05 GB cached"
+    dropped = prepare_page_cache(True, proc=proc, flush=lambda: flushed.append(1))
+    assert dropped.startswith("dropped; ")
+    assert flushed == [1]
+    assert (proc / "sys" / "vm" / "drop_caches").read_text() == "3\n"
+
+
+def test_a_page_cache_that_may_not_be_dropped_says_why(tmp_path: Path) -> None:
+    found = prepare_page_cache(True, proc=tmp_path, flush=lambda: None)
+    assert found.startswith("could not be dropped (No such file or directory)")
+    assert found.endswith("its size is not told here")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "python 'x"])
+def test_commands_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--candidate"):
+        plan_commands("true", text)

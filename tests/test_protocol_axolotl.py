@@ -1,0 +1,226 @@
+"""The arms of a configuration of Axolotl; and dedupe on its own, against the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import AGAINST_AXOLOTL
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
+from fast_axolotl.protocol.dedupe import describe_dedupe, run_dedupe
+from protocol_fakes import FakeLaunch, folder_of
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+
+PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
+
+
+def write(folder: Path, **keys: Any) -> Path:
+    data = folder / "rows.jsonl"
+    data.write_text('{"text": "a"}\n')
+    config = {
+        "base_model": "model",
+        "datasets": [{"path": str(data), "type": "completion"}],
+        "output_dir": "out",
+        "learning_rate": 0.00001,
+        "sequence_len": 2048,
+        **keys,
+    }
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def configs(plan: Plan) -> dict[str, Mapping[str, Any]]:
+    return {arm.name: arm.config or {} for arm in plan.arms}
+
+
+def test_the_arms_are_stock_and_the_drop_in(tmp_path: Path) -> None:
+    plan = plan_axolotl(write(tmp_path))
+    assert [arm.name for arm in plan.arms] == ["baseline", "drop-in"]
+    assert [arm.is_accelerated for arm in plan.arms] == [False, True]
+    found = configs(plan)
+    assert found["baseline"] == found["drop-in"]
+    assert found["baseline"]["seed"] == 42
+    assert plan.same_work == ("baseline", "drop-in")
+    assert plan.data_path == str(tmp_path / "rows.jsonl")
+    assert plan.dedupe == {"datasets": found["baseline"]["datasets"]}
+
+
+def test_stock_has_none_of_our_keys(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        plugins=[PLUGIN, "other.Plugin"],
+        fast_axolotl_skip=["save"],
+        dataset_use_rust_streaming=True,
+        seed=7,
+    )
+    found = configs(plan_axolotl(path))
+    assert found["baseline"]["plugins"] == ["other.Plugin"]
+    assert not [key for key in found["baseline"] if "fast_axolotl" in key or "rust" in key]
+    assert found["drop-in"]["fast_axolotl_skip"] == ["save"]
+    assert found["baseline"]["seed"] == 7
+
+
+def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path, max_steps=50, val_set_size=0.1, dataset_exact_deduplication=True)
+    plan = plan_axolotl(path, steps=(1, 2, 3), sequence_len=16384)
+    streamed = configs(plan)["streaming"]
+    assert streamed["streaming"] is streamed["dataset_use_rust_streaming"] is True
+    assert streamed["plugins"] == [PLUGIN]
+    assert streamed["sequence_len"] == 16384
+    assert streamed["val_set_size"] == 0
+    assert streamed["dataset_exact_deduplication"] is False
+    assert configs(plan)["drop-in"]["sequence_len"] == 2048
+    told = " ".join(plan.notes)
+    assert "val_set_size is 0" in told
+    assert "sequence_len is 16,384" in told
+    assert plan.dedupe is None
+
+
+def test_packed_streams_name_a_format_and_its_files(tmp_path: Path) -> None:
+    path = write(tmp_path, max_steps=50, sample_packing=True)
+    [entry] = configs(plan_axolotl(path, steps=(1, 3)))["streaming"]["datasets"]
+    assert entry["path"] == "json"
+    assert entry["data_files"] == str(tmp_path / "rows.jsonl")
+
+
+def test_streaming_without_a_length_names_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--pin max_steps=200"):
+        plan_axolotl(write(tmp_path), steps=(1, 3))
+    with pytest.raises(UsageError, match="add 3 to --steps"):
+        plan_axolotl(write(tmp_path), sequence_len=4096)
+
+
+def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
+    pins = parse_pins("num_workers=2, prefetch_factor=4,accelerator_config.dispatch_batches=false")
+    path = write(tmp_path, accelerator_config={"split_batches": True})
+    plan = plan_axolotl(path, pins=pins)
+    for config in configs(plan).values():
+        assert config["dataloader_num_workers"] == 2
+        assert config["dataloader_prefetch_factor"] == 4
+        assert config["accelerator_config"] == {"split_batches": True, "dispatch_batches": False}
+    assert "dataloader_num_workers=2" in " ".join(plan.notes)
+
+
+def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
+    plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
+    assert {arm.own_folders for arm in plan.arms} == {("output_dir",)}
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,6", "one", "4"])
+def test_steps_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--steps"):
+        parse_steps(text)
+
+
+def test_steps_are_read_in_any_order() -> None:
+    assert parse_steps("5, 2,1") == (1, 2, 5)
+
+
+@pytest.mark.parametrize("text", ["num_workers", "=2"])
+def test_pins_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        parse_pins(text)
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"nothing\.yml"):
+        plan_axolotl(tmp_path / "nothing.yml")
+    (tmp_path / "bad.yml").write_text("a: [")
+    with pytest.raises(DataError, match="not YAML"):
+        plan_axolotl(tmp_path / "bad.yml")
+    (tmp_path / "list.yml").write_text("- a")
+    with pytest.raises(DataError, match="has keys"):
+        plan_axolotl(tmp_path / "list.yml")
+    with pytest.raises(UsageError, match=r"\{config\}"):
+        plan_axolotl(write(tmp_path), command="axolotl train")
+
+
+def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Launch(FakeLaunch):
+        def __call__(self, command: Sequence[str], environment: Any, *rest: Any) -> int:
+            config = yaml.safe_load(Path(command[-1]).read_text())
+            for folder in (config["output_dir"], environment["HF_DATASETS_CACHE"]):
+                Path(folder).mkdir()
+            seen.append({**config, "cache": environment["HF_DATASETS_CACHE"]})
+            return super().__call__(command, environment, *rest)
+
+    launch = Launch()
+    plan = plan_axolotl(write(tmp_path), steps=(1, 2), pairs=1, warmup=0)
+    found = run_protocol(
+        plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock, page_cache=str
+    )
+    for name in ("output_dir", "dataset_prepared_path", "cache"):
+        assert len({config[name] for config in seen}) == 2
+    # A float stays one: JSON's 1e-05 would be a text in YAML.
+    assert [config["learning_rate"] for config in seen] == [0.00001] * 2
+    assert [("--no-accelerate" in call) for call in launch.calls] == [True, False]
+    # What Axolotl wrote is removed, the records stay.
+    assert not list((tmp_path / "p").rglob("output_dir"))
+    assert (folder_of(launch.calls[0]) / "rank-0.jsonl").exists()
+    assert found.arms[1].command == ("axolotl", "train", "{config}")
+
+
+def fake_trial(answer: dict[str, Any] | None, code: int = 0) -> Any:
+    def launch(command: Sequence[str], environment: Mapping[str, str], log: Path, tick: Any) -> int:
+        assert environment["FAST_AXOLOTL"] == "0"
+        log.write_text("ImportError: no axolotl\n")
+        if answer is not None:
+            Path(command[-1]).write_text(json.dumps(answer))
+        return code
+
+    return launch
+
+
+def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
+    answer = {
+        "rows": 2000,
+        "kept": 1600,
+        "is_equal": True,
+        "stock_seconds": [1.0, 1.1, 0.9],
+        "our_seconds": [0.1, 0.1, 0.1],
+    }
+    found = run_dedupe(
+        {"datasets": []},
+        tmp_path,
+        environment={},
+        launch=fake_trial(answer),
+        tick=lambda: None,
+    )
+    assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
+    assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
+    assert "2,000 rows, 1,600 kept by both alike: 10.0× faster" in found["sentence"]
+
+
+def test_a_dedupe_that_fails_or_differs_says_so(tmp_path: Path) -> None:
+    failed = run_dedupe({}, tmp_path, environment={}, launch=fake_trial(None, 1), tick=lambda: None)
+    assert "exit code 1" in failed["sentence"]
+    assert "ImportError" in failed["log_tail"]
+    assert "other rows" in describe_dedupe({"reason": "ours keeps other rows than Axolotl"})
+
+
+class TestAgainstAxolotl:
+    pytestmark = AGAINST_AXOLOTL
+
+    def test_dedupe_keeps_the_rows_that_axolotl_keeps(
+        self, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from fast_axolotl.integrations import dedupe_trial
+
+        monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        monkeypatch.setattr(dedupe_trial, "_REPEATS", 2)
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
+        given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
+        found = dedupe_trial.try_dedupe(given)
+        assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
+        assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
+        assert "reason" in dedupe_trial.try_dedupe({"datasets": []})

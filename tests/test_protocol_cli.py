@@ -1,0 +1,215 @@
+"""``fast-axolotl protocol`` with real child processes: small loops, Ctrl-C, failing commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+import fast_axolotl
+from fast_axolotl.cli.protocol import protocol
+from fast_axolotl.errors import UsageError
+from fast_axolotl.protocol.launching import launch, read_tail
+from fast_axolotl.record.comparison import Protocol
+
+LOOP = """
+import os, sys, time
+from fast_axolotl.measure import measure
+
+def read():
+    for _ in range(60):
+        time.sleep(float(sys.argv[1]))
+        yield [1, 2, 3, 4]
+
+with measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False) as meter:
+    for batch in meter.watch(read()):
+        time.sleep(0.002)
+        meter.tokens(400)
+"""
+
+START = """
+import typer
+from fast_axolotl.cli import app, main
+from fast_axolotl.cli.protocol import protocol
+if "protocol" not in [item.callback.__name__ for item in app.registered_commands]:
+    app.command()(protocol)
+main()
+"""
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> str:
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    return shlex.join([sys.executable, str(path)])
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    source = Path(fast_axolotl.__file__).parents[1]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
+    return subprocess.Popen(
+        [sys.executable, "-c", START, "protocol", *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": str(source)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = child.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        raise
+    return child.returncode, out, err
+
+
+def test_two_commands_from_the_command_line(tmp_path: Path, loop: str) -> None:
+    code, out, err = finish(
+        start(
+            tmp_path,
+            *("--baseline", f"{loop} 0.004", "--candidate", f"{loop} 0.0005"),
+            *("--pairs", "2", "--warmup", "0", "--output", "p", "--json"),
+        )
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["order"] == ["baseline", "candidate", "candidate", "baseline"]
+    rows = {row["name"]: row["cells"] for row in found["matrix"]["rows"]}
+    assert rows["tokens_per_second"][1]["ratio"] > 1.3
+    assert rows["host_stall_fraction"][0]["value"] > rows["host_stall_fraction"][1]["value"]
+    assert "run 4 of 4: baseline, pair 2 of 2" in err
+    assert (tmp_path / "p" / "runs" / "01-baseline" / "log.txt").exists()
+    assert Protocol.read(tmp_path / "p").pairs == 2
+
+
+def test_ctrl_c_leaves_a_folder_that_can_be_continued(tmp_path: Path, loop: str) -> None:
+    arguments = (
+        *("--baseline", f"{loop} 0.001", "--candidate", f"{sys.executable} -c '{SLEEP}'"),
+        *("--pairs", "1", "--warmup", "0", "--output", "p"),
+    )
+    child = start(tmp_path, *arguments)
+    marker = tmp_path / "sleeping"
+    deadline = time.monotonic() + 60
+    while not marker.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert marker.exists(), finish(child)
+    inner = int(marker.read_text())
+    child.send_signal(signal.SIGINT)
+    code, _, err = finish(child)
+    assert code == 130
+    assert "the same command with --output p goes on from here" in err
+    # Nothing of the run is left behind.
+    with pytest.raises(ProcessLookupError):
+        os.kill(inner, 0)
+    state = json.loads((tmp_path / "p" / "state.json").read_text())
+    assert [run["status"] for run in state["runs"].values()] == ["done"]
+    (tmp_path / "go").write_text("")
+    code, out, err = finish(start(tmp_path, *arguments))
+    assert code == 0, err
+    assert "run 2 of 2: candidate" in err
+    assert "run 1 of 2" not in err
+    assert "1 pair, in the order A B" in out
+
+
+SLEEP = (
+    'import os, pathlib, time; here = pathlib.Path("go").exists(); '
+    'here or pathlib.Path("sleeping").write_text(str(os.getpid())); '
+    "here or time.sleep(60)"
+)
+
+
+def test_a_failing_command_is_told_and_the_other_one_counts(tmp_path: Path, loop: str) -> None:
+    code, out, err = finish(
+        start(
+            tmp_path,
+            *("--baseline", f"{loop} 0.001", "--candidate", f"{sys.executable} -c 1/0"),
+            *("--pairs", "1", "--warmup", "0", "--output", "p"),
+        )
+    )
+    assert code == 1, err
+    assert "ZeroDivisionError" in out
+    assert "real tokens" in out
+    assert "candidate has no run that counts" in out
+
+
+def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
+    _, out, _ = finish(
+        start(
+            tmp_path,
+            *("--baseline", "no-such-program", "--candidate", "true"),
+            *("--pairs", "1", "--warmup", "0", "--output", "p"),
+        )
+    )
+    assert "there is no command 'no-such-program'" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "give a configuration"),
+        ({"baseline": "a"}, "both --baseline and --candidate"),
+        ({"config": Path("a.yml"), "baseline": "a"}, "not both"),
+        ({"baseline": "a", "candidate": "b", "steps": "1"}, "about a configuration"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    given: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        protocol(**given)  # type: ignore[arg-type]
+
+
+def test_the_help_names_the_flags() -> None:
+    app = typer.Typer()
+    app.command()(protocol)
+    command = typer.main.get_command(app)
+    flags = {text for item in command.params for text in item.opts}
+    assert {"--baseline", "--candidate", "--pairs", "--warmup", "--max-minutes"} <= flags
+    assert {"--steps", "--pin", "--sequence-len", "--drop-caches", "--output", "-o"} <= flags
+
+
+def test_the_tail_of_a_log_leaves_out_the_summary_and_old_progress(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "fast-axolotl: measuring into x\n  1%\r 50%\r100%\nValueError: no\n"
+        " Inconclusive (unseen)  No training was seen.\n\nThe run\n  folder x\n"
+    )
+    assert read_tail(log).splitlines() == [
+        "fast-axolotl: measuring into x",
+        "100%",
+        "ValueError: no",
+    ]
+    assert "cannot be read" in read_tail(tmp_path / "nothing")
+
+
+def test_a_child_that_ignores_being_asked_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.protocol.launching._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("fast_axolotl.protocol.launching._TICK_SECONDS", 0.05)
+    marker = tmp_path / "ready"
+    code = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(marker)!r}).write_text('x'); time.sleep(60)"
+    )
+
+    def tick() -> None:
+        if marker.exists():
+            raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch([sys.executable, "-c", code], os.environ, tmp_path / "log.txt", tick)
+    assert time.monotonic() - begin < 30

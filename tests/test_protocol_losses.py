@@ -1,0 +1,50 @@
+"""Losses of two arms: equal, different, and different only as much as chance makes them."""
+
+from __future__ import annotations
+
+import math
+
+from fast_axolotl.protocol.losses import compare_losses
+
+
+def test_equal_to_the_last_digit() -> None:
+    check = compare_losses([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5)], "drop-in")
+    assert check.is_equal is True
+    assert "2 each in 3 runs" in check.sentence
+
+
+def test_not_a_number_is_equal_to_itself_here() -> None:
+    assert compare_losses([(math.nan,)], [(math.nan,)], "drop-in").is_equal is True
+
+
+def test_one_digit_makes_a_difference() -> None:
+    check = compare_losses([(2.0, 1.5)], [(2.0, 1.500001)], "drop-in")
+    assert check.is_equal is False
+    assert check.sentence.startswith("DIFFERENT")
+    assert "first at logged loss 2" in check.sentence
+
+
+def test_a_loss_that_is_not_a_number_in_one_arm_is_a_difference() -> None:
+    check = compare_losses([(2.0, 1.5)], [(2.0, math.nan)], "drop-in")
+    assert check.is_equal is False
+    assert "inf" in check.sentence
+
+
+def test_another_number_of_losses_is_a_difference() -> None:
+    check = compare_losses([(2.0, 1.5)], [(2.0,)], "drop-in")
+    assert check.is_equal is False
+    assert "1 to 2" in check.sentence
+
+
+def test_a_baseline_that_differs_from_itself_sets_the_measure() -> None:
+    near = compare_losses([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], "drop-in")
+    assert near.is_equal is None
+    assert "chance" in near.sentence
+    far = compare_losses([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], "drop-in")
+    assert far.is_equal is False
+    assert "own runs by up to 0.01" in far.sentence
+
+
+def test_nothing_logged_is_nothing_known() -> None:
+    assert compare_losses([()], [()], "drop-in").is_equal is None
+    assert "one of the arms" in compare_losses([(1.0,)], [()], "drop-in").sentence
