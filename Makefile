@@ -1,4 +1,5 @@
-# make demo   environment, install, the main job on generated data: about a minute, no torch
+# make demo   environment, install, the whole story on generated data: about a minute, no torch
+# make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
 
@@ -12,10 +13,13 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format bench clean
+.PHONY: demo demo-axolotl test check format bench clean
 
-demo: $(VENV)/.package
-	$(BIN)/fast-axolotl bench demo
+demo: $(VENV)/.report
+	$(BIN)/fast-axolotl demo
+
+demo-axolotl: $(VENV)/.test
+	$(BIN)/fast-axolotl demo --axolotl -o demo-axolotl-report.html
 
 # The tests of the kernels run a second time, with every index checked.
 test: $(VENV)/.test
@@ -43,6 +47,10 @@ $(BIN)/python:
 
 $(VENV)/.package: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.report: $(VENV)/.package
+	$(PIP) --editable '.[report]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.package

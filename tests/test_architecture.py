@@ -56,7 +56,7 @@ LAYERS = {
     "protocol": {"errors", "record", "measure"},
     "report": {"errors", "record"},
     "integrations": EVERYTHING - {"protocol", "report", "bench"},
-    "bench": ROWS | {"errors", "kernels", "record", "measure", "integrations", "root"},
+    "bench": ROWS | {"errors", "kernels", "record", "measure", "protocol", "integrations", "root"},
     "cli": EVERYTHING,
     "root": EVERYTHING,
 }

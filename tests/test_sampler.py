@@ -165,15 +165,16 @@ def test_without_procfs_the_rest_is_none_with_a_reason(
     assert sampler.is_alive
 
 
-def test_pss_is_taken_so_seldom_that_it_costs_a_thousandth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (0.04, 8), (2.0, 10)])
+def test_pss_is_taken_so_seldom_that_it_costs_little_but_not_too_seldom(
+    seconds: float, pause: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out(tmp_path)
     clock = Clock()
     sampler = make(tmp_path, clock)
 
     def read_slowly() -> int:
-        clock.now += 0.02
+        clock.now += seconds
         return 1
 
     monkeypatch.setattr(sampler._tree, "read_pss_bytes", read_slowly)
@@ -182,7 +183,7 @@ def test_pss_is_taken_so_seldom_that_it_costs_a_thousandth(
     for _ in range(400):
         clock.now += 1.0
         taken += sampler.sample().pss_bytes is not None
-    assert taken == pytest.approx(400 / 20, abs=1)
+    assert taken == pytest.approx(400 / pause, rel=0.1)
 
 
 def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(

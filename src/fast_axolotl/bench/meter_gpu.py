@@ -68,10 +68,10 @@ def run_gpu_meter_bench(
                 progress(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
                 place = folder / f"loop-{wait}-{is_synchronised}"
                 loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
-        step = _run_trainer(torch, 0.0, folder / "trial", steps=20)["step_p50_seconds"]
+        step = _run_trainer(0.0, folder / "trial", steps=20)["step_p50_seconds"]
         for name, waits in _TRAINER_WAITS.items():
             progress(f"trainer: {name} loader")
-            found = _run_trainer(torch, waits * step, folder / name)
+            found = _run_trainer(waits * step, folder / name)
             trainers.append({"loader": name, "expected": _RIGHT[name], **found})
     return GpuMeterResult(
         machine=describe_machine(),
@@ -213,46 +213,13 @@ def _run_loop(
     }
 
 
-def _run_trainer(
-    torch: Any, wait: float, folder: Path, steps: int = _TRAINER_STEPS
-) -> dict[str, Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
+def _run_trainer(wait: float, folder: Path, steps: int = _TRAINER_STEPS) -> dict[str, Any]:
+    from fast_axolotl.bench.gpu_trainer import train
     from fast_axolotl.integrations.transformers_meter import MeterCallback
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
 
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=12,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=2048,
-        use_cache=False,
-    )
-    torch.manual_seed(0)
-    arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"),
-        per_device_train_batch_size=8,
-        max_steps=steps,
-        bf16=True,
-        logging_steps=50,
-        # On by default, it looks at every loss and so waits for the device at every step.
-        logging_nan_inf_filter=False,
-        # So does the copy of every batch to the device.
-        accelerator_config={"non_blocking": True},
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    Trainer(
-        model=LlamaForCausalLM(config),
-        args=arguments,
-        train_dataset=_SlowRows(wait / 8, 8 * steps, torch),
-        callbacks=[MeterCallback(folder / "run")],
-    ).train()
+    train(wait, steps, folder / "trainer", [MeterCallback(folder / "run")])
     summary = summarise(read_run(folder / "run"))
     verdict = summary.verdict
     return {
@@ -271,21 +238,3 @@ def _run_trainer(
         "evidence": list(verdict.evidence),
         "reasons": summary.reasons,
     }
-
-
-class _SlowRows:
-    """Rows of 2,048 tokens, each after a wait."""
-
-    def __init__(self, seconds: float, count: int, torch: Any) -> None:
-        self.seconds = seconds
-        self.count = count
-        self.tokens = torch.randint(0, 32000, (2048,))
-        self.mask = torch.ones(2048, dtype=torch.long)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.seconds:
-            time.sleep(self.seconds)
-        return {"input_ids": self.tokens, "attention_mask": self.mask, "labels": self.tokens}

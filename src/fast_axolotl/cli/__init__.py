@@ -16,8 +16,12 @@ import typer
 
 from fast_axolotl import __version__
 from fast_axolotl.cli.bench import bench_app
+from fast_axolotl.cli.compare import COMPARE_EXAMPLES, compare
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
+from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
+from fast_axolotl.cli.protocol import PROTOCOL_EXAMPLES, protocol
 from fast_axolotl.cli.read import READ_EXAMPLES, read
+from fast_axolotl.cli.report import REPORT_EXAMPLES, report
 from fast_axolotl.cli.run import RUN_EXAMPLES, STATUS_EXAMPLES, run, status
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
@@ -48,6 +52,10 @@ app.command(
 app.command(epilog=STATUS_EXAMPLES)(status)
 app.command(epilog=WATCH_EXAMPLES)(watch)
 app.command(epilog=SHOW_EXAMPLES)(show)
+app.command(epilog=PROTOCOL_EXAMPLES)(protocol)
+app.command(epilog=COMPARE_EXAMPLES)(compare)
+app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=DEMO_EXAMPLES)(demo)
 app.add_typer(bench_app, name="bench")
 
 

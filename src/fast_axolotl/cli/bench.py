@@ -287,6 +287,34 @@ def bench_meter_gpu(
     _finish(result, gpu_meter_tables(result), output, as_json)
 
 
+@bench_app.command(
+    "protocol",
+    epilog=_examples("protocol", "protocol -o benchmarks/results/2030-01-31-protocol.json"),
+)
+def bench_protocol(
+    same: Annotated[int, typer.Option(help="Protocols whose arms are equal.", min=0)] = 20,
+    different: Annotated[int, typer.Option(help="Protocols with a slower arm.", min=0)] = 10,
+    slower: Annotated[float, typer.Option(help="By how much it is slower.", min=0.0)] = 0.1,
+    pairs: Annotated[int, typer.Option(help="Pairs of every protocol.", min=2)] = 5,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Count how often the protocol sees a change where there is none, and misses one."""
+    from fast_axolotl.bench.protocol_bench import protocol_bench_tables, run_protocol_bench
+
+    _refuse_existing(output)
+    result = run_protocol_bench(
+        same=same,
+        different=different,
+        slower=slower,
+        pairs=pairs,
+        work_dir=work_dir,
+        progress=_say,
+    )
+    _finish(result, protocol_bench_tables(result), output, as_json)
+
+
 def _refuse_existing(output: Path | None) -> None:
     """Before the minutes that a benchmark takes, rather than after."""
     from fast_axolotl.bench.matrix import require_new

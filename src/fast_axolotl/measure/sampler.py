@@ -2,9 +2,9 @@
 
 Cost. A sample takes about 0.4 ms, and 0.08 ms more for every process of the tree. ΣPSS is dearer,
 since the kernel walks page tables for it: 0.4 ms for 2 GB in huge pages, 19 ms for 2 GB in small
-ones. So it is taken only when the last one lies a thousand times its own duration back, which keeps
-it under 0.1 % of one core, and once more whenever ΣRSS has outgrown every earlier one by a quarter:
-a growing tree does that some twenty times in its life. Samples altogether are kept under 0.5 %.
+ones. So it is taken only when the last one lies 200 times its own duration back, or ten seconds,
+and once more whenever ΣRSS has outgrown every earlier one by a quarter: a growing tree does that
+some twenty times in its life. Samples altogether are kept under 0.5 % of one core.
 
 Size. Every sample is given to ``on_sample``. The file takes all of them for ten minutes, then one
 in two seconds up to an hour, then one in five: a day comes to 7 MB, with eight GPUs to 22 MB.
@@ -36,8 +36,10 @@ from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
 
 __all__ = ["SystemSampler"]
 
-_PSS_SHARE = 0.001
-"""Of one core, at most this for ΣPSS."""
+_PSS_SHARE = 0.005
+"""Of one core, at most this for ΣPSS …"""
+_PSS_LONGEST_SECONDS = 10.0
+"""… but one every so often, whatever it costs: a working set of before the training is worthless."""
 _PSS_GROWTH = 1.25
 """A ΣRSS this many times the highest at any ΣPSS asks for a ΣPSS at once."""
 _SAMPLE_SHARE = 0.005
@@ -241,7 +243,8 @@ class SystemSampler:
         begin = self._clock()
         pss_bytes = self._tree.read_pss_bytes()
         end = self._clock()
-        self._pss_due = end - self._start + (end - begin) / _PSS_SHARE
+        pause = min((end - begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
+        self._pss_due = end - self._start + pause
         return pss_bytes
 
     def _assemble(self, t: float, tree: TreeSample) -> SystemSample:
