@@ -225,3 +225,50 @@ def test_counting_imports_neither_torch_nor_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def ragged(kind: str, *rows: list[int]) -> list[Any]:
+    return [array(row, kind) for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_of_arrays_of_unequal_length_are_counted(kind: str) -> None:
+    counter = BatchCounter()
+    found = counter.count(
+        {
+            "input_ids": ragged(kind, [5, 6, 7], [5, 6, 7, 8, 9]),
+            "attention_mask": ragged(kind, [1, 1, 0], [1, 1, 1, 1, 0]),
+            "labels": ragged(kind, [-100, 6, -100], [-100, 6, 7, 8, -100]),
+        }
+    )
+    assert (found.samples, found.real, found.trainable, found.padded) == (2, 6, 4, 8)
+    assert counter.take_reasons() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_is_counted_as_such(kind: str) -> None:
+    empty = array([[], []], kind)
+    found = count({"input_ids": empty, "attention_mask": empty, "labels": empty})
+    assert (found.samples, found.real, found.padded, found.sequences) == (2, 0, 0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+@pytest.mark.parametrize("layout", ["strided", "jagged", "sparse"])
+def test_a_batch_that_cannot_be_counted_has_a_reason_and_the_next_one_counts(layout: str) -> None:
+    if layout == "sparse":
+        ids = torch.eye(2).to_sparse()
+    else:
+        rows = [torch.ones(3), torch.ones(5)]
+        ids = torch.nested.nested_tensor(rows, layout=getattr(torch, layout))
+    counter = BatchCounter()
+    found = counter.count({"input_ids": ids, "attention_mask": ids})
+    assert (found.samples, found.real, found.trainable) == (2, None, None)
+    assert "could not be counted" in counter.take_reasons()["tokens_per_second"]
+    whole = torch.ones(2, 3)
+    assert counter.count({"input_ids": whole, "attention_mask": whole}).real == 6
+
+
+def test_texts_are_no_token_ids() -> None:
+    counter = BatchCounter()
+    assert counter.count({"input_ids": ["a b", "c"]}).real is None
+    assert "no input_ids" in counter.take_reasons()["tokens_per_second"]

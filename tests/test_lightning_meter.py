@@ -113,3 +113,19 @@ def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
     end = rank_of(tmp_path / "run").end
     assert end is not None
     assert (end.reason, end.error) == ("exception", "OSError: the disk is gone")
+
+
+def test_a_fault_of_the_callback_leaves_the_fit_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("fast_axolotl.integrations.lightning_meter.log_figures", break_down)
+    trainer = fit(tmp_path, Module())
+    assert trainer.global_step == 10
+    assert "stopped measuring: ZeroDivisionError: ours" in caplog.text
+    assert "save_checkpoint" not in vars(trainer)
+    end = rank_of(tmp_path / "run").end
+    assert end is not None
+    assert end.error == "the meter failed: ZeroDivisionError: ours"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import platform
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.owning import find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
 from meter_fakes import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
@@ -372,18 +376,17 @@ def test_a_thing_that_is_no_iterable_raises_what_it_always_did(tmp_path: Path) -
 
 
 def test_a_fault_of_the_meter_costs_figures_and_not_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
 
-    class Broken(list[str]):
-        @property
-        def shape(self) -> Any:
-            raise ZeroDivisionError("a batch of a strange make")
+    def break_down(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of our own")
 
     with open_meter(tmp_path, clock) as meter:
-        rows = [["row"]] * 7 + [Broken()] * 13
-        assert len(list(meter.watch(rows))) == 20
+        assert len(list(meter.watch([["row"]] * 7))) == 7
+        monkeypatch.setattr(meter._tracker, "end_fetch", break_down)
+        assert len(list(meter.watch([["row"]] * 13))) == 13
         meter.step()
         meter.mark("note")
         with meter.span("log"):
@@ -391,7 +394,7 @@ def test_a_fault_of_the_meter_costs_figures_and_not_the_run(
         assert meter.is_quiet
     rank = read_rank(tmp_path)
     assert [mark.text for mark in rank.marks if mark.name == "error"] == [
-        "the meter has stopped: ZeroDivisionError: a batch of a strange make"
+        "the meter has stopped: ZeroDivisionError: a fault of our own"
     ]
     assert len(caplog.records) == 1
     assert rank.end is not None
@@ -682,7 +685,107 @@ def test_lines_hold_what_a_reader_needs_and_nothing_else(tmp_path: Path) -> None
     with open_meter(tmp_path, clock) as meter:
         run_loop(meter, clock, batches(clock, 100, 0.02))
     lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines[:2]] == ["start", "settings"]
+    assert lines[0]["kind"] == "start"
+    assert "settings" in [line["kind"] for line in lines]
     assert lines[-1]["kind"] == "end"
     block = next(line for line in lines if line["kind"] == "steps")
     assert not {"real_tokens", "device_wait_seconds", "slow", "spans"} & set(block)
+
+
+def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:
+    clock = Clock()
+
+    class Broken(list[str]):
+        @property
+        def shape(self) -> Any:
+            raise ZeroDivisionError("a batch of a strange make")
+
+    with open_meter(tmp_path, clock) as meter:
+        assert len(list(meter.watch([Broken()] * 13 + [["row"]] * 7))) == 20
+        assert not meter.is_quiet
+    rank = read_rank(tmp_path)
+    assert sum(block.fetches for block in rank.blocks) == 20
+    assert "a batch of a strange make" in rank.reasons["tokens_per_second"]
+    assert not [mark for mark in rank.marks if mark.name == "error"]
+
+
+def tell_steps(meter: Meter, clock: Clock, counts: list[int]) -> None:
+    for count in counts:
+        for _ in range(count):
+            meter.fetch_begin()
+            clock.sleep(0.01)
+            meter.fetch_end(["row"])
+        meter.step()
+
+
+def test_fetches_of_a_told_step_are_found_out_where_nobody_says_them(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path / "a", clock) as meter:
+        # One is fetched ahead, and an epoch ends with fewer.
+        tell_steps(meter, clock, [5, 4, 4, 2])
+        assert "gradient_accumulation" not in meter._journal.values
+        tell_steps(meter, clock, [4, 4, 4])
+    assert read_rank(tmp_path / "a").values["gradient_accumulation"] == 4
+    with open_meter(tmp_path / "b", clock, accumulation=2) as meter:
+        tell_steps(meter, clock, [4] * 8)
+    assert read_rank(tmp_path / "b").values["gradient_accumulation"] == 2
+    with open_meter(tmp_path / "c", clock, told_steps=True) as meter:
+        tell_steps(meter, clock, [4] * 8)
+    assert read_rank(tmp_path / "c").values["gradient_accumulation"] == 1
+
+
+@pytest.fixture
+def another_process() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.communicate(b"\n")
+
+
+def write_start(path: Path, **values: Any) -> str:
+    start = {"kind": "start", "time": time.time(), "host": platform.node(), "version": "0"}
+    text = json.dumps({**start, "source": "torch", **values}, separators=(",", ":")) + "\n"
+    path.write_text(text)
+    return text
+
+
+def test_a_record_that_another_process_writes_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, another_process: int
+) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    theirs = write_start(path, pid=another_process)
+    assert find_owner(path) == another_process
+    with measure(tmp_path, sample_system=True) as meter:
+        assert len(list(meter.watch([["row"]] * 20))) == 20
+    assert path.read_text() == theirs
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]
+    assert f"nothing is recorded, the run goes on: {path}: process {another_process}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pid": os.getpid()},
+        {"pid": 2**22 + 7},
+        {"host": "elsewhere"},
+        {"time": 1000.0},
+        {"kind": "settings"},
+    ],
+    ids=["this process", "a dead one", "of another machine", "its number again", "no start"],
+)
+def test_a_record_that_nobody_writes_any_more_is_moved_aside(
+    tmp_path: Path, changed: dict[str, Any], another_process: int
+) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write_start(path, **{"pid": another_process, **changed})
+    assert find_owner(path) is None
+    with measure(tmp_path, sample_system=False):
+        pass
+    assert (tmp_path / "rank-0.jsonl.1").is_file()
+    assert read_rank(tmp_path).start.pid == os.getpid()
+
+
+def test_a_record_that_has_ended_belongs_to_nobody(tmp_path: Path, another_process: int) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(write_start(path, pid=another_process) + '{"kind":"end","t":1.0}\n')
+    assert find_owner(path) is None
+    assert find_owner(tmp_path / "rank-1.jsonl") is None

@@ -228,3 +228,42 @@ def test_a_profile_without_a_device_has_no_device_idle_time() -> None:
         torch.ones(8).sum()
     assert any(event.name == "aten::sum" for event in read_events(made))
     assert device_idle(made) is None
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) -> None:
+    import torch
+
+    begin = torch.autograd.profiler.profile._prepare_trace
+    meter = FakeMeter()
+    profiler = WindowProfiler(meter, 10, first_step=1)
+    for _ in range(4):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        profiler.step_end()
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    theirs: Any = (
+        torch.autograd.profiler.profile() if is_legacy else torch.profiler.profile(activities=cpu)
+    )
+    with theirs:
+        torch.ones(8).sum()
+        profiler.step_end()
+    assert "aten::sum" in {event.key for event in theirs.key_averages()}
+    assert [window.steps for window in meter.windows] == [3]
+    assert torch.autograd.profiler.profile._prepare_trace is begin
+    profiler.step_end()
+    profiler.close()
+    assert len(meter.windows) == 1
+
+
+@NEEDS_TORCH
+def test_a_window_that_ends_before_its_first_step_has_a_reason() -> None:
+    import torch
+
+    meter = FakeMeter()
+    profiler = WindowProfiler(meter, 10, first_step=1)
+    profiler.step_end()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        pass
+    assert meter.windows == []
+    assert "before its first step" in meter.reasons["device_idle_fraction"]

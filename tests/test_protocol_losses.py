@@ -42,7 +42,17 @@ def test_a_baseline_that_differs_from_itself_sets_the_measure() -> None:
     assert "chance" in near.sentence
     far = compare_losses([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], "drop-in")
     assert far.is_equal is False
-    assert "own runs by up to 0.01" in far.sentence
+    assert "runs of one arm by up to 0.01" in far.sentence
+
+
+def test_an_arm_that_scatters_where_the_baseline_does_not_is_different() -> None:
+    check = compare_losses([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5), (2.0, 1.6)], "drop-in")
+    assert check.is_equal is False
+
+
+def test_arms_that_both_scatter_are_held_against_the_larger_spread() -> None:
+    check = compare_losses([(2.0,), (2.01,)], [(2.0,), (2.05,)], "candidate")
+    assert check.is_equal is None
 
 
 def test_nothing_logged_is_nothing_known() -> None:

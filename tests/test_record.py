@@ -267,3 +267,14 @@ def test_every_field_of_a_line_has_its_place_in_json() -> None:
     for line in EVERY:
         values: dict[str, Any] = json.loads(dump_line(line))
         assert set(values) - {"kind"} <= {item.name for item in fields(line)}  # type: ignore[arg-type]
+
+
+def test_a_refused_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text("theirs\n")
+    writer = LineWriter(path, refusal="it is another's")
+    writer.write(End(t=0.0, reason="finished"))
+    writer.close()
+    assert writer.failure == f"{path}: it is another's"
+    assert path.read_text() == "theirs\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
-from fast_axolotl.cli import report as command
-from fast_axolotl.cli.report import make_report, report
+from fast_axolotl.cli.report import REPORT_EXAMPLES, make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.comparison import Protocol
@@ -155,4 +154,4 @@ def test_a_browser_that_takes_no_picture_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_command_has_examples() -> None:
-    assert "fast-axolotl report" in command.REPORT_EXAMPLES
+    assert "fast-axolotl report" in REPORT_EXAMPLES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,15 +15,19 @@ from pathlib import Path
 import pytest
 
 import fast_axolotl
+from fast_axolotl.cli.run import _print_summary
 from fast_axolotl.integrations.launch import launch_environment
 from fast_axolotl.integrations.measuring import (
     Order,
+    _Attached,
     attach,
     end_of,
+    find_folders,
     next_folder,
     order,
     read_rank,
 )
+from fast_axolotl.measure import measure
 from fast_axolotl.record import read_run
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -120,6 +125,8 @@ def test_the_end_of_a_record_names_what_ended_the_run() -> None:
     assert end_of(None) == ("finished", "")
     assert end_of(KeyboardInterrupt()) == ("interrupted", "KeyboardInterrupt")
     assert end_of(OSError("gone")) == ("exception", "OSError: gone")
+    assert end_of(SystemExit(0)) == ("finished", "")
+    assert end_of(SystemExit(3)) == ("exception", "SystemExit: 3")
 
 
 def test_trainings_of_one_callback_have_folders_side_by_side() -> None:
@@ -237,3 +244,148 @@ def test_two_ranks_of_torchrun_leave_a_file_each(run: Run, tmp_path: Path) -> No
         assert 0 < window.exposed_communication_seconds <= time.monotonic() - begin
     lengths = {len(rank.windows[0].collectives) for rank in record.ranks.values()}
     assert len(lengths) == 1
+
+
+def record(folder: Path, steps: int) -> None:
+    with measure(folder, sample_system=False, environment={}) as meter:
+        for _ in meter.watch([["row"]] * steps):
+            time.sleep(0.001)
+
+
+def test_the_longest_training_of_a_run_is_shown_and_the_others_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = time.time() - 1.0
+    first, second, third = (next_folder(tmp_path / "run", number) for number in (1, 2, 3))
+    record(first, 5)
+    record(second, 40)
+    record(third, 5)
+    old = next_folder(tmp_path / "run", 4)
+    record(old, 60)
+    os.utime(old / "rank-0.jsonl", (begin - 60, begin - 60))
+    assert find_folders(first, begin) == [first, second, third]
+    _print_summary(str(first), begin)
+    err = capsys.readouterr().err
+    assert f"this is the longest training of 3; the others: {first}, {third}" in err
+    assert f"to see this again: fast-axolotl show {second}" in err
+
+
+class StandIn:
+    """A callback of a trainer, as far as joining one goes."""
+
+    def __init__(self, run_dir: str | Path, **_: object) -> None:
+        self.run_dir = Path(run_dir)
+        self.folders: list[Path] = []
+
+
+def test_trainers_of_one_process_share_the_count_of_trainings(tmp_path: Path) -> None:
+    attached = _Attached(Order(run_dir=str(tmp_path)))
+    assert attached._callback(StandIn).folders is attached._callback(StandIn).folders
+
+
+def test_a_meter_of_the_user_s_own_is_told_where_it_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attached = _Attached(Order(run_dir=str(tmp_path / "run")))
+    assert not attached._is_joined([object()], StandIn)
+    assert attached._is_joined([StandIn(tmp_path / "run")], StandIn)
+    assert capsys.readouterr().err == ""
+    assert attached._is_joined([StandIn("mine")], StandIn)
+    assert "which records into mine: see fast-axolotl show mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first_line", "code", "text"),
+    [
+        ("echo hello", 126, "is neither a program nor begins with #!"),
+        ("#!/no/such/interpreter", 127, "names an interpreter in its first line (#!) that is not"),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--measure", "--output", "run")])
+def test_a_file_that_cannot_be_executed_is_one_line(
+    run: Run, tmp_path: Path, flags: tuple[str, ...], first_line: str, code: int, text: str
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(first_line + "\n")
+    script.chmod(0o755)
+    done = run(*flags, "--", str(script))
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert f"fast-axolotl: {script} {text}" in done.stderr.splitlines()[-1]
+
+
+def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> None:
+    code = (
+        "from fast_axolotl.integrations.supervising import _is_in_the_foreground as ask; "
+        "print('in front' if ask() else 'behind')"
+    )
+    source = str(Path(fast_axolotl.__file__).parents[1])
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": source})
+    said = b""
+    try:
+        while chunk := os.read(terminal, 1024):
+            said += chunk
+    except OSError:
+        pass  # the other end is closed
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert said.decode().strip() == "in front"
+    alone = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": source},
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert alone.stdout.strip() == "behind"
+
+
+@NEEDS_TORCH
+def test_a_child_process_does_not_take_the_record_of_its_parent(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "for batch in DataLoader(torch.ones(6, 4)):\n"
+        "    pass\n"
+    )
+    loop = LOOP.replace(
+        "    if len(sys.argv) > 1:",
+        "    if batch is not None and not os.path.exists('done'):\n"
+        "        import subprocess\n"
+        "        open('done', 'w').close()\n"
+        "        subprocess.run([sys.executable, 'child.py'], check=True)\n"
+        "    if len(sys.argv) > 1:",
+    )
+    (tmp_path / "loop.py").write_text(loop)
+    done = run("--measure", "--output", "run", "--", sys.executable, "loop.py")
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    rank = read_run(tmp_path / "run").ranks[0]
+    assert sum(block.steps for block in rank.blocks) == 40
+    assert rank.values["gradient_accumulation"] == 1
+    assert sorted(path.name for path in (tmp_path / "run").glob("rank*")) == ["rank-0.jsonl"]
+
+
+@NEEDS_TORCH
+def test_a_trainer_s_meter_that_nobody_closed_is_given_up(tmp_path: Path) -> None:
+    code = (
+        "import sys; from fast_axolotl.integrations.measuring import GIVEN_UP, open_meter; "
+        "kept = open_meter('a', source='loop'), "
+        "open_meter('b', source='transformers', error_at_exit=GIVEN_UP); sys.exit(1)"
+    )
+    source = str(Path(fast_axolotl.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": source, "FAST_AXOLOTL_MEASURE": ""},
+        check=False,
+    )
+    assert done.returncode == 1
+    ends = [read_run(tmp_path / name).ranks[0].end for name in "ab"]
+    assert [(end.reason, end.error) for end in ends if end is not None] == [
+        ("finished", ""),
+        ("exception", "the training was given up"),
+    ]

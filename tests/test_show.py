@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fast_axolotl.cli.show import show
-from fast_axolotl.errors import MissingFileError
+from fast_axolotl.cli.show import SHOW_EXAMPLES, show
+from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import LineWriter, RunRecord, RunSummary
 from fast_axolotl.record.summary import Verdict
@@ -99,6 +99,17 @@ def test_a_figure_that_is_missing_is_a_dash_with_its_reason_below() -> None:
     assert lines[row].split() == ["loader", "alone", "–"]
     below = next(line for line in lines[row:] if line.startswith("  – loader alone"))
     assert "was not drained without a model" in below
+
+
+def test_parts_of_a_row_that_are_missing_stand_behind_its_name_once() -> None:
+    rank = make_rank(settings={"num_workers": 2, "prefetch_factor": 2})
+    text = render_summary(summarise(make_run(rank)), width=200)
+    assert "– ready queue (depth and drift a step): the loader has no queue" in text
+
+
+def test_a_small_figure_of_bytes_is_not_taken_for_a_share() -> None:
+    summary = replace(summarise(two_ranks()), disk_bytes_per_second=40.0, disk_share=60.0)
+    assert "0.0 MB/s · used 6000.0 %" in render_summary(summary)
 
 
 def test_a_group_that_is_missing_as_a_whole_is_one_reason() -> None:
@@ -209,3 +220,51 @@ def test_a_record_that_was_cut_off_is_shown_as_far_as_it_goes(
 def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="nowhere"):
         show(tmp_path / "nowhere")
+
+
+def test_an_empty_file_of_a_rank_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.jsonl").touch()
+    with pytest.raises(DataError, match=r"rank-0\.jsonl has no start line"):
+        show(tmp_path)
+
+
+def edit_line(path: Path, kind: str, **values: object) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == kind:
+            line.update(values)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_version_that_is_no_number_is_no_traceback(tmp_path: Path) -> None:
+    write(make_run(make_rank()), tmp_path)
+    edit_line(tmp_path / "rank-0.jsonl", "start", schema="2")
+    with pytest.raises(DataError, match="line 1: not a line of a record"):
+        show(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps": "many"},
+        {"wall_seconds": [1]},
+        {"host_waits": 3},
+        {"host_waits": {"1": "x"}},
+        {"slow": [{"fetch": 1, "row": 0, "seconds": "long"}]},
+        {"slow": [3]},
+        {"spans": {"log": None}},
+        {"first_step": None},
+    ],
+    ids=str,
+)
+def test_a_line_with_values_of_wrong_types_is_left_out_with_a_note(
+    values: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(make_run(make_rank()), tmp_path)
+    edit_line(tmp_path / "rank-0.jsonl", "steps", **values)
+    show(tmp_path)
+    assert "not a line of a record" in capsys.readouterr().out
+
+
+def test_the_example_of_the_help_names_folders_as_they_are_made() -> None:
+    assert "fast-axolotl-runs/20300131-120000-" in SHOW_EXAMPLES

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.measure.system_reasons import explain_missing
 from fast_axolotl.record import (
     DeviceSample,
     End,
@@ -293,6 +294,21 @@ def test_a_rank_that_did_not_count_leaves_no_sum() -> None:
     assert summary.tokens_per_second is None
 
 
+def test_a_block_that_did_not_count_leaves_no_sum_either() -> None:
+    rank = make_rank(tokens=90, padded=100, num_bytes=8)
+    rank.blocks[-1] = replace(rank.blocks[-1], padded_tokens=None)
+    summary = summarise(make_run(rank))
+    assert summary.tokens_per_second == pytest.approx(9000)
+    assert (summary.padded_tokens_per_second, summary.padding_share) == (None, None)
+    assert summary.reasons["padded_tokens_per_second"].startswith("a part of the batches")
+
+
+def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> None:
+    rank = make_rank(sequence_tokens=100, sequence_squares=5000)
+    rank.blocks[-1] = replace(rank.blocks[-1], sequence_tokens=None, sequence_squares=None)
+    assert summarise(make_run(rank)).mean_attended_length == 50
+
+
 def test_the_reason_of_the_meter_goes_before_ours() -> None:
     rank = make_rank(reasons={"real_tokens": "the batch lies on a device"})
     assert summarise(make_run(rank)).reasons["tokens_per_second"] == "the batch lies on a device"
@@ -385,6 +401,18 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([1, 1, 1, 0, 0, 0, 0]) is False
     assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is False
     assert swapping([1, 1]) is None
+
+
+def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason() -> None:
+    sample = SystemSample(t=0.0, processes=1)
+    reasons = explain_missing(
+        sample, has_procfs=True, limit_bytes=None, disk_reason="", gpu_reason=""
+    )
+    system = bare_system(sample)
+    system.start = replace(system.start, reasons=reasons)
+    summary = summarise(make_run(system=system))
+    names = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "hwm_bytes")
+    assert {summary.reasons[name] for name in names} == {reasons["rss_bytes"]}
 
 
 def test_without_a_watcher_the_ranks_tell_their_own_memory() -> None:

@@ -350,3 +350,73 @@ def test_waits_and_steps_of_a_loop_end_up_in_its_record(tmp_path: Path) -> None:
     assert rank.values["num_workers"] == 0
     assert rank.end is not None
     assert rank.end.reason == "finished"
+
+
+def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(
+    meter: FakeMeter,
+) -> None:
+    model, optimizer = a_model()
+    trained, checked = (DataLoader(Numbers(count), batch_size=4) for count in (8, 16))
+
+    def evaluate() -> None:
+        for batch in checked:
+            with torch.no_grad():
+                model(batch)
+
+    with watch_torch(meter):
+        for _ in range(2):
+            train(trained, optimizer, model=model)
+            evaluate()
+    epoch = ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
+    assert meter.told == [*epoch, "evaluate", "end evaluate"] * 2
+
+
+def test_an_evaluation_between_a_fetch_and_its_step_is_none_of_its_fetches(
+    meter: FakeMeter,
+) -> None:
+    model, optimizer = a_model()
+    trained, checked = (DataLoader(Numbers(count), batch_size=4) for count in (12, 4))
+    with watch_torch(meter):
+        for number, batch in enumerate(trained):
+            if number % 2 == 0:
+                train(checked)
+            model(batch).sum().backward()
+            optimizer.step()
+    # Before the very first step nobody can tell; the second one, without the other dataset, does.
+    first = ["begin", 4, "begin", 4, "begin", "exhausted", "step", "begin", 4, "step"]
+    third = ["begin", 4, "evaluate", "end evaluate", "step", "begin", "exhausted"]
+    assert meter.told == first + third
+
+
+def test_tasks_that_take_turns_are_all_trained(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    first, second = (iter(DataLoader(Numbers(40), batch_size=4)) for _ in range(2))
+    with watch_torch(meter):
+        for _ in range(5):
+            for task in (first, second):
+                model(next(task)).sum().backward()
+                optimizer.step()
+    # The second task is taken for an evaluation once, until its first step.
+    assert meter.told.count("evaluate") == 1
+    assert meter.told.count("begin") == 9
+    assert meter.told.count("step") == 10
+
+
+def test_loaders_read_side_by_side_are_all_trained(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    pairs = zip(*(DataLoader(Numbers(16), batch_size=4) for _ in range(2)), strict=True)
+    with watch_torch(meter):
+        for first, second in pairs:
+            model(first + second).sum().backward()
+            optimizer.step()
+    assert "evaluate" not in meter.told
+    assert meter.told.count(4) == 8
+
+
+def test_a_new_dataset_for_each_epoch_is_trained_from_its_first_fetch(meter: FakeMeter) -> None:
+    model, optimizer = a_model()
+    with watch_torch(meter):
+        for _ in range(3):
+            train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+    assert "evaluate" not in meter.told
+    assert meter.told.count(4) == 6

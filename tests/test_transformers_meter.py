@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -317,3 +318,171 @@ def test_a_training_that_fails_is_recorded_at_the_end_of_the_process(tmp_path: P
     assert rank.end is not None
     assert (rank.end.reason, rank.end.error) == ("exception", "OSError: the disk is gone")
     assert [mark.name for mark in rank.marks if mark.name == "error"] == ["error"]
+
+
+class Evaluator(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+    """A callback of the user's that evaluates on its own."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            self.trainer.evaluate(self.rows)
+
+
+def a_trainer(model: Any, folder: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
+        "max_steps": 6,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    others = {
+        name: options.pop(name) for name in ("train_dataset", "eval_dataset") if name in options
+    }
+    callbacks = options.pop("callbacks", [MeterCallback(folder / "run", sample_system=False)])
+    return transformers.Trainer(
+        model=model,
+        args=transformers.TrainingArguments(output_dir=str(folder / "out"), **given | options),
+        callbacks=callbacks,
+        **{"train_dataset": Rows(40), **others},
+    )
+
+
+def test_every_dataset_of_an_evaluation_is_in_its_span(model: Any, tmp_path: Path) -> None:
+    trainer = a_trainer(
+        model,
+        tmp_path,
+        eval_dataset={name: Rows(8, WAIT) for name in "abc"},
+        eval_strategy="steps",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=3,
+        max_steps=7,
+    )
+    trainer.train()
+    rank = rank_of(tmp_path / "run")
+    spans = spans_of(rank)
+    assert spans["evaluate"] >= 2 * 3 * 8 * WAIT
+    assert spans["checkpoint"] > 0
+    assert sum(block.fetches for block in rank.blocks) == 8
+    assert sum(block.wall_seconds for block in rank.blocks) < spans["evaluate"]
+
+
+@pytest.mark.parametrize("is_training_data", [False, True])
+def test_an_evaluation_by_a_callback_of_the_user_is_a_span(
+    model: Any, tmp_path: Path, is_training_data: bool
+) -> None:
+    rows = Rows(20, WAIT)
+    evaluator = Evaluator(rows if is_training_data else Rows(20, WAIT))
+    callbacks = [evaluator, MeterCallback(tmp_path / "run", sample_system=False)]
+    trainer = a_trainer(model, tmp_path, train_dataset=rows, callbacks=callbacks)
+    evaluator.trainer = trainer
+    trainer.train()
+    rank = rank_of(tmp_path / "run")
+    assert spans_of(rank)["evaluate"] >= 20 * WAIT
+    assert "checkpoint" not in spans_of(rank)
+    assert sum(block.fetches for block in rank.blocks) == 7
+    assert sum(block.steps for block in rank.blocks) == 6
+
+
+def test_an_evaluation_before_the_first_step_is_a_span_even_of_the_training_data(
+    model: Any, tmp_path: Path
+) -> None:
+    rows = Rows(20, WAIT)
+    trainer = a_trainer(
+        model,
+        tmp_path,
+        train_dataset=rows,
+        eval_dataset=rows,
+        eval_on_start=True,
+        eval_strategy="steps",
+        eval_steps=100,
+    )
+    trainer.train()
+    rank = rank_of(tmp_path / "run")
+    assert spans_of(rank)["evaluate"] >= 20 * WAIT
+    assert sum(block.fetches for block in rank.blocks) == 7
+
+
+def test_bracketed_methods_look_and_work_as_before_without_a_training(
+    model: Any, tmp_path: Path
+) -> None:
+    trainer = a_trainer(model, tmp_path)
+    found = inspect.signature(transformers.Trainer.evaluate).parameters
+    assert list(found) == ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"]
+    assert "eval_loss" in trainer.evaluate(Rows(4))
+    assert len(trainer.predict(Rows(4)).predictions) == 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_the_user_go_before_those_that_were_read(model: Any, tmp_path: Path) -> None:
+    settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
+    callback = MeterCallback(tmp_path / "run", sample_system=False, settings=settings)
+    a_trainer(model, tmp_path, callbacks=[callback]).train()
+    values = rank_of(tmp_path / "run").values
+    assert (values["batch_size"], values["dispatcher"], values["corpus"]) == (2, "mine", "c4")
+    assert values["num_workers"] == 0
+
+
+@pytest.mark.parametrize("part", ["open_meter", "log_figures", "TorchWatch"])
+def test_a_fault_of_the_callback_leaves_the_training_alone(
+    model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+) -> None:
+    def break_down(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(f"fast_axolotl.integrations.transformers_meter.{part}", break_down)
+    trainer = a_trainer(model, tmp_path, logging_strategy="steps", logging_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert "stopped measuring: ZeroDivisionError: ours" in caplog.text
+    if part != "open_meter":
+        end = rank_of(tmp_path / "run").end
+        assert end is not None
+        assert end.error == "the meter failed: ZeroDivisionError: ours"
+
+
+def test_an_error_that_is_swallowed_ends_the_record_all_the_same(
+    model: Any, tmp_path: Path
+) -> None:
+    class Bad(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 4:
+                raise RuntimeError("out of luck")
+
+    callbacks = [Bad(), MeterCallback(tmp_path / "run", sample_system=False)]
+    with pytest.raises(RuntimeError, match="out of luck"):
+        a_trainer(model, tmp_path, callbacks=callbacks).train()
+    end = rank_of(tmp_path / "run").end
+    assert end is not None
+    assert (end.reason, end.error) == ("exception", "RuntimeError: out of luck")
+
+
+def test_a_training_tried_again_gets_a_folder_and_the_first_is_given_up(
+    model: Any, tmp_path: Path
+) -> None:
+    class TooLarge(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        tries = 0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.tries += 1
+            if self.tries == 2:
+                raise RuntimeError("CUDA out of memory.")
+
+    callbacks = [TooLarge(), MeterCallback(tmp_path / "run", sample_system=False)]
+    a_trainer(model, tmp_path, callbacks=callbacks, auto_find_batch_size=True).train()
+    end = rank_of(tmp_path / "run").end
+    assert end is not None
+    assert (end.reason, end.error) == ("exception", "the training was given up")
+    assert sum(block.steps for block in rank_of(tmp_path / "run-2").blocks) == 6

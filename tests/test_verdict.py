@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import ProfileWindow, RunRecord, RunSummary, Verdict, read_run
+from fast_axolotl.record import End, ProfileWindow, RunRecord, RunSummary, Verdict, read_run
 from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 
@@ -182,6 +182,13 @@ def test_a_run_still_warming_up_is_told_how_much_longer_it_must_be() -> None:
     assert verdict.seconds_needed == pytest.approx(7.0, rel=0.1)
 
 
+def test_the_time_before_the_first_step_does_not_count_for_the_pace_of_warm_up() -> None:
+    rank = make_rank(fetches=0, warmup_steps=5)
+    late = [replace(block, t=block.t + 300.0) for block in rank.blocks]
+    rank.blocks = late
+    assert verdict_of(make_run(rank)).seconds_needed == pytest.approx(2.0, abs=0.1)
+
+
 def test_a_draining_queue_is_told_when_it_is_empty() -> None:
     rank = make_rank(queue=lambda step: 500 - step / 2, fetches=600)
     verdict = verdict_of(make_run(rank))
@@ -190,9 +197,78 @@ def test_a_draining_queue_is_told_when_it_is_empty() -> None:
     assert "÷" in verdict.evidence[0]
 
 
-def test_a_queue_that_has_run_dry_is_judged() -> None:
-    rank = make_rank(queue=lambda step: max(0.0, 20 - step / 2), fetches=600, wait=steady(0.3))
+def draining(
+    steps: int, *, capacity: int = 64, own_seconds: float = 0.1, load_seconds: float = 0.12
+) -> RunRecord:
+    """A loader 20 % slower than the model behind a queue that is full at first."""
+    ready, waits, depths = float(capacity), [], []
+    for _ in range(steps):
+        wait = 0.0 if ready >= 1 else (1 - ready) * load_seconds
+        depths.append(float(int(ready)))
+        waits.append(wait)
+        ready = min(capacity, ready + (own_seconds + wait) / load_seconds - 1)
+    return make_run(
+        make_rank(
+            wait=lambda fetch: waits[fetch],
+            queue=lambda step: depths[step],
+            own_seconds=own_seconds,
+            warmup_steps=capacity + 1,
+            fetches=steps - capacity - 1,
+            settings={"num_workers": 2, "prefetch_factor": capacity // 2},
+        )
+    )
+
+
+@pytest.mark.parametrize("steps", range(300, 560, 20))
+def test_a_queue_that_drains_or_has_just_run_dry_gives_no_verdict(steps: int) -> None:
+    verdict = verdict_of(draining(steps))
+    assert told(verdict) == "inconclusive/draining"
+    # Empty after 384 steps, judged after 200 more of 0.12 s.
+    left = max(0, 384 - steps) * 0.1 + min(200, 584 - steps) * 0.12
+    assert verdict.seconds_needed == pytest.approx(left, abs=6)
+
+
+@pytest.mark.parametrize("steps", [620, 800, 1500])
+def test_a_queue_that_has_run_dry_is_judged_by_what_came_after(steps: int) -> None:
+    summary = summarise(draining(steps))
+    assert told(summary.verdict) == "data/rate"
+    assert summary.stall_fraction == pytest.approx(1 / 6, abs=0.005)
+    assert summary.warmup_steps == pytest.approx(390, abs=15)
+    assert any("had run dry by step" in line for line in summary.verdict.evidence)
+
+
+def test_as_long_as_a_draining_run_is_told_to_run_is_long_enough() -> None:
+    for steps in (300, 400, 500):
+        needed = verdict_of(draining(steps)).seconds_needed
+        assert needed is not None
+        assert told(verdict_of(draining(steps + round(needed / 0.1) + 10))) == "data/rate"
+
+
+def test_the_queue_of_axolotl_is_no_different() -> None:
+    assert told(verdict_of(draining(1700, capacity=256))) == "inconclusive/draining"
+    assert told(verdict_of(draining(1800, capacity=256))) == "data/rate"
+
+
+def test_a_stall_that_shows_already_needs_no_empty_queue() -> None:
+    rank = make_rank(queue=lambda step: max(0.0, 20 - step / 20), fetches=600, wait=steady(0.3))
     assert verdict_of(make_run(rank)).kind == "data"
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        lambda step: abs(32 - step / 20 % 64),
+        lambda step: max(40.0, 64 - step / 4),
+        lambda step: 64.0 if step < 2900 else 0.0,
+        lambda step: 0.5,
+    ],
+    ids=["fills again", "settles", "dips at the end", "is empty all along"],
+)
+def test_a_queue_that_is_not_draining_is_no_obstacle(queue: Callable[[int], float]) -> None:
+    settings = {"num_workers": 2, "prefetch_factor": 32}
+    rank = make_rank(queue=queue, fetches=3000, settings=settings)
+    summary = summarise(make_run(rank))
+    assert (summary.verdict.kind, summary.fetches) == ("compute", 3000)
 
 
 def test_a_cached_batch_that_agrees_is_evidence() -> None:
@@ -222,107 +298,280 @@ def test_the_slow_rank_is_named() -> None:
     assert "rank 1" in verdict.action
 
 
-def test_the_dispatcher_is_named_and_taken_away() -> None:
-    settings = {"dispatcher": True, "num_workers": 1, "prefetch_factor": 2}
+def dispatched(workers: int) -> Verdict:
+    settings = {"dispatcher": True, "num_workers": workers, "prefetch_factor": 2}
     ranks = [
-        make_rank(world_size=2, wait=steady(0.4), settings=settings),
-        make_rank(rank=1, world_size=2, fetches=0, settings=settings),
+        make_rank(world_size=2, wait=steady(0.4), settings=settings, source="axolotl"),
+        make_rank(rank=1, world_size=2, fetches=0, settings=settings, source="axolotl"),
     ]
-    verdict = verdict_of(make_run(*ranks))
+    return verdict_of(make_run(*ranks))
+
+
+def test_a_dispatcher_is_given_workers_first() -> None:
+    verdict = dispatched(1)
     assert told(verdict) == "data/rate"
     assert any("dispatcher" in line for line in verdict.evidence)
-    assert "dispatch_batches: false" in verdict.action
+    assert "dataloader_num_workers: 2; " in verdict.action
+    assert "on rank 0, which reads for all 2 ranks" in verdict.action
 
 
-def test_swap_is_mentioned_where_the_run_is_too_short_to_judge() -> None:
-    record = make_run(make_rank(fetches=10), system=make_system(swap_in_bytes=1e6))
+def test_a_dispatcher_is_taken_away_only_where_there_are_more_files_than_ranks() -> None:
+    action = dispatched(8).action
+    assert "accelerator_config: {dispatch_batches: false}" in action
+    assert "more files than there are ranks (2)" in action
+
+
+INCONCLUSIVE: dict[str, Callable[[], RunRecord]] = {
+    "warming": lambda: make_run(make_rank(fetches=0)),
+    "short": lambda: make_run(make_rank(fetches=10)),
+    "draining": lambda: make_run(make_rank(queue=lambda step: 500 - step / 2)),
+    "contradiction": lambda: contradicting(0.05),
+}
+
+
+@pytest.mark.parametrize("name", INCONCLUSIVE)
+def test_swap_and_disk_are_mentioned_whatever_keeps_a_run_from_being_judged(name: str) -> None:
+    record = INCONCLUSIVE[name]()
+    record.system = make_system(swap_in_bytes=1e6, read_bytes=0.8e9)
     verdict = verdict_of(record)
-    assert told(verdict) == "inconclusive/short"
+    assert told(verdict) == f"inconclusive/{name}"
     assert any("swap" in line for line in verdict.evidence)
+    assert any("of the disk's capacity" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize("name", ["warming", "short", "draining"])
+def test_an_error_that_ended_a_run_is_named_and_to_be_mended(name: str) -> None:
+    record = INCONCLUSIVE[name]()
+    record.ranks[0].add(End(t=1.0, reason="exception", error="OutOfMemoryError: CUDA\nmore."))
+    verdict = verdict_of(record)
+    assert told(verdict) == f"inconclusive/{name}"
+    assert "OutOfMemoryError: CUDA." in verdict.headline
+    assert "OutOfMemoryError: CUDA." in verdict.action
+    assert "longer" not in verdict.action
+    assert verdict.seconds_needed is None
+
+
+def test_an_error_that_ended_a_run_long_enough_to_be_judged_is_evidence() -> None:
+    rank = make_rank(wait=steady(0.3))
+    rank.add(End(t=1.0, reason="exception", error="ValueError: no"))
+    verdict = verdict_of(make_run(rank))
+    assert told(verdict) == "data/rate"
+    assert verdict.evidence[-1] == "the run ended with an error: ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"), [("run", "Wrap the loader"), ("watch", "fast-axolotl run --measure")]
+)
+def test_what_ran_under_run_measure_is_not_told_to_do_so(source: str, expected: str) -> None:
+    action = verdict_of(make_run(system=make_system(start={"source": source}))).action
+    assert expected in action
+    assert ("run --measure" in action) == (source == "watch")
+
+
+def test_pressure_without_swap_is_not_called_swapping() -> None:
+    pressed = make_run(make_rank(), system=make_system(psi_memory_full_seconds=0.02))
+    assert "swaps" not in verdict_of(pressed).headline
+    swapping = make_run(make_rank(), system=make_system(swap_in_bytes=1e6))
+    assert "swaps" in verdict_of(swapping).headline
+
+
+@pytest.mark.parametrize(
+    ("stall", "exposed", "expected"),
+    [(0.06, 0.19, "gradient_accumulation"), (0.09, 0.05, "num_workers"), (0.02, 0.15, "gradient")],
+)
+def test_mixed_acts_on_the_larger_part(stall: float, exposed: float, expected: str) -> None:
+    record = ranks_with_windows(
+        (exposed,), (exposed,), wait=steady(stall), source="axolotl", settings={"num_workers": 0}
+    )
+    verdict = verdict_of(record)
+    assert verdict.kind == "mixed"
+    assert expected in verdict.action
+    assert "less than 5 % is free" in verdict.evidence[0]
+
+
+def test_a_rank_that_is_too_short_does_not_decide() -> None:
+    ranks = [
+        make_rank(world_size=2, wait=steady(0.3)),
+        make_rank(rank=1, world_size=2, wait=steady(0.9), fetches=20),
+    ]
+    summary = summarise(make_run(*ranks))
+    assert told(summary.verdict) == "data/rate"
+    assert summary.stall_fraction == pytest.approx(0.3)
+    assert "rank 1 is too short to be judged: 20 fetches of the steady phase" in summary.notes
+    assert not any("unevenly" in line for line in summary.verdict.evidence)
+
+
+def test_many_fetches_in_no_time_are_not_judged() -> None:
+    rank = make_rank(wait=steady(0.5, 1e-4), own_seconds=1e-4, fetches=250)
+    verdict = verdict_of(make_run(rank))
+    assert told(verdict) == "inconclusive/short"
+    assert verdict.seconds_needed == pytest.approx(2.0, abs=0.1)
+    assert "200 fetches in 2 s or more" in verdict.evidence[0]
+
+
+def hosted(source: str = "axolotl", **values: Any) -> RunRecord:
+    return make_run(make_rank(source=source, **values))
+
+
+STREAM = {"config": {"streaming": True}}
+"""As the plugin records Axolotl's configuration."""
+PACKED_STREAM = {"config": {"streaming": True, "sample_packing": True}}
 
 
 ACTIONS: dict[str, tuple[RunRecord, str]] = {
     "no workers": (
-        make_run(make_rank(wait=steady(0.3), settings={"num_workers": 0})),
-        "dataloader_num_workers: 2 ",
+        hosted(wait=steady(0.3), settings={"num_workers": 0}),
+        "Set dataloader_num_workers: 2; ",
+    ),
+    "no workers, HF's trainer": (
+        hosted("transformers", wait=steady(0.3), settings={"num_workers": 0}),
+        "Set TrainingArguments(dataloader_num_workers=2); ",
+    ),
+    "no workers, a loop of one's own": (
+        hosted("loop", wait=steady(0.3), settings={"num_workers": 0}),
+        "Set DataLoader(num_workers=2); ",
     ),
     "no workers, much reading": (
-        make_run(make_rank(wait=steady(0.75), settings={"num_workers": 0})),
-        "dataloader_num_workers: 4 ",
+        hosted(wait=steady(0.75), settings={"num_workers": 0}),
+        "dataloader_num_workers: 4; ",
     ),
     "two workers": (
-        make_run(make_rank(wait=steady(0.5), settings={"num_workers": 2, "prefetch_factor": 2})),
-        "dataloader_num_workers: 4 ",
+        hosted(wait=steady(0.5), settings={"num_workers": 2, "prefetch_factor": 2}),
+        "dataloader_num_workers: 4; ",
+    ),
+    "two workers, where no number of workers would do": (
+        hosted(wait=steady(0.9), settings={"num_workers": 2, "prefetch_factor": 2}),
+        "dataloader_num_workers: 8; now 2, and there are cores for 8",
     ),
     "as many workers as cores": (
-        make_run(make_rank(wait=steady(0.5), settings={"num_workers": 8, "prefetch_factor": 2})),
+        hosted(wait=steady(0.5), settings={"num_workers": 8, "prefetch_factor": 2}),
         "axolotl preprocess",
     ),
+    "as many workers as cores, a loop of one's own": (
+        hosted("torch", wait=steady(0.5), settings={"num_workers": 8, "prefetch_factor": 2}),
+        "tokenise once beforehand",
+    ),
     "as many workers as cores, streaming": (
-        make_run(
-            make_rank(
-                wait=steady(0.5),
-                settings={"num_workers": 8, "prefetch_factor": 2, "streaming": True},
-            )
-        ),
+        hosted(wait=steady(0.5), settings={"num_workers": 8, "prefetch_factor": 2, **STREAM}),
         "dataset_use_rust_streaming: true",
     ),
     "bursts without workers": (
-        make_run(make_rank(wait=every(16, 0.3), fetches=3000)),
-        "dataloader_num_workers: 2 and dataloader_prefetch_factor: 8 ",
+        hosted(wait=every(16, 0.3), fetches=3000),
+        "dataloader_num_workers: 2 and dataloader_prefetch_factor: 8; ",
+    ),
+    "bursts without workers, a loop of one's own": (
+        hosted("loop", wait=every(16, 0.3), fetches=3000),
+        "DataLoader(num_workers=2, prefetch_factor=8); ",
     ),
     "bursts with four workers": (
-        make_run(
-            make_rank(
-                wait=every(16, 0.3),
-                fetches=3000,
-                settings={"num_workers": 4, "prefetch_factor": 2},
-            )
+        hosted(
+            wait=every(16, 0.3),
+            fetches=3000,
+            settings={"num_workers": 4, "prefetch_factor": 2},
         ),
-        "dataloader_prefetch_factor: 4 ",
+        "dataloader_prefetch_factor: 4; ",
+    ),
+    "bursts of a stream, whose prefetch Axolotl does not set": (
+        hosted(
+            wait=every(8, 0.3),
+            fetches=3000,
+            settings={"num_workers": 1, "prefetch_factor": 2, **STREAM},
+        ),
+        "Set dataloader_num_workers: 4; 8 batches are then ready, and hide waits that ",
+    ),
+    "bursts of a stream that are longer than its workers can be many": (
+        hosted(
+            wait=every(32, 0.3),
+            fetches=3000,
+            settings={"num_workers": 1, "prefetch_factor": 2, **STREAM},
+        ),
+        "Set dataloader_num_workers: 8; 16 batches are then ready, of 32 between two waits",
     ),
     "bursts that the queue should hide": (
-        make_run(
-            make_rank(
-                wait=every(16, 0.3),
-                fetches=3000,
-                settings={"num_workers": 2, "prefetch_factor": 8},
-            )
+        hosted(
+            wait=every(16, 0.3),
+            fetches=3000,
+            settings={"num_workers": 2, "prefetch_factor": 8},
         ),
-        "dataloader_num_workers: 3 ",
+        "dataloader_num_workers: 3; ",
     ),
     "every 1,000 rows": (
-        make_run(make_rank(wait=every(125, 0.3), fetches=900)),
+        hosted("torch", wait=every(125, 0.3), fetches=900),
         "batch_size=100",
     ),
     "streamed packs": (
-        make_run(
-            make_rank(
-                wait=every(125, 0.3),
-                fetches=900,
-                settings={"streaming": True, "sample_packing": True},
-            )
+        hosted(wait=every(125, 0.3), fetches=900, settings=PACKED_STREAM),
+        "streaming_multipack_buffer_size: 1000 (now 10,000)",
+    ),
+    "streamed packs that are small already": (
+        hosted(
+            wait=every(250, 0.3),
+            fetches=1800,
+            settings={
+                "config": {**PACKED_STREAM["config"], "streaming_multipack_buffer_size": 400}
+            },
         ),
-        "streaming_multipack_buffer_size: 1000 ",
+        "Look at what is done every 2,000 samples",
     ),
     "swap with a deep queue": (
         make_run(
-            make_rank(settings={"num_workers": 2, "prefetch_factor": 256}),
+            make_rank(source="axolotl", settings={"num_workers": 2, "prefetch_factor": 256}),
             system=make_system(swap_in_bytes=1e6, pss_bytes=60 * GIGABYTE),
         ),
-        "dataloader_prefetch_factor: 8 ",
+        "dataloader_prefetch_factor: 8; ",
+    ),
+    "swap with a stream that Axolotl gives no prefetch": (
+        make_run(
+            make_rank(
+                source="axolotl", settings={"num_workers": 2, "prefetch_factor": 256, **STREAM}
+            ),
+            system=make_system(swap_in_bytes=1e6, pss_bytes=60 * GIGABYTE),
+        ),
+        "dataloader_num_workers: 1; ",
+    ),
+    "swap with little to take away": (
+        make_run(
+            make_rank(source="axolotl", settings={"num_workers": 1}),
+            system=make_system(swap_in_bytes=1e6, pss_bytes=60 * GIGABYTE),
+        ),
+        "streaming: true, with max_steps",
+    ),
+    "swap while streaming": (
+        make_run(
+            make_rank(source="axolotl", settings={"num_workers": 1, **STREAM}),
+            system=make_system(swap_in_bytes=1e6, pss_bytes=60 * GIGABYTE),
+        ),
+        "a smaller micro_batch_size",
     ),
     "swap by another program": (
         make_run(make_rank(), system=make_system(swap_in_bytes=1e6)),
         "other programs",
     ),
+    "a full disk": (
+        make_run(
+            make_rank(source="axolotl", wait=steady(0.5)), system=make_system(read_bytes=0.95e9)
+        ),
+        "dataset_prepared_path",
+    ),
+    "a full disk, streaming": (
+        make_run(
+            make_rank(source="axolotl", wait=steady(0.5), settings=STREAM),
+            system=make_system(read_bytes=0.95e9),
+        ),
+        "compressed Parquet with the columns that are needed",
+    ),
     "much padding": (
-        make_run(make_rank(tokens=50, padded=100)),
+        hosted(tokens=50, padded=100),
         "sample_packing: true",
     ),
+    "much padding, HF's trainer": (
+        hosted("transformers", tokens=50, padded=100),
+        'TrainingArguments(train_sampling_strategy="group_by_length")',
+    ),
     "a network": (
-        ranks_with_windows((0.3,), (0.3,), accumulation=2),
-        "gradient_accumulation_steps: 4 ",
+        ranks_with_windows((0.3,), (0.3,), accumulation=2, source="axolotl"),
+        "gradient_accumulation_steps: 4; gradients are then exchanged half as often, and the total "
+        "batch is twice as large",
     ),
     "nothing to do": (make_run(make_rank()), "Leave the data path as it is"),
 }
@@ -334,11 +583,83 @@ def test_the_action_names_the_setting_that_fits(name: str) -> None:
     assert expected in verdict_of(record).action
 
 
-def test_waits_with_every_epoch_ask_for_persistent_workers() -> None:
+def in_epochs(source: str, **settings: Any) -> Verdict:
+    summary = summarise(hosted(source, wait=every(125, 0.3), fetches=900, settings=settings))
+    return judge(replace(summary, stall_period_of="epoch"), source=source)
+
+
+def test_waits_with_every_epoch_ask_for_persistent_workers_where_there_are_workers() -> None:
+    kept = in_epochs("torch", num_workers=2, prefetch_factor=2).action
+    assert "DataLoader(persistent_workers=True)" in kept
+    kept = in_epochs("transformers", num_workers=2, prefetch_factor=2).action
+    assert "TrainingArguments(dataloader_persistent_workers=True)" in kept
+    for values in ({"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}):
+        action = in_epochs("torch", **values).action
+        assert "persistent" not in action
+        assert "as an epoch begins" in action
+
+
+def test_axolotl_has_no_setting_that_keeps_workers_and_the_action_says_so() -> None:
+    action = in_epochs("axolotl", num_workers=2, prefetch_factor=2).action
+    assert "persistent" not in action
+    assert "dataloader_num_workers: 4" in action
+    assert "s at most" in action
+
+
+def test_waits_with_every_shard_ask_for_smaller_shards() -> None:
     summary = summarise(make_run(make_rank(wait=every(125, 0.3), fetches=900)))
-    verdict = judge(replace(summary, stall_period_of="epoch"))
-    assert "persistent_workers=True" in verdict.action
     assert "smaller shards" in judge(replace(summary, stall_period_of="shard")).action
+
+
+def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
+    def ranks(hosts: list[str], workers: int) -> Verdict:
+        found = []
+        for number, host in enumerate(hosts):
+            rank = make_rank(
+                rank=number,
+                world_size=len(hosts),
+                wait=steady(0.8),
+                source="axolotl",
+                settings={"num_workers": workers, "prefetch_factor": 2},
+            )
+            rank.start = replace(rank.start, host=host, environment={"cores": 64})
+            found.append(rank)
+        return verdict_of(make_run(*found))
+
+    full = ranks(["a"] * 8, 8)
+    assert "8 workers a rank, and 8 ranks, fill 64 cores" in full.action
+    assert (
+        "dataloader_num_workers: 8; now 4, and there are cores for 8" in ranks(["a"] * 8, 4).action
+    )
+    assert (
+        "dataloader_num_workers: 16; " in ranks(["a", "a", "a", "a", "b", "b", "b", "b"], 4).action
+    )
+
+
+def test_where_processors_are_not_known_few_workers_are_advised() -> None:
+    rank = make_rank(
+        wait=steady(0.95), source="torch", settings={"num_workers": 2, "prefetch_factor": 2}
+    )
+    rank.start = replace(rank.start, environment={})
+    assert "num_workers=4)" in verdict_of(make_run(rank)).action
+
+
+@pytest.mark.parametrize("kernel", [{"attn_implementation": "flash_attention_2"}, {"x": 1}])
+def test_a_low_mfu_asks_for_flash_attention_where_it_is_not_set(kernel: dict[str, Any]) -> None:
+    summary = summarise(hosted(settings={"config": kernel}))
+    action = judge(replace(summary, mfu=0.1), source="axolotl").action
+    assert ("attn_implementation: flash_attention_2" in action) == ("x" in kernel)
+    assert "a larger micro_batch_size" in action
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(0, "num_workers=1"), (1, "set_num_threads"), (2, "num_workers=1"), (8, "num_workers=4")],
+)
+def test_a_contradiction_is_not_sent_to_and_fro(workers: int, expected: str) -> None:
+    record = contradicting(0.05)
+    record.ranks[0].settings[0].values["num_workers"] = workers
+    assert expected in verdict_of(record).action
 
 
 _SHARES = st.none() | st.floats(0, 1.5)

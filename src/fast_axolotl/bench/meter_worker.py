@@ -1,8 +1,8 @@
 """One group of cells in a process of its own: ``python -m fast_axolotl.bench.meter_worker JSON``.
 
 Prints one JSON object a cell. The truth comes from this module's own clock, never from the meter:
-the waits as slept inside the fetch where there are no loader workers, and the time inside the base
-iterator's ``__next__`` where there are; over the wall time of the same fetches.
+the waits as slept in a bare loop, and the time inside the base iterator's ``__next__`` in torch,
+which collates and hands over as well; over the wall time of the same fetches.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Waits:
         seconds = wait_before(self.cell, fetch, self.group)
         if seconds:
             time.sleep(seconds)
-        if not self.group.workers:
-            self.begun.append(begun)
-            self.slept.append(time.perf_counter() - begun)
+        self.begun.append(begun)
+        self.slept.append(time.perf_counter() - begun)
         return list(range(BATCH_ROWS))
 
 
@@ -125,7 +124,7 @@ def _run_loader(group: Group, waits: Waits, folder: Path) -> tuple[list[float], 
     with metered as meter, _timed_iterators() as (begun, waited):
         for _ in _watched(meter, loader):
             time.sleep(step_seconds(group))
-    return (waits.begun, waits.slept) if not group.workers else (begun, waited)
+    return begun, waited
 
 
 def _watched(meter: Meter, loader: Any) -> Iterator[Any]:
@@ -163,7 +162,7 @@ def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float],
     trainer._get_train_sampler = lambda *_: None
     with _timed_iterators() as (begun, waited):
         trainer.train()
-    return (waits.begun, waits.slept) if not group.workers else (begun, waited)
+    return begun, waited
 
 
 def _loader(group: Group, waits: Waits) -> Any:

@@ -6,9 +6,11 @@ the command does, with the verdict on stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.integrations.measuring import Order
+    from fast_axolotl.record import RunRecord
 
 __all__ = ["RUN_EXAMPLES", "STATUS_EXAMPLES", "run", "status"]
 
@@ -89,6 +92,7 @@ def run(
     """
     from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
     from fast_axolotl.integrations.measuring import Order
+    from fast_axolotl.integrations.supervising import cannot_start
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
@@ -113,8 +117,11 @@ def run(
     if order is not None:
         _run_measured(program, command, environment, order, live=live)
     sys.stdout.flush()
-    # The command takes this process over: signals and the exit code are its own.
-    os.execve(program, command, environment)
+    try:
+        # The command takes this process over: signals and the exit code are its own.
+        os.execve(program, command, environment)
+    except OSError as error:
+        _refuse(cannot_start(program, error), error)
 
 
 def status(
@@ -143,9 +150,25 @@ def status(
 def _run_measured(
     program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
 ) -> NoReturn:
-    from fast_axolotl.integrations.supervising import end_as, supervise
+    from fast_axolotl.integrations.supervising import end_as
 
     _say(f"measuring into {order.run_dir}")
+    begin = time.time()
+    try:
+        code = _supervise(program, command, environment, order, live=live)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            _refuse(error, error.__cause__)
+        raise
+    _print_summary(order.run_dir, begin)
+    end_as(code)
+
+
+def _supervise(
+    program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
+) -> int:
+    from fast_axolotl.integrations.supervising import supervise
+
     data_path = order.data_paths[0] if order.data_paths else None
     if live:
         from fast_axolotl.cli.live import LiveRun
@@ -161,25 +184,41 @@ def _run_measured(
                 meanwhile=view.show,
             )
         view.print_end(is_failed=code != 0)
-    else:
-        code = supervise(program, command, environment, order.run_dir, data_path=data_path)
-    _print_summary(order.run_dir)
-    end_as(code)
+        return code
+    return supervise(program, command, environment, order.run_dir, data_path=data_path)
 
 
-def _print_summary(run_dir: str) -> None:
+def _refuse(reason: UsageError, error: OSError) -> NoReturn:
+    """End as a shell does where a command cannot be executed, or its interpreter is not there."""
+    _say(str(reason))
+    raise SystemExit(127 if error.errno == errno.ENOENT else 126)
+
+
+def _print_summary(run_dir: str, begin: float) -> None:
+    """The longest training of the run; a second one is recorded beside the first."""
+    from fast_axolotl.integrations.measuring import find_folders
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
     from fast_axolotl.report.show import show_summary
 
     try:
-        summary = summarise(read_run(run_dir))
+        records = [read_run(folder) for folder in find_folders(run_dir, begin)]
+        longest = max(records, key=_count_seconds)
+        summary = summarise(longest)
     except DataError as error:
         # A full disk, say: the command's own exit code must not be lost over it.
         _say(str(error))
         return
     show_summary(summary, file=sys.stderr)
-    _say(f"to see this again: fast-axolotl show {run_dir}")
+    others = [record.path for record in records if record is not longest]
+    if others:
+        _say(f"this is the longest training of {len(records)}; the others: {', '.join(others)}")
+    _say(f"to see this again: fast-axolotl show {longest.path}")
+
+
+def _count_seconds(record: RunRecord) -> float:
+    """Time of the steps of all ranks."""
+    return sum(block.wall_seconds for rank in record.ranks.values() for block in rank.blocks)
 
 
 def _run_dir(output: Path | None, program: str) -> Path:

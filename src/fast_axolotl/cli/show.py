@@ -12,7 +12,7 @@ from fast_axolotl.cli.options import AsJson
 __all__ = ["SHOW_EXAMPLES", "show"]
 
 SHOW_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl show fast-axolotl-runs/2030-01-31-120000-axolotl\n\n"
+    "Examples:\n\n  fast-axolotl show fast-axolotl-runs/20300131-120000-axolotl\n\n"
     "  fast-axolotl show outputs/fast-axolotl-measure --json"
 )
 

@@ -95,7 +95,12 @@ def _watch_process(
             print(_line(watched), file=file, flush=True)
 
     sampler = SystemSampler(
-        pid, writer, data_path=data_path, on_sample=take, exclude_pids=(os.getpid(),)
+        pid,
+        writer,
+        data_path=data_path,
+        on_sample=take,
+        exclude_pids=(os.getpid(),),
+        source="watch",
     )
     if has_screen:
         ending = show_process(sampler, source, display, seconds)

@@ -50,10 +50,12 @@ _TELLING = (
     "gradient_checkpointing",
     "micro_batch_size",
     "pad_to_sequence_len",
+    "pretraining_dataset",
     "sample_packing",
     "sequence_len",
     "streaming",
     "streaming_multipack_buffer_size",
+    "torch_compile",
 )
 """Keys of Axolotl's that go into a record."""
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.measuring import (
+    GIVEN_UP,
     end_of,
     log_figures,
+    never_raises,
     next_folder,
     open_meter,
     record_model,
@@ -80,19 +82,21 @@ class MeterCallback(Callback):  # type: ignore[misc]
         self._sample_system = sample_system
         self._is_logging = log
         self._settings = dict(settings or {})
-        self._trainings = 0
+        self.folders: list[Path] = []
+        """Of the trainings so far."""
         self._watch: TorchWatch | None = None
         self._profiler: WindowProfiler | None = None
         self._span: AbstractContextManager[Any] | None = None
         self._step = 0
         self._trainer: Callable[[], Any] = lambda: None
 
+    @never_raises
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open a meter and hook into torch's loaders."""
         yield_to_trainer()
-        self._trainings += 1
+        self.folders.append(next_folder(self.run_dir, len(self.folders) + 1))
         self.meter = open_meter(
-            next_folder(self.run_dir, self._trainings),
+            self.folders[-1],
             source="lightning",
             rank=(trainer.global_rank, trainer.world_size, trainer.local_rank),
             accumulation=trainer.accumulate_grad_batches,
@@ -100,6 +104,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
             peak_tflops=self._peak_tflops,
             data_paths=self._data_paths,
             sample_system=self._sample_system,
+            error_at_exit=GIVEN_UP,
         )
         self.meter.settings(**self._settings)
         record_model(self.meter, pl_module)
@@ -112,11 +117,12 @@ class MeterCallback(Callback):  # type: ignore[misc]
         self._watch.use_this_thread()
         self._watch.start()
 
+    @never_raises
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Perhaps an optimizer step ended."""
-        if self.meter is None or trainer.global_step == self._step:
+        if self.meter is None or self._watch is None or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         self.meter.step()
@@ -125,6 +131,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
         if self._is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
             pl_module.log_dict(log_figures(self.meter), on_step=True, on_epoch=False)
 
+    @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation is no training."""
         if self._watch is not None and self._span is None:
@@ -132,19 +139,22 @@ class MeterCallback(Callback):  # type: ignore[misc]
             self._span = self.meter.span("evaluate")
             self._span.__enter__()
 
+    @never_raises
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on."""
         span, self._span = self._span, None
         if span is not None:
             span.__exit__(None, None, None)
 
+    @never_raises
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the meter."""
-        self._close(trainer, pl_module, None)
+        self._close(None)
 
+    @never_raises
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the meter with the error that ends the training."""
-        self._close(trainer, pl_module, exception)
+        self._close(exception)
 
     def _is_training(self, dataset: Any) -> bool:
         # Loaders may be made anew for an epoch, so they are looked up every time.
@@ -161,21 +171,34 @@ class MeterCallback(Callback):  # type: ignore[misc]
 
         return save_checkpoint
 
-    def _close(self, trainer: Any, pl_module: Any, error: BaseException | None) -> None:
-        self.on_validation_end(trainer, pl_module)
+    def abandon(self, error: Exception) -> None:
+        """Measure no more: something in here is broken, and the training goes on."""
+        with suppress(Exception):
+            # What was broken may be in the way here, too.
+            self._end("exception", f"the meter failed: {type(error).__name__}: {error}")
+
+    def _close(self, error: BaseException | None) -> None:
+        is_open = self._watch is not None
+        self._end(*end_of(error))
+        if is_open and error is None and self.meter is not None:
+            tell_end(self.meter)
+
+    def _end(self, reason: Any, error: str) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
-        if self._watch is None:
-            return
-        self._watch.stop()
-        self._watch = None
-        # The attribute of the instance goes, the method of the class is back.
-        vars(trainer).pop("save_checkpoint", None)
-        assert self.meter is not None
-        self.meter.close(*end_of(error))
-        if error is None:
-            tell_end(self.meter)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        trainer = self._trainer()
+        if trainer is not None:
+            # The attribute of the instance goes, the method of the class is back.
+            vars(trainer).pop("save_checkpoint", None)
+        if self.meter is not None:
+            self.meter.close(reason, error)
 
 
 def _datasets(loaders: Any) -> Iterator[Any]:

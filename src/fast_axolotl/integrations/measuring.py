@@ -15,6 +15,8 @@ A process that never trains writes nothing.
 from __future__ import annotations
 
 import atexit
+import itertools
+import logging
 import os
 import sys
 import weakref
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from fast_axolotl.integrations.profiling import WindowProfiler
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_PATHS",
+    "GIVEN_UP",
     "MEASURE",
     "PEAK_TFLOPS",
     "PROFILE_STEPS",
@@ -39,7 +42,9 @@ __all__ = [
     "attach",
     "close_at_exit",
     "end_of",
+    "find_folders",
     "log_figures",
+    "never_raises",
     "next_folder",
     "open_meter",
     "order",
@@ -48,6 +53,8 @@ __all__ = [
     "tell_end",
     "yield_to_trainer",
 ]
+
+LOG = logging.getLogger("fast_axolotl")
 
 MEASURE = "FAST_AXOLOTL_MEASURE"
 """The environment variable that names the folder to record into."""
@@ -133,8 +140,12 @@ def open_meter(
     peak_tflops: float | None = None,
     data_paths: Sequence[str] = (),
     sample_system: bool = True,
+    error_at_exit: str = "",
 ) -> Meter:
     """A meter of this rank, closed at the end of the process if not before.
+
+    What a trainer runs has an end that it tells. ``error_at_exit`` is what has happened where the
+    process ends without it; a loop of the user's own has no other end than the process's.
 
     Under ``fast-axolotl run --measure`` the process tree is watched from outside, so not from here.
     """
@@ -155,7 +166,7 @@ def open_meter(
         peak_tflops=peak_tflops,
         command=sys.argv,
     )
-    close_at_exit(meter)
+    close_at_exit(meter, error_at_exit)
     return meter
 
 
@@ -187,6 +198,21 @@ def next_folder(run_dir: str | Path, number: int) -> Path:
     return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
 
 
+def find_folders(run_dir: str | Path, since: float) -> list[Path]:
+    """The folders of all trainings that one run has recorded: the one given, and those beside it.
+
+    ``since`` is when the run began, in seconds since 1970: a folder of that name may be older.
+    """
+    found = [Path(run_dir)]
+    for number in itertools.count(2):
+        folder = next_folder(run_dir, number)
+        files = list(folder.glob("rank-*.jsonl"))
+        if not files or max(file.stat().st_mtime for file in files) < since:
+            return found
+        found.append(folder)
+    raise AssertionError("the numbers do not end")
+
+
 def tell_end(meter: Meter) -> None:
     """One line: what bounds the run, and where to read on. ``run --measure`` prints it all."""
     if meter.rank != 0 or order() is not None:
@@ -197,14 +223,40 @@ def tell_end(meter: Meter) -> None:
 
 def end_of(error: BaseException | None) -> tuple[Any, str]:
     """The reason and the error with which a record ends."""
-    if error is None:
+    if error is None or (isinstance(error, SystemExit) and not error.code):
         return "finished", ""
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
     return kind, f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+GIVEN_UP = "the training was given up"
+"""The error of a training whose end its trainer never told."""
+
+_OPEN: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Meters to close at the end of the process, and the error that it then is, if it is one."""
 _AT_EXIT: list[Callable[[], None]] = []
+
+
+_Event = TypeVar("_Event", bound=Callable[..., Any])
+
+
+def never_raises(event: _Event) -> _Event:
+    """Have an event of a callback end our faults here: the training loop must not see them.
+
+    The callback's ``abandon`` is told of the error.
+    """
+
+    @wraps(event)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return event(self, *arguments, **named)
+        except Exception as error:  # noqa: BLE001
+            # The one broad except of the callbacks: what is raised here would end the training.
+            LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
+            self.abandon(error)
+            return None
+
+    return call  # type: ignore[return-value]
 
 
 def yield_to_trainer() -> None:
@@ -213,19 +265,22 @@ def yield_to_trainer() -> None:
         attached.let_go()
 
 
-def close_at_exit(meter: Any) -> None:
-    """Close a meter at the end of the process: with the error that ends it, if one does."""
+def close_at_exit(meter: Any, error: str = "") -> None:
+    """Close a meter at the end of the process: with what ends it, or with the error given."""
     if not _AT_EXIT:
         _AT_EXIT.append(_close_all)
         atexit.register(_close_all)
-    _OPEN.add(meter)
+    _OPEN[meter] = error
 
 
 def _close_all() -> None:
     # The interpreter keeps what it printed a traceback of.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for meter in list(_OPEN):
-        meter.close(*end_of(error))
+    for meter, otherwise in list(_OPEN.items()):
+        if error is None and otherwise:
+            meter.close("exception", otherwise)
+        else:
+            meter.close(*end_of(error))
     _OPEN.clear()
 
 
@@ -237,6 +292,7 @@ class _Attached:
         self.watch: TorchWatch | None = None
         self.meter: Meter | None = None
         self.profiler: WindowProfiler | None = None
+        self._folders: list[Path] = []
 
     def watch_loops(self, module: ModuleType) -> None:
         """Once torch's loaders are loaded: a plain loop opens a meter with its first fetch."""
@@ -283,22 +339,37 @@ class _Attached:
     def _join_transformers(self, handler: Any) -> None:
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
-        if not any(isinstance(callback, MeterCallback) for callback in handler.callbacks):
+        if not self._is_joined(handler.callbacks, MeterCallback):
             handler.add_callback(self._callback(MeterCallback))
 
     def _join_lightning(self, trainer: Any) -> None:
         from fast_axolotl.integrations.lightning_meter import MeterCallback
 
-        if not any(isinstance(callback, MeterCallback) for callback in trainer.callbacks):
+        if not self._is_joined(trainer.callbacks, MeterCallback):
             trainer.callbacks.insert(0, self._callback(MeterCallback))
 
+    def _is_joined(self, callbacks: Sequence[Any], kind: type[Any]) -> bool:
+        """Whether a meter is there already; one of the user's own has its own folder."""
+        found: list[Any] = [item for item in callbacks if isinstance(item, kind)]
+        for callback in found:
+            if callback.run_dir.absolute() != Path(self.order.run_dir) and read_rank()[0] == 0:
+                print(
+                    f"fast-axolotl: this training has a MeterCallback of its own, which records "
+                    f"into {callback.run_dir}: see fast-axolotl show {callback.run_dir}",
+                    file=sys.stderr,
+                )
+        return bool(found)
+
     def _callback(self, kind: Callable[..., Any]) -> Any:
-        return kind(
+        made = kind(
             self.order.run_dir,
             peak_tflops=self.order.peak_tflops,
             profile_steps=self.order.profile_steps,
             data_paths=self.order.data_paths,
         )
+        # A second trainer of this process must not take the first one's folder.
+        made.folders = self._folders
+        return made
 
 
 _ATTACHED: list[_Attached] = []
@@ -340,6 +411,10 @@ def _after_init(owner: type, action: Callable[[Any], None]) -> None:
     @wraps(original)
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
-        action(self)
+        try:
+            action(self)
+        except Exception as error:  # noqa: BLE001
+            # What is raised here would end the making of a trainer.
+            print(f"fast-axolotl: {owner.__name__} is not measured: {error}", file=sys.stderr)
 
     owner.__init__ = __init__  # type: ignore[misc]

@@ -15,6 +15,9 @@ from the first step's begin to the last step's end.
 
 Opt-in: the profiler slows the host by some microseconds an operator, and takes a second or so to
 start and to stop. Starting and stopping is a span, taken out of the step times.
+
+Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
+begun while another profiler runs, and ends where somebody else begins one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -224,6 +228,7 @@ class WindowProfiler:
         self._begun = time.perf_counter()
         self._profile: Any = None
         self._mark: Any = None
+        self._give_way: Any = None
 
     def step_end(self) -> None:
         """An optimizer step ended."""
@@ -243,6 +248,7 @@ class WindowProfiler:
         profile, self._profile = self._profile, None
         if profile is None:
             return
+        self._restore()
         done = self._steps - (self._last - self._seen)
         with self._meter.span("profile"):
             self._end_mark()
@@ -251,14 +257,15 @@ class WindowProfiler:
                 # Made with the meter, so this is the meter's time to within milliseconds.
                 now = round(time.perf_counter() - self._begun, 3)
                 self._meter.window(window_of(read_events(profile), t=now, steps=done))
+            else:
+                self._explain("no profiler window: it ended before its first step did")
 
     def _start(self) -> None:
         import torch
 
         # There can be one profiler only: a second one would end the first.
         if torch.autograd._profiler_enabled():
-            for field in ("exposed_communication_fraction", "device_idle_fraction"):
-                self._meter.reason(field, "no profiler window: another profiler was running")
+            self._explain("no profiler window: another profiler was running")
             return
         with self._meter.span("profile"):
             self._profile = open_profile()
@@ -266,7 +273,45 @@ class WindowProfiler:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self._profile.start()
+        self._watch_others()
         self._mark_step()
+
+    def _explain(self, sentence: str) -> None:
+        for field in ("exposed_communication_fraction", "device_idle_fraction"):
+            self._meter.reason(field, sentence)
+
+    def _watch_others(self) -> None:
+        """While the window is open, the begin of any other profiler ends it."""
+        from torch.autograd.profiler import profile
+
+        # What every profiler of torch goes through before it starts; by name where it is there.
+        name = "_prepare_trace" if hasattr(profile, "_prepare_trace") else "__init__"
+        original = getattr(profile, name)
+
+        @wraps(original)
+        def begin(other: Any, *arguments: Any, **named: Any) -> Any:
+            self._yield_to_other()
+            return original(other, *arguments, **named)
+
+        setattr(profile, name, begin)
+        self._give_way = (profile, name, begin, original)
+
+    def _restore(self) -> None:
+        found, self._give_way = self._give_way, None
+        if found is not None:
+            owner, name, ours, original = found
+            # Where someone else has wrapped ours meanwhile it stays, and does nothing.
+            if getattr(owner, name) is ours:
+                setattr(owner, name, original)
+
+    def _yield_to_other(self) -> None:
+        if self._profile is None:
+            return
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001
+            # The one broad except: what is raised here would end the other's profiling.
+            self._explain(f"no profiler window: it could not be ended: {error}")
 
     def _mark_step(self) -> None:
         """What the profiler's own ``step()`` does, which wants a schedule and warns about it."""

@@ -9,6 +9,7 @@ Not passed on: SIGKILL and SIGSTOP, which cannot be. Kill the command itself the
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from fast_axolotl.errors import UsageError
 from fast_axolotl.record import LineWriter
 
-__all__ = ["end_as", "supervise"]
+__all__ = ["cannot_start", "end_as", "supervise"]
 
 _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (
@@ -45,18 +47,21 @@ def supervise(
 
     ``streams`` are the command's ``stdin``, ``stdout`` and ``stderr`` where they are not those of
     this process. ``meanwhile`` is called once the command runs, with a function that tells whether
-    it still does; it must not raise.
+    it still does; it must not raise. A command that cannot be started is a ``UsageError``.
     """
     from fast_axolotl.measure.sampler import SystemSampler
 
     with _PassedSignals() as signals:
         sys.stdout.flush()
-        child = subprocess.Popen(
-            list(command), executable=program, env=dict(environment), **(streams or {})
-        )
+        try:
+            child = subprocess.Popen(
+                list(command), executable=program, env=dict(environment), **(streams or {})
+            )
+        except OSError as error:
+            raise cannot_start(program, error) from error
         signals.pass_to(child.pid)
         writer = LineWriter(Path(run_dir) / "system.jsonl")
-        sampler = SystemSampler(child.pid, writer, data_path=data_path)
+        sampler = SystemSampler(child.pid, writer, data_path=data_path, source="run")
         sampler.start()
         if meanwhile is not None:
             meanwhile(lambda: _is_running(child))
@@ -76,6 +81,17 @@ def end_as(code: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     raise SystemExit(code if code >= 0 else 128 - code)
+
+
+def cannot_start(program: str, error: OSError) -> UsageError:
+    """What to say of a file that can be executed by its mode, and yet not by the system."""
+    if error.errno == errno.ENOEXEC:
+        text = "is neither a program nor begins with #! and its interpreter; add that line"
+    elif error.errno == errno.ENOENT:
+        text = "names an interpreter in its first line (#!) that is not there; correct that line"
+    else:
+        text = f"cannot be started: {error.strerror or error}"
+    return UsageError(f"{program} {text}")
 
 
 def _is_running(child: subprocess.Popen[bytes]) -> bool:
@@ -135,8 +151,17 @@ class _PassedSignals:
 
 
 def _is_in_the_foreground() -> bool:
-    """Whether the terminal's signals go to this process and its children alike."""
+    """Whether the terminal's signals go to this process and its children alike.
+
+    The terminal that controls them is asked, whatever stdin is.
+    """
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
         return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

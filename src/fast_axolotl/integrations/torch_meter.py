@@ -9,10 +9,11 @@ which would bill queued device work as a wait for data.
 Making an iterator is no fetch. Forking its workers falls between two epochs, which the meter takes
 out and reports; waiting until they are up falls into the first fetch.
 
-Not a training fetch, and left out: one without gradients (the loop is evaluating; the time until
-the next training fetch becomes a span), one inside another, one in another thread than the
-training's, one in a loader's worker. The meter itself is quiet in forked children. A loader that is
-not torch's is not seen.
+Not a training fetch, and left out: one without gradients, or of a dataset that no optimizer step
+has followed, once one is known that steps follow (the loop is evaluating; the time until the next
+training fetch becomes a span); one inside another, one in another thread than the training's, one
+in a loader's worker. The meter itself is quiet in forked children. A loader that is not torch's is
+not seen. Training and evaluation on parts of one dataset object are only told apart by gradients.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.profiling import WindowProfiler
+from fast_axolotl.integrations.trained_datasets import TrainedDatasets
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
@@ -98,6 +100,7 @@ class TorchWatch:
         self._optimizer: Callable[[], Any] | None = None
         self._handle: Any = None
         self._span: AbstractContextManager[Any] | None = None
+        self._datasets = TrainedDatasets()
 
     def start(self) -> None:
         """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
@@ -182,7 +185,8 @@ class TorchWatch:
             return self._is_training(dataset)
         import torch
 
-        if torch.is_grad_enabled():
+        # Fetched without gradients it is no training, and no step is due to it.
+        if torch.is_grad_enabled() and self._datasets.fetch(dataset):
             return True
         if self.meter is not None and self._span is None:
             self._span = self.meter.span("evaluate")
@@ -234,6 +238,9 @@ class TorchWatch:
                 "its waits are not the training's",
             )
         self._thread = here
+        self._datasets.step()
+        # A loop may evaluate between a fetch and its step, and the meter takes no step in a span.
+        self._end_span()
         self.meter.step()
         self._has_stepped = True
 

@@ -3,9 +3,14 @@
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 
 Fetches come from torch's loaders (``torch_meter``), steps and spans from the trainer's events.
-After a step these come in the order log, evaluate, save; what the flags of ``control`` announce
-when every callback has seen the end of a step is opened as a span, and the event that says it is
-done ends it. So does the next fetch: a checkpoint announced and not made costs nothing.
+After a step these come in the order log, evaluate, save. An evaluation is what happens inside of
+``Trainer.evaluate`` and ``predict``, whoever calls them and on however many datasets; the methods
+are bracketed in place, and do nothing more where no meter is at work. For the others, what the
+flags of ``control`` announce when every callback has seen the end of a step is opened as a span,
+and the event that says it is done ends it. So does the next fetch: a checkpoint announced and not
+made costs nothing.
+
+A training that fails has no event. ``Trainer.train`` is bracketed, too, to see its error.
 
 Figures join the trainer's logs under ``fast_axolotl/``. TensorBoard, W&B and MLflow are callbacks
 too, and were made before any callback of the user. So ours moves to the front of the list as it is
@@ -14,17 +19,19 @@ added, and a second, silent one to the end, where the flags are final and the lo
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.measuring import (
+    GIVEN_UP,
     end_of,
     log_figures,
+    never_raises,
     next_folder,
     open_meter,
     record_model,
@@ -81,23 +88,30 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         self._sample_system = sample_system
         self._is_logging = log
         self._settings = dict(settings or {})
-        self._trainings = 0
+        self.folders: list[Path] = []
+        """Of the trainings so far."""
+        self._thread = 0
         self._watch: TorchWatch | None = None
         self._profiler: WindowProfiler | None = None
         self._dataset: Any = None
         self._span: AbstractContextManager[Any] | None = None
         self._span_name = ""
+        self._num_evaluations = 0
+        self._is_evaluation_announced = False
+        self._is_save_due = False
         self._logged_step = -1
         _keep_meters_in_place()
+        _bracket_trainers()
 
+    @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """Open a meter and hook into torch's loaders."""
         yield_to_trainer()
-        # A training that ended in an error has not said so.
-        self._close(sys.exc_info()[1] or RuntimeError("the training was given up"))
-        self._trainings += 1
+        # One that has not ended (a batch that did not fit, tried again with a smaller one).
+        self._close("exception", GIVEN_UP)
+        self.folders.append(next_folder(self.run_dir, len(self.folders) + 1))
         self.meter = open_meter(
-            next_folder(self.run_dir, self._trainings),
+            self.folders[-1],
             source="transformers",
             rank=(args.process_index, args.world_size, args.local_process_index),
             accumulation=args.gradient_accumulation_steps,
@@ -105,10 +119,11 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
             peak_tflops=self._peak_tflops,
             data_paths=self._data_paths,
             sample_system=self._sample_system,
+            error_at_exit=GIVEN_UP,
         )
         loader = found.get("train_dataloader")
         self._dataset = getattr(loader, "dataset", None)
-        self.meter.settings(**_read_settings(args, state, loader), **self._settings)
+        self.meter.settings(**{**_read_settings(args, state, loader), **self._settings})
         padding = getattr(found.get("processing_class"), "pad_token_id", None)
         if isinstance(padding, int):
             self.meter.settings(pad_token_id=padding)
@@ -122,25 +137,30 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
             is_training=self._is_training,
             before_fetch=self._end_span,
         )
+        self._thread = threading.get_ident()
         self._watch.use_this_thread()
         self._watch.start()
+        _ACTIVE.append(self)
 
+    @never_raises
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """What the end of the last epoch had announced is over."""
         self._end_span()
 
+    @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """An optimizer step ended."""
-        if self.meter is not None:
+        if self._watch is not None and self.meter is not None:
             self.meter.step()
         if self._profiler is not None:
             self._profiler.step_end()
 
+    @never_raises
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **found: Any
     ) -> None:
         """Add our figures, before anyone who reports them looks."""
-        if logs is None or self.meter is None or "loss" not in logs:
+        if logs is None or self.meter is None or self._watch is None or "loss" not in logs:
             return
         self._logged_step = state.global_step
         self.meter.log(state.global_step, logs)
@@ -151,36 +171,84 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
             if state.log_history and state.log_history[-1].get("step") == state.global_step:
                 state.log_history[-1].update(figures)
 
+    @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """Close the meter."""
-        self._close(None)
+        is_open = self._watch is not None
+        self._close("finished", "")
+        if is_open and self.meter is not None:
+            tell_end(self.meter)
 
+    @never_raises
+    def fail(self, error: BaseException) -> None:
+        """The training has ended in an error."""
+        self._close(*end_of(error))
+
+    def abandon(self, error: Exception) -> None:
+        """Measure no more: something in here is broken, and the training goes on."""
+        text = f"the meter failed: {type(error).__name__}: {error}"
+        with suppress(Exception):
+            # What was broken may be in the way here, too.
+            self._close("exception", text)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Time that is evaluation: a span, without training fetches. Inside another, part of it."""
+        self._begin_evaluation()
+        try:
+            yield
+        finally:
+            self._end_evaluation()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a training is at work in this very thread."""
+        return self._watch is not None and self._thread == threading.get_ident()
+
+    @never_raises
     def open_span(self, args: Any, state: Any, control: Any) -> None:
         """Begin the first span that the flags announce, none where they announce nothing."""
         if self.meter is None or self._watch is None:
             return
         self._end_span()
+        self._is_evaluation_announced = bool(control.should_evaluate)
+        self._is_save_due = control.should_save or _saves_the_best(args)
         if control.should_log and state.global_step != self._logged_step:
             self._begin_span("log")
-        elif control.should_evaluate:
-            self._begin_span("evaluate")
-        elif control.should_save:
+        elif control.should_save and not control.should_evaluate:
             self._begin_span("checkpoint")
 
+    @never_raises
     def next_span(self, done: str, args: Any, control: Any) -> None:
         """End a span whose event has come, and begin the one that follows."""
         if self._span_name != done:
             return
         self._end_span()
-        # Whether a best model is saved is only decided once the evaluation is done.
-        is_best = getattr(args.save_strategy, "value", args.save_strategy) == "best"
-        if done == "log" and control.should_evaluate:
-            self._begin_span("evaluate")
-        elif done != "checkpoint" and (control.should_save or (done == "evaluate" and is_best)):
+        if done == "log" and control.should_save and not self._is_evaluation_announced:
             self._begin_span("checkpoint")
 
+    @never_raises
+    def _begin_evaluation(self) -> None:
+        self._num_evaluations += 1
+        if self._num_evaluations == 1 and self._watch is not None:
+            self._end_span()
+            self._begin_span("evaluate")
+
+    @never_raises
+    def _end_evaluation(self) -> None:
+        self._num_evaluations -= 1
+        if self._num_evaluations:
+            return
+        self._end_span()
+        # A checkpoint follows what the trainer evaluates, not what a callback does. Whether a best
+        # model is saved is only decided once the evaluation is done.
+        if self._is_evaluation_announced and self._watch is not None:
+            self._is_evaluation_announced = False
+            if self._is_save_due:
+                self._begin_span("checkpoint")
+
     def _is_training(self, dataset: Any) -> bool:
-        if self._span_name == "evaluate":
+        if self._num_evaluations:
             return False
         return self._dataset is None or dataset is self._dataset
 
@@ -194,18 +262,20 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         if span is not None:
             span.__exit__(None, None, None)
 
-    def _close(self, error: BaseException | None) -> None:
+    def _close(self, reason: Any, error: str) -> None:
+        if self in _ACTIVE:
+            _ACTIVE.remove(self)
+        self._num_evaluations = 0
+        self._is_evaluation_announced = False
         self._end_span()
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
-            assert self.meter is not None
-            self.meter.close(*end_of(error))
-            if error is None:
-                tell_end(self.meter)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        if self.meter is not None:
+            self.meter.close(reason, error)
 
 
 class _Tail(TrainerCallback):  # type: ignore[misc]
@@ -222,9 +292,6 @@ class _Tail(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         self._head.next_span("log", args, control)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **found: Any) -> None:
-        self._head.next_span("evaluate", args, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         self._head.next_span("checkpoint", args, control)
@@ -245,6 +312,59 @@ def _keep_meters_in_place() -> None:
 
     add_callback._keeps_meters_in_place = True  # type: ignore[attr-defined]
     CallbackHandler.add_callback = add_callback
+
+
+_ACTIVE: list[MeterCallback] = []
+"""Those whose training is at work."""
+
+
+def _bracket_trainers() -> None:
+    """From now on, evaluations and failed trainings of any trainer are told to those at work."""
+    from transformers import Trainer
+
+    # The private one is what the training loop calls: subclasses put their own evaluation into it.
+    for name in ("evaluate", "predict", "_evaluate"):
+        _bracket(Trainer, name, _tell_evaluation)
+    _bracket(Trainer, "train", _tell_failure)
+
+
+def _bracket(owner: type, name: str, bracket: Callable[[Any], AbstractContextManager[Any]]) -> None:
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "_is_bracketed"):
+        return
+
+    @wraps(original)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        with bracket(self):
+            return original(self, *arguments, **named)
+
+    method._is_bracketed = True  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+@contextmanager
+def _tell_evaluation(trainer: Any) -> Iterator[None]:
+    with ExitStack() as open_spans:
+        for head in tuple(_ACTIVE):
+            if head.is_here:
+                open_spans.enter_context(head.evaluating())
+        yield
+
+
+@contextmanager
+def _tell_failure(trainer: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        own = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+        for head in tuple(_ACTIVE):
+            if head.is_here and head in own:
+                head.fail(error)
+        raise
+
+
+def _saves_the_best(args: Any) -> bool:
+    return bool(getattr(args.save_strategy, "value", args.save_strategy) == "best")
 
 
 def _read_settings(args: Any, state: Any, loader: Any) -> dict[str, Any]:

@@ -10,13 +10,16 @@ Sequence lengths inside packed rows are looked at in every 16th batch: places wh
 ``position_ids`` do not grow, else changes of the mask's ids, else whole rows.
 Cost: two passes over the mask and the labels, some 20 µs for 4 × 2048 positions on a CPU. A tensor
 on a device is never read, since that would wait for the device: its shape is all there is.
+
+A batch may be anything. One that cannot be counted (nested, sparse, of a type never seen) has no
+count and a reason, and the next one is counted again.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +28,14 @@ __all__ = ["BatchCount", "BatchCounter"]
 _LOOK_EVERY = 16
 _IGNORED_LABEL = -100
 
+_MOST_ERROR_TEXT = 160
+
+_TELL = "tell the meter with meter.tokens(...)"
 _ON_DEVICE = (
     "the batches are on a device when they reach the meter, and reading them would make the host "
-    "wait for it: tell the meter with meter.tokens(...)"
+    f"wait for it: {_TELL}"
 )
-_NO_INPUT_IDS = (
-    "the batches hold no input_ids that could be counted: tell the meter with meter.tokens(...)"
-)
+_NO_INPUT_IDS = f"the batches hold no input_ids that could be counted: {_TELL}"
 _NO_LABELS = "the batches hold no labels of the shape of input_ids"
 _PACKED_WITHOUT_MASK = (
     "packed batches came without an attention mask, and which token pads them is not known: "
@@ -84,6 +88,17 @@ class BatchCounter:
         """Count one batch."""
         is_looked_at = self._num_batches % _LOOK_EVERY == 0
         self._num_batches += 1
+        try:
+            return self._count(batch, is_looked_at=is_looked_at)
+        except Exception as error:  # noqa: BLE001
+            # The one broad except: what an unknown array raises must not end the timing.
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            sentence = f"a batch could not be counted ({_shorten(text)}): {_TELL}"
+            self._note("tokens_per_second", sentence)
+            self._note("trainable_tokens_per_second", sentence)
+            return BatchCount(samples=_count_length(batch))
+
+    def _count(self, batch: Any, *, is_looked_at: bool) -> BatchCount:
         if isinstance(batch, Mapping):
             return self._count_columns(batch, is_looked_at=is_looked_at)
         found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
@@ -137,7 +152,7 @@ class BatchCounter:
             # A model that is given no mask attends to every position.
             self._note("real_tokens", _NO_MASK)
             found.real = found.padded
-        if is_looked_at:
+        if is_looked_at and found.padded:
             if mask is None and self.pad_token_id is not None and found.real is not None:
                 mask = _flag_before_padding(_view(batch["input_ids"]), self.pad_token_id)
                 positions = None if positions is None else _view(positions)
@@ -148,24 +163,59 @@ class BatchCounter:
             found.sequence_squares = sum(length * length for length in lengths)
 
     def _count_lists(self, batch: Mapping[str, Any], found: BatchCount) -> None:
-        """Token ids as plain lists: of one row, or of several."""
+        """Token ids as lists: of one row, or of several, which may be arrays of unequal length."""
         ids = batch["input_ids"]
-        if not isinstance(ids, list | tuple):
+        if not isinstance(ids, list | tuple) or (ids and isinstance(ids[0], str | bytes)):
             self._note("tokens_per_second", _NO_INPUT_IDS)
             return
         is_one_row = not ids or isinstance(ids[0], int)
         rows = [ids] if is_one_row else ids
         found.samples = len(rows)
-        found.padded = found.real = sum(map(len, rows))
-        mask, labels = batch.get("attention_mask"), batch.get("labels")
-        if isinstance(mask, list | tuple):
-            masks = [mask] if is_one_row else mask
-            found.real = sum(sum(map(bool, row)) for row in masks)
-        if isinstance(labels, list | tuple):
-            targets = [labels] if is_one_row else labels
-            found.trainable = sum(len(row) - row.count(_IGNORED_LABEL) for row in targets)
-        else:
+        found.padded = sum(map(_count_row, rows))
+        mask, labels = (_rows_of(batch.get(name), rows) for name in ("attention_mask", "labels"))
+        if not all(_is_on_host(row) for row in (*rows, *(mask or ()), *(labels or ()))):
+            self._note("tokens_per_second", _ON_DEVICE)
+            self._note("trainable_tokens_per_second", _ON_DEVICE)
+            return
+        found.real = found.padded if mask is None else sum(_count_unequal(row, 0) for row in mask)
+        if labels is None:
             self._note("trainable_tokens_per_second", _NO_LABELS)
+        else:
+            found.trainable = sum(_count_unequal(row, _IGNORED_LABEL) for row in labels)
+
+
+def _rows_of(column: Any, rows: Sequence[Any]) -> Sequence[Any] | None:
+    """A column's rows, where it has as many as there are rows of token ids."""
+    if not isinstance(column, list | tuple):
+        return None
+    found = [column] if len(rows) == 1 and column and isinstance(column[0], int) else column
+    return found if len(found) == len(rows) else None
+
+
+def _count_row(row: Any) -> int:
+    shape = getattr(row, "shape", None)
+    return len(row) if shape is None else _count_positions(shape)
+
+
+def _count_unequal(row: Any, value: int) -> int:
+    """Items of a list, or of an array, that are not this value."""
+    if hasattr(row, "shape"):
+        return _count_nonzero(_view(row) != value)
+    return len(row) - int(row.count(value))
+
+
+def _count_length(batch: Any) -> int:
+    """Samples of a batch that cannot be counted otherwise: its length, or its first column's."""
+    first: Any = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
+    try:
+        # A nested tensor has no shape and no length, but a size.
+        return int(first.size(0)) if callable(getattr(first, "size", None)) else len(first)
+    except Exception:  # noqa: BLE001 - as for the batch: an unknown array may raise anything
+        return 0
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
 
 
 def _count_samples(batch: Any) -> int:

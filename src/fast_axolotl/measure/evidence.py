@@ -1,61 +1,35 @@
-"""What a verdict rests on: the figures, the thresholds with their origins, and the sentences."""
+"""What a verdict rests on: the figures, what the settings say, and the sentences."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.thresholds import (
+    DISK_NEAR,
+    FREE_STALL,
+    HIDDEN_WAIT,
+    PRESSURE_MEMORY,
+)
 from fast_axolotl.measure.wording import percent, rate
 from fast_axolotl.record import RunSummary
 
 __all__ = [
-    "BOUND_COMMUNICATION",
-    "DATA_STALL",
-    "DISK_FULL",
-    "DISK_NEAR",
-    "FREE_COMMUNICATION",
-    "FREE_STALL",
-    "HIDDEN_WAIT",
-    "LEAST_FETCHES",
-    "LEAST_SECONDS",
-    "LEAST_SKEW_SHARE",
     "MLPERF",
-    "MOST_CONTRADICTION",
-    "PRESSURE_MEMORY",
     "Evidence",
+    "drain_lines",
     "hidden_lines",
     "loader_lines",
     "memory_lines",
     "pattern_lines",
+    "pressure_lines",
     "rank_lines",
     "stall_line",
     "swap_lines",
     "system_lines",
 ]
-
-LEAST_FETCHES = 200
-"""Fetches. Ours: the worst 1 % of them is then two fetches, not one."""
-LEAST_SECONDS = 60.0
-"""Seconds. Ours: enough for slow steps, and for a periodic wait to show."""
-DATA_STALL = 0.10
-"""Share of steady time. MLPerf Storage passes a run at 90 % accelerator utilisation: the rest."""
-FREE_STALL = 0.05
-"""Share of steady time. Ours: half of MLPerf Storage's line is out of its reach."""
-DISK_NEAR, DISK_FULL = 0.70, 0.90
-"""Share of capacity. Queueing (M/M/1): a request takes 1 ÷ (1 − share) as long as on an idle disk,
-3 times at 70 %, 10 times at 90 %."""
-PRESSURE_MEMORY = 0.01
-"""Share of time. Linux PSI ``full``: no task made progress for want of memory; a healthy machine
-shows 0, and 1 % is well above the noise."""
-BOUND_COMMUNICATION = 0.20
-"""Share of the profiled time. Ours: twice the line of data, since some exposure is unavoidable."""
-FREE_COMMUNICATION = 0.10
-"""Share of the profiled time. Ours: half of the above."""
-MOST_CONTRADICTION = 0.05
-"""Points between the stall and the cached-batch check. Ours: half of MLPerf Storage's line."""
-LEAST_SKEW_SHARE = 0.5
-"""Of communication, to be waiting for a slow rank. Ours: the larger part of it."""
-HIDDEN_WAIT = 0.05
-"""Points by which the host's wait exceeds the device's, to be worth a line."""
 
 MLPERF = "MLPerf Storage passes at 90 % accelerator utilisation"
 
@@ -66,11 +40,18 @@ class Evidence:
 
     figures: RunSummary
     source: str = ""
-    """What the meter was plugged into."""
+    """What the meter was plugged into; of a run without one, what watched it: run, watch."""
     decided_by: int | None = None
     """The rank whose waits these are, where there are several."""
     skew_share: float | None = None
+    """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
+    local_ranks: int | None = None
+    """Ranks that share a machine, at most; ``None``: all of them may."""
+    warmup_step_seconds: float | None = None
+    """Time of a step of the warm-up."""
+    drain: Drain | None = None
+    """What became of the ready queue of the rank that decides, if it drained."""
 
     @property
     def stall(self) -> float:
@@ -82,75 +63,121 @@ class Evidence:
         """Nothing where it is not known."""
         return self.figures.exposed_communication_fraction or 0.0
 
+    @property
+    def pattern(self) -> str:
+        """When the waits come, as a subtype of the verdict: burst, periodic, or rate."""
+        name = self.figures.stall_pattern
+        return name if name in ("burst", "periodic") else "rate"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether rows come from a stream, not from a dataset that knows its rows by number."""
+        names = ("streaming", "pretraining_dataset", "dispatcher")
+        return any(bool(self.setting(name)) for name in names)
+
+    @property
+    def cores(self) -> int | None:
+        """Processors that one rank's loader may use. A dispatcher's other ranks read nothing."""
+        cores = _whole(self.figures.environment.get("cores"))
+        if cores is None:
+            return None
+        sharing = self.local_ranks or max(1, self.figures.world_size)
+        return max(1, cores if self.setting("dispatcher") else cores // sharing)
+
+    def setting(self, name: str) -> Any:
+        """What was recorded of a loader or trainer, else of the framework's own configuration."""
+        found = self.figures.settings.get(name)
+        config = self.figures.settings.get("config")
+        return config.get(name) if found is None and isinstance(config, dict) else found
+
+    def number(self, name: str) -> int | None:
+        """A setting that is a number."""
+        return _whole(self.setting(name))
+
 
 def stall_line(given: Evidence, threshold: str = "") -> str:
-    one = given.figures
-    who = "the device had nothing to run" if one.stall_source == "device" else "the loop waited"
+    figures = given.figures
+    is_device = figures.stall_source == "device"
+    who = "the device had nothing to run" if is_device else "the loop waited"
     where = "" if given.decided_by is None else f" on rank {given.decided_by}"
-    line = f"stall {percent(one.stall_fraction)}: share of the steady time in which {who}{where}"
-    return f"{line} ({threshold})" if threshold else line
+    line = f"stall {percent(figures.stall_fraction)}: share of the steady time in which {who}"
+    return f"{line}{where} ({threshold})" if threshold else f"{line}{where}"
 
 
-def rank_lines(given: Evidence) -> list[str]:
-    one = given.figures
-    stalls = sorted(rank.stall_fraction for rank in one.ranks if rank.stall_fraction is not None)
-    if given.decided_by is None or len(one.ranks) < 2:
+def drain_lines(given: Evidence) -> list[str]:
+    """Why the steady phase begins late."""
+    if given.drain is None or not given.drain.is_over:
         return []
-    if one.settings.get("dispatcher"):
-        return [
-            f"rank {given.decided_by} reads for all {one.world_size} ranks (dispatcher): its wait "
-            "looks like communication on the others"
-        ]
-    if len(stalls) < 2 or stalls[-1] - stalls[0] < FREE_STALL:
-        return []
-    skew = (
-        "" if one.rank_skew is None else f"; skew of the ranks' own time {percent(one.rank_skew)}"
-    )
     return [
-        f"the ranks wait unevenly: rank {given.decided_by} {percent(stalls[-1])}, the least "
-        f"{percent(stalls[0])}; the others wait for it in their collectives{skew}"
+        f"the queue of ready batches had run dry by step {given.drain.dry_step:,}; what it hid "
+        "until then is left out"
     ]
 
 
-def pattern_lines(one: RunSummary) -> list[str]:
-    if one.stall_pattern in ("", "steady"):
+def rank_lines(given: Evidence) -> list[str]:
+    figures = given.figures
+    if given.decided_by is None or len(figures.ranks) < 2:
+        return []
+    if given.setting("dispatcher"):
+        return [
+            f"rank {given.decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
+            "wait looks like communication on the others"
+        ]
+    stalls = {
+        rank.rank: rank.stall_fraction for rank in figures.ranks if rank.stall_fraction is not None
+    }
+    own, least = stalls.get(given.decided_by), min(stalls.values(), default=0.0)
+    if own is None or own - least < FREE_STALL:
+        return []
+    skew = ""
+    if figures.rank_skew is not None:
+        skew = f"; skew of the ranks' own time {percent(figures.rank_skew)}"
+    return [
+        f"the ranks wait unevenly: rank {given.decided_by} {percent(own)}, the least "
+        f"{percent(least)}; the others wait for it in their collectives{skew}"
+    ]
+
+
+def pattern_lines(figures: RunSummary) -> list[str]:
+    if figures.stall_pattern in ("", "steady"):
         return []
     share = ""
-    if one.worst_percent_share is not None:
-        share = f"; the worst 1 % of fetches hold {percent(one.worst_percent_share)} of the waiting"
-    if one.stall_period_fetches is None:
+    if figures.worst_percent_share is not None:
+        worst = percent(figures.worst_percent_share)
+        share = f"; the worst 1 % of fetches hold {worst} of the waiting"
+    if figures.stall_period_fetches is None:
         return [f"few fetches hold the waiting, at no regular distance{share}"]
-    rows = "" if one.stall_period_rows is None else f" ({one.stall_period_rows:,.0f} samples)"
-    follows = {
-        "epoch": ", with each epoch",
-        "shard": ", with each shard",
-        "step": ", with each step",
-    }
-    of = follows.get(one.stall_period_of, "")
+    rows = figures.stall_period_rows
+    samples = "" if rows is None else f" ({rows:,.0f} samples)"
+    is_named = figures.stall_period_of in ("epoch", "shard", "step")
+    follows = f", with each {figures.stall_period_of}" if is_named else ""
     limit = (
         "up to 64 a ready queue hides it"
-        if one.stall_pattern == "burst"
+        if figures.stall_pattern == "burst"
         else "beyond 64 no queue is deep enough"
     )
-    return [f"long waits every {one.stall_period_fetches:,.4g} fetches{rows}{of}: {limit}{share}"]
+    period = f"{figures.stall_period_fetches:,.4g} fetches"
+    return [f"long waits every {period}{samples}{follows}: {limit}{share}"]
 
 
-def loader_lines(one: RunSummary) -> list[str]:
+def loader_lines(figures: RunSummary) -> list[str]:
     lines = []
-    if one.headroom is not None:
-        word = "more than" if one.headroom >= 1 else "less than"
+    if figures.headroom is not None:
+        word = "more than" if figures.headroom >= 1 else "less than"
         lines.append(
-            f"alone, the loader gives {one.headroom:.2f} times what the model takes: {word} it"
+            f"alone, the loader gives {figures.headroom:.2f} times what the model takes: {word} it"
         )
-    if one.queue_depth is not None and one.queue_capacity:
-        lines.append(f"{one.queue_depth:.1f} of {one.queue_capacity} batches are ready on average")
-    if one.cached_stall_fraction is not None:
-        lines.append(f"with a cached batch a step is {percent(one.cached_stall_fraction)} shorter")
+    depth, capacity = figures.queue_depth, figures.queue_capacity
+    if depth is not None and capacity:
+        lines.append(f"{depth:.1f} of {capacity} batches are ready on average")
+    if figures.cached_stall_fraction is not None:
+        shorter = percent(figures.cached_stall_fraction)
+        lines.append(f"with a cached batch a step is {shorter} shorter")
     return lines
 
 
-def hidden_lines(one: RunSummary) -> list[str]:
-    host, device = one.host_stall_fraction, one.device_stall_fraction
+def hidden_lines(figures: RunSummary) -> list[str]:
+    host, device = figures.host_stall_fraction, figures.device_stall_fraction
     if host is None or device is None or host - device < HIDDEN_WAIT:
         return []
     return [
@@ -159,33 +186,42 @@ def hidden_lines(one: RunSummary) -> list[str]:
     ]
 
 
-def swap_lines(one: RunSummary) -> list[str]:
-    lines = []
-    if one.is_swap_sustained:
-        lines.append(
-            f"{rate(one.swap_in_bytes_per_second)} come back from swap, in at least half of the "
-            "samples and three in a row (threshold: any; ours)"
-        )
-    if one.psi_memory_full is not None and one.psi_memory_full > PRESSURE_MEMORY:
-        lines.append(
-            f"in {percent(one.psi_memory_full)} of the time every task waited for memory "
-            "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
-        )
-    return lines
-
-
-def memory_lines(one: RunSummary) -> list[str]:
-    if one.limit_share is None:
+def swap_lines(figures: RunSummary) -> list[str]:
+    if not figures.is_swap_sustained:
         return []
-    return [f"the working set reached {percent(one.limit_share)} of the memory it may take"]
+    return [
+        f"{rate(figures.swap_in_bytes_per_second)} come back from swap, in at least half of the "
+        "samples and three in a row (threshold: any; ours)"
+    ]
 
 
-def system_lines(given: Evidence) -> list[str]:
+def pressure_lines(figures: RunSummary) -> list[str]:
+    if figures.psi_memory_full is None or figures.psi_memory_full <= PRESSURE_MEMORY:
+        return []
+    return [
+        f"in {percent(figures.psi_memory_full)} of the time every task waited for memory "
+        "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
+    ]
+
+
+def memory_lines(figures: RunSummary) -> list[str]:
+    if figures.limit_share is None:
+        return []
+    return [f"the working set reached {percent(figures.limit_share)} of the memory it may take"]
+
+
+def system_lines(figures: RunSummary) -> list[str]:
     """What the samples of the machine show where nothing else does."""
-    one = given.figures
-    lines = swap_lines(one)
-    if one.disk_share is not None and one.disk_share >= DISK_NEAR:
-        lines.append(f"reads take {percent(one.disk_share)} of the disk's capacity")
-    if one.gpu_utilization is not None:
-        lines.append(f"a kernel ran on the GPUs in {percent(one.gpu_utilization)} of the time")
+    lines = [*swap_lines(figures), *pressure_lines(figures)]
+    if figures.disk_share is not None and figures.disk_share >= DISK_NEAR:
+        lines.append(f"reads take {percent(figures.disk_share)} of the disk's capacity")
+    if figures.gpu_utilization is not None:
+        busy = percent(figures.gpu_utilization)
+        lines.append(f"a kernel ran on the GPUs in {busy} of the time")
     return lines
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl._version import __version__
+from fast_axolotl.measure.owning import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Settings, Start
 
 __all__ = ["Journal"]
@@ -42,7 +43,12 @@ class Journal:
         self._reasons: dict[str, str] = {}
         self._wall_clock = wall_clock
         self._date = wall_clock()
-        self._writer = LineWriter(folder / f"rank-{rank}.jsonl")
+        path = folder / f"rank-{rank}.jsonl"
+        owner = find_owner(path)
+        refusal = "" if owner is None else f"process {owner} is recording into it"
+        self.is_refused = bool(refusal)
+        """Whether the file is another process's, and nothing is written."""
+        self._writer = LineWriter(path, refusal=refusal)
         self._is_failure_told = False
 
     @property
@@ -84,7 +90,8 @@ class Journal:
         self._writer.write(line)
         if self._writer.failure and not self._is_failure_told:
             self._is_failure_told = True
-            _log.warning("recording has stopped, the run goes on: %s", self._writer.failure)
+            what = "nothing is recorded" if self.is_refused else "recording has stopped"
+            _log.warning("%s, the run goes on: %s", what, self._writer.failure)
 
     def mark(
         self,

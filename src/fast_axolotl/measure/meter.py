@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.counting import BatchCount, BatchCounter
+from fast_axolotl.measure.draining import drain
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.forks import quiet_after_fork
 from fast_axolotl.measure.journal import Journal
@@ -184,6 +185,9 @@ class Meter:
         now = self._clock()
         if not self._span_name:
             self._take(self._tracker.tell(now))
+            found = self._tracker.take_accumulation()
+            if found is not None:
+                self.settings(gradient_accumulation=found)
             self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -259,7 +263,7 @@ class Meter:
                 "use up the training data: give it the loader itself"
             )
         with self.span("free_run"):
-            found = self._drain(loader, seconds)
+            found = drain(loader, seconds, self._journal)
         if not self.is_quiet:
             self._journal.write(found)
         return found
@@ -473,26 +477,3 @@ class Meter:
         text = f"the meter has stopped: {type(error).__name__}: {error}"
         _log.warning("%s; the run goes on", text, exc_info=error)
         self._journal.mark("error", text=text)
-
-    def _drain(self, loader: Iterable[Any], seconds: float) -> FreeRun:
-        counter = BatchCounter()
-        total: BatchCount | None = None
-        batches = 0
-        start = now = self._clock()
-        for batch in loader:
-            now = self._clock()
-            if batches == 0:
-                start = now
-            else:
-                counted = counter.count(batch)
-                total = counted if total is None else total + counted
-            batches += 1
-            if now - start >= seconds:
-                break
-        return FreeRun(
-            t=self._journal.since_start(now),
-            seconds=round(now - start, 6),
-            batches=max(0, batches - 1),
-            samples=0 if total is None else total.samples,
-            num_bytes=None if total is None else total.num_bytes,
-        )

@@ -6,7 +6,11 @@ one pass over the lines.
 
 Ranks wait for each other in every collective, so the slowest of them sets the pace of all. The rank
 that waits most for data therefore decides about the data; with a dispatcher it is rank 0, which
-reads for all, and whose waits look like communication on the others.
+reads for all, and whose waits look like communication on the others. A rank that recorded too
+little to be judged decides nothing, where another has recorded more.
+
+Where the ready queue ran dry in the steady phase (see ``ready_queue``), the steps before that are
+warm-up: a queue that was full hid what the loader lacks.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fast_axolotl.measure.arithmetic import finite, middle, ratio, total
+from fast_axolotl.measure.ready_queue import Drain, find_capacity, find_drain
+from fast_axolotl.measure.thresholds import is_long_enough
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
 
 __all__ = [
@@ -46,7 +52,9 @@ class Totals:
     device_wall_seconds: float = 0.0
     """Wall time of the blocks whose device waits are known."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Samples, rows, tokens and bytes that were counted."""
+    """Samples, rows, tokens and bytes of the blocks that counted them."""
+    uncounted: set[str] = field(default_factory=set)
+    """What at least one block with fetches did not count."""
 
     def add(self, block: StepBlock) -> None:
         """Add one block."""
@@ -63,6 +71,14 @@ class Totals:
             value = getattr(block, name)
             if finite(value) is not None:
                 self.counts[name] = self.counts.get(name, 0) + value
+            elif block.fetches:
+                self.uncounted.add(name)
+
+    def count(self, name: str) -> int | None:
+        """How much of something there was; ``None`` where a part was not counted. The lengths of
+        sequences are looked at now and then only, so they are never whole."""
+        is_sampled = name in ("sequence_tokens", "sequence_squares")
+        return None if name in self.uncounted and not is_sampled else self.counts.get(name)
 
 
 _COUNTS = (
@@ -89,8 +105,10 @@ class RankFigures:
     host_waits: Histogram
     device_waits: Histogram
     step_times: Histogram
-    queue: list[tuple[float, float, float]]
-    """Step, ready batches, fetches of every block that tells."""
+    steady_blocks: Sequence[StepBlock]
+    """Those the figures are made of."""
+    drain: Drain | None
+    """What became of the ready queue, if it drained."""
     spans: dict[str, float]
     steady_from: float | None
     """Seconds since 1970."""
@@ -137,9 +155,14 @@ class RankFigures:
         stall = self.stall
         return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether its steady phase can be judged."""
+        return is_long_enough(self.steady.fetches, self.steady.wall_seconds)
+
     def rate(self, name: str) -> float | None:
-        """How much of something was counted per second."""
-        return ratio(self.steady.counts.get(name), self.steady.wall_seconds)
+        """How much of something there was per second."""
+        return ratio(self.steady.count(name), self.steady.wall_seconds)
 
     def setting(self, *names: str) -> float | None:
         """The first of these settings that is a number."""
@@ -152,41 +175,55 @@ class RankFigures:
 
 def fold_rank(record: RankRecord) -> RankFigures:
     """Add up the lines of one rank."""
-    phases = {"warmup": Totals(), "steady": Totals(), "replay": Totals()}
-    hosts, devices, times = Histogram(), Histogram(), Histogram()
-    queue: list[tuple[float, float, float]] = []
+    settings = record.values
+    steady = [block for block in record.blocks if block.phase == "steady"]
+    drain = find_drain(steady, find_capacity(settings))
+    hidden, steady = _set_apart(steady, drain)
+    phases: dict[str, Totals] = {"warmup": Totals(), "steady": Totals(), "replay": Totals()}
     spans: dict[str, float] = {}
     for block in record.blocks:
-        phases.setdefault(block.phase, Totals()).add(block)
+        if block.phase != "steady":
+            phases.setdefault(block.phase, Totals()).add(block)
         for name, seconds in block.spans.items():
             spans[name] = spans.get(name, 0.0) + (finite(seconds) or 0.0)
-        if block.phase != "steady":
-            continue
+    for block in hidden:
+        phases["warmup"].add(block)
+    hosts, devices, times = Histogram(), Histogram(), Histogram()
+    for block in steady:
+        phases["steady"].add(block)
         hosts.merge(block.host_waits)
         devices.merge(block.device_waits or {})
         times.merge(block.step_times)
-        if block.queue_depth is not None:
-            at = block.first_step + block.steps / 2
-            queue.append((at, block.queue_depth, float(block.fetches)))
-    begin, end = _steady_window(record)
+    begin, end = _steady_window(record, steady)
     return RankFigures(
         record=record,
-        settings=record.values,
+        settings=settings,
         warmup=phases["warmup"],
         steady=phases["steady"],
         replay=phases["replay"],
         host_waits=hosts,
         device_waits=devices,
         step_times=times,
-        queue=queue,
+        steady_blocks=steady,
+        drain=drain,
         spans=spans,
         steady_from=begin,
         steady_to=end,
     )
 
 
-def _steady_window(record: RankRecord) -> tuple[float | None, float | None]:
-    blocks = [block for block in record.blocks if block.phase == "steady"]
+def _set_apart(
+    blocks: list[StepBlock], drain: Drain | None
+) -> tuple[list[StepBlock], list[StepBlock]]:
+    """The blocks that a full queue hid, and those that count."""
+    if drain is None or not drain.is_over:
+        return [], blocks
+    return blocks[: drain.first_block], blocks[drain.first_block :]
+
+
+def _steady_window(
+    record: RankRecord, blocks: Sequence[StepBlock]
+) -> tuple[float | None, float | None]:
     if not blocks:
         return None, None
     first = blocks[0]
@@ -212,14 +249,16 @@ def summarise_rank(rank: RankFigures) -> RankSummary:
 
 
 def choose_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """The rank that decides about the data: it waits most, or it reads for all."""
+    """The rank that decides about the data: it waits most of those that recorded enough to be
+    judged, or it reads for all."""
     if not ranks:
         return None
     if any(rank.settings.get("dispatcher") for rank in ranks):
         readers = [rank for rank in ranks if rank.rank == 0]
         if readers:
             return readers[0]
-    return max(ranks, key=lambda rank: (_or(rank.stall, -1.0), rank.steady.steps, -rank.rank))
+    able = [rank for rank in ranks if rank.is_long_enough] or ranks
+    return max(able, key=lambda rank: (_or(rank.stall, -1.0), rank.steady.steps, -rank.rank))
 
 
 def compare_own_time(ranks: Sequence[RankFigures]) -> float | None:

@@ -28,10 +28,10 @@ from fast_axolotl.measure import machine, procfs
 from fast_axolotl.measure.cgroup import CGROUP, find_memory_cgroup
 from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
-from fast_axolotl.measure.missing import explain_missing
 from fast_axolotl.measure.portable_tree import PortableTree, read_portable_swap_bytes
 from fast_axolotl.measure.process_tree import ProcessTree, TreeSample
 from fast_axolotl.measure.procfs import PROC
+from fast_axolotl.measure.system_reasons import explain_missing
 from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
 
 __all__ = ["SystemSampler"]
@@ -39,7 +39,7 @@ __all__ = ["SystemSampler"]
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
 _PSS_LONGEST_SECONDS = 10.0
-"""… but one every so often, whatever it costs: a working set of before the training is worthless."""
+"""… but one every so often, whatever it costs: one of before the training says nothing of it."""
 _PSS_GROWTH = 1.25
 """A ΣRSS this many times the highest at any ΣPSS asks for a ΣPSS at once."""
 _SAMPLE_SHARE = 0.005
@@ -72,8 +72,11 @@ class SystemSampler:
         gpu: GpuReader | None = None,
         on_sample: Callable[[SystemSample], None] | None = None,
         exclude_pids: Collection[int] = (),
+        source: str = "",
     ) -> None:
         self.root_pid = root_pid
+        self.source = source
+        """Who watches, as ``SystemStart`` has it."""
         self.failure = ""
         """What ended the sampling before its time; empty while all is well."""
         self.overhead_seconds = 0.0
@@ -300,6 +303,7 @@ class SystemSampler:
             data_path=self._data_path,
             disk_bytes_per_second=capacity.bytes_per_second,
             gpu_names=() if self._gpu is None else self._gpu.names,
+            source=self.source,
             reasons=explain_missing(
                 sample,
                 has_procfs=self._has_procfs,

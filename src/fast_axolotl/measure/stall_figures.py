@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fast_axolotl.measure.arithmetic import finite, fit_slope, ratio, total
+from fast_axolotl.measure.arithmetic import finite, ratio, total
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.periods import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.ready_queue import find_capacity, find_drift, read_queue
 
 __all__ = ["add_queue", "add_stall"]
 
@@ -72,11 +73,10 @@ def _add_pattern(found: Findings, rank: RankFigures | None) -> None:
 
 def _pattern_of(rank: RankFigures) -> Pattern:
     steady = rank.steady
-    blocks = [block for block in rank.record.blocks if block.phase == "steady"]
-    per_fetch = ratio(steady.counts.get("samples"), steady.fetches)
+    per_fetch = ratio(steady.count("samples"), steady.fetches)
     accumulation = round(rank.setting("gradient_accumulation") or 1)
     pattern = find_pattern(
-        [one for block in blocks for one in block.slow],
+        [one for block in rank.steady_blocks for one in block.slow],
         steady.fetches,
         per_fetch or None,
         rank.record.marks,
@@ -98,7 +98,7 @@ def _is_starved_in_bursts(rank: RankFigures, accumulation: int) -> bool | None:
     """Whether the loader keeps up on average, but not with a trainer that fetches a whole step at
     once; ``None`` where the trainer does not, or the queue holds a step. A loader that is too slow
     shows waits in the rhythm of the steps, too: the first batches are ready, the others are not."""
-    capacity, stall = _capacity(rank), rank.stall
+    capacity, stall = find_capacity(rank.settings), rank.stall
     own = ratio(rank.own_seconds, rank.steady.steps)
     if rank.record.start.source not in _FETCHES_FIRST or None in (capacity, stall, own):
         return None
@@ -123,8 +123,8 @@ def _add_cached(found: Findings, rank: RankFigures | None) -> None:
         )
         return
     for name in ("padded_tokens", "samples", "num_bytes"):
-        own = ratio(cached.counts.get(name), cached.fetches)
-        mean = ratio(real.counts.get(name), real.fetches)
+        own = ratio(cached.count(name), cached.fetches)
+        mean = ratio(real.count(name), real.fetches)
         size = ratio(own, mean)
         if size is not None:
             if abs(size - 1.0) > MOST_SIZE_DIFFERENCE:
@@ -138,30 +138,13 @@ def _add_cached(found: Findings, rank: RankFigures | None) -> None:
     found.put("cached_stall_fraction", value, "no time passed in the steady phase")
 
 
-def _capacity(rank: RankFigures) -> int | None:
-    """Batches that the loader's workers may have ready."""
-    given = rank.setting("queue_capacity")
-    if given is not None:
-        return round(given)
-    workers, prefetch = rank.setting("num_workers"), rank.setting("prefetch_factor")
-    if workers is None or (prefetch is None and workers):
-        return None
-    return round(workers * (prefetch or 0))
-
-
 def add_queue(found: Findings, rank: RankFigures | None) -> None:
-    points = rank.queue if rank else []
+    points = read_queue(rank.steady_blocks) if rank else []
     weight = total(fetches for _, _, fetches in points)
     depth = ratio(total(depth * fetches for _, depth, fetches in points), weight)
-    capacity = _capacity(rank) if rank else None
+    capacity = find_capacity(rank.settings) if rank else None
     unseen = "the loader has no queue that can be looked into"
     found.put_steady("queue_depth", depth, unseen)
     found.put("queue_capacity", capacity, "the loader's workers and prefetch are not known")
-    line = fit_slope(points)
-    drift = None
-    if line is not None:
-        slope, error = line
-        # Two standard errors: less is not told from noise.
-        drift = slope if abs(slope) >= 2 * error else 0.0
     short = "the queue was looked at in fewer than three blocks of steps" if points else unseen
-    found.put_steady("queue_drift_per_step", drift, short, "queue_depth")
+    found.put_steady("queue_drift_per_step", find_drift(points), short, "queue_depth")

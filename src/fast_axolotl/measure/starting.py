@@ -46,7 +46,8 @@ def measure(
     on, and from the start with ``told_steps``, steps are those it is told. Rank 0 also samples its
     process tree, unless ``sample_system`` is off; the disk that holds the first of ``data_paths``
     is probed for at most two seconds. ``peak_tflops`` is the device's, for one whose name is not
-    known here. A record that is in the folder already is kept under another name.
+    known here. A record that is in the folder already is kept under another name; one that another
+    process is still writing is left alone, and this one writes nothing.
 
     ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
     """
@@ -68,8 +69,10 @@ def measure(
         peak_tflops=peak_tflops,
     )
     paths = [str(path) for path in data_paths]
-    meter.settings(gradient_accumulation=accumulation, **({"data_paths": paths} if paths else {}))
-    if sample_system and journal.rank == 0:
+    # One that nobody gave is found out where steps are told, and else goes without saying.
+    given = {} if accumulation == 1 and not told_steps else {"gradient_accumulation": accumulation}
+    meter.settings(**given, **({"data_paths": paths} if paths else {}))
+    if sample_system and journal.rank == 0 and not journal.is_refused:
         meter.attach_sampler(_make_sampler(meter, paths, Path(proc)))
     return meter
 
@@ -81,4 +84,5 @@ def _make_sampler(meter: Meter, data_paths: Sequence[str], proc: Path) -> System
         data_path=data_paths[0] if data_paths else None,
         proc=proc,
         on_sample=meter.see_sample,
+        source="meter",
     )

@@ -16,6 +16,7 @@ Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,9 @@ _MOST_FETCHES = 4096
 """Fetches after which a step ends though nobody told its end, so that memory stays bounded."""
 
 _MOST_WORKER_BATCHES = 1_000_000
+
+_STEPS_LOOKED_AT = 4
+"""Told steps whose fetches are counted to find out how many make a step, after the first."""
 
 
 Fetch = tuple[int, float, EventPair | None]
@@ -167,6 +171,9 @@ class StepTracker:
         """Whether the next fetch is the first of another epoch."""
         self._accumulation = accumulation
         self._is_told = is_told
+        # How many fetches make a step is looked for where nobody said it.
+        self._is_counting = accumulation == 1 and not is_told
+        self._fetches_at_tell: list[int] = []
         self._origin = origin
         self._warmup_steps = _LEAST_WARMUP_STEPS
         self._warm_steps = 0
@@ -237,6 +244,8 @@ class StepTracker:
             # What was taken for steps until now were fetches of this one: warm up from here.
             self._is_told = True
             self._warm_steps = 0
+        if self._is_counting:
+            self._fetches_at_tell.append(self.num_fetches)
         ended = None
         if self._open is None:
             self._open = self._new(self._origin)
@@ -247,6 +256,18 @@ class StepTracker:
             self._idle_since = now
             self._idle_spans = 0.0
         return ended
+
+    def take_accumulation(self) -> int | None:
+        """How many fetches make a step, once: when enough steps were told, and nobody said it.
+
+        The commonest number of the first steps: the very first may have fetched ahead, and the last
+        of an epoch may have fewer.
+        """
+        if not self._is_counting or len(self._fetches_at_tell) <= _STEPS_LOOKED_AT:
+            return None
+        self._is_counting = False
+        counts = [after - before for before, after in itertools.pairwise(self._fetches_at_tell)]
+        return max(set(counts), key=lambda count: (counts.count(count), -count)) or None
 
     def add_tokens(self, count: int, trainable: int | None, padded: int | None) -> None:
         """Tokens that the loop counted itself."""

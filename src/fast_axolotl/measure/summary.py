@@ -8,6 +8,7 @@ watcher wrote down, else what the record lacks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from fast_axolotl.measure.ranks import (
 )
 from fast_axolotl.measure.stall_figures import add_queue, add_stall
 from fast_axolotl.measure.system_figures import fold_system
-from fast_axolotl.measure.throughput import add_reading, add_steps, add_tokens, find_readers
+from fast_axolotl.measure.throughput_figures import add_reading, add_steps, add_tokens, find_readers
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import ModelShape, RunRecord, RunSummary
 
@@ -41,7 +42,7 @@ def summarise(record: RunRecord) -> RunSummary:
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
     chosen = choose_rank(ranks)
     found = Findings(record, chosen)
-    _add_course(found, record, ranks)
+    _add_course(found, record, ranks, chosen)
     add_stall(found, chosen)
     add_queue(found, chosen)
     add_reading(found, ranks, chosen)
@@ -57,18 +58,40 @@ def summarise(record: RunRecord) -> RunSummary:
     found.put("pure_communication_fraction", communication.pure_fraction, communication.reasons)
     _add_overhead(found, chosen)
     draft = found.build()
-    source = chosen.record.start.source if chosen is not None else ""
     verdict = judge(
         draft,
-        source=source,
+        source=_source(record, chosen),
         decided_by=None if chosen is None or len(ranks) < 2 else chosen.rank,
         skew_share=communication.skew_share,
         slow_rank=communication.slow_rank,
+        local_ranks=_local_ranks(ranks),
+        warmup_step_seconds=_warmup_pace(chosen),
+        drain=None if chosen is None else chosen.drain,
     )
     return replace(draft, verdict=verdict)
 
 
-def _add_course(found: Findings, record: RunRecord, ranks: Sequence[RankFigures]) -> None:
+def _source(record: RunRecord, chosen: RankFigures | None) -> str:
+    """What the meter was plugged into; else who watched from outside."""
+    if chosen is not None:
+        return chosen.record.start.source
+    return "" if record.system is None else record.system.start.source
+
+
+def _local_ranks(ranks: Sequence[RankFigures]) -> int | None:
+    """Ranks that share one machine, at most."""
+    starts = [rank.record.start for rank in ranks]
+    seen = Counter(start.host for start in starts).values()
+    return max([*seen, *(start.local_rank + 1 for start in starts)], default=None)
+
+
+def _warmup_pace(rank: RankFigures | None) -> float | None:
+    return None if rank is None else ratio(rank.warmup.wall_seconds, rank.warmup.steps)
+
+
+def _add_course(
+    found: Findings, record: RunRecord, ranks: Sequence[RankFigures], chosen: RankFigures | None
+) -> None:
     """What ran, when, and how it ended."""
     starts = [rank.record.start for rank in ranks]
     system = record.system
@@ -91,7 +114,7 @@ def _add_course(found: Findings, record: RunRecord, ranks: Sequence[RankFigures]
         ranks=tuple(summarise_rank(rank) for rank in ranks),
         settings=settings,
         environment=environment,
-        notes=_notes(record, world),
+        notes=(*_notes(record, world), *_short_notes(ranks, chosen)),
     )
     alone = "there is one rank" if len(ranks) == 1 else "fewer than two ranks have steady steps"
     found.put("rank_skew", compare_own_time(ranks), found.unseen or alone)
@@ -127,6 +150,18 @@ def _notes(record: RunRecord, world: int) -> tuple[str, ...]:
         told = [mark.text or mark.name for mark in rank.marks if mark.name in _NOTED]
         notes += [f"rank {number}: {text}" for text in dict.fromkeys(told[:_MOST_NOTES])]
     return tuple(notes)
+
+
+def _short_notes(ranks: Sequence[RankFigures], chosen: RankFigures | None) -> list[str]:
+    """Ranks that recorded too little to decide, where another decides."""
+    if chosen is None or not chosen.is_long_enough:
+        return []
+    short = [rank for rank in ranks if rank.steady.fetches and not rank.is_long_enough]
+    return [
+        f"rank {rank.rank} is too short to be judged: {rank.steady.fetches:,} fetches of the "
+        "steady phase"
+        for rank in short
+    ]
 
 
 def _add_flops(found: Findings, ranks: Sequence[RankFigures]) -> None:

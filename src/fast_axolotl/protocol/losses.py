@@ -1,8 +1,8 @@
 """Whether two arms have learned the same: their losses, as the trainer logged them, one by one.
 
 Equal means equal to the last digit. On a device whose sums are not reproducible, runs of one and
-the same arm differ, too; then the spread among the baseline's own runs is what an arm's distance
-is held against.
+the same arm differ, too; then the larger spread among the runs of either arm is what the distance
+of the arms is held against.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["LossCheck", "compare_losses"]
 Losses = Sequence[float]
 
 _MOST_SPREADS = 2.0
-"""An arm further from the baseline than twice its own spread is different."""
+"""Arms further from each other than twice their own spread are different."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,17 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     if len(counts) > 1:
         sentence = f"DIFFERENT losses: runs logged {min(counts)} to {max(counts)} of them."
         return LossCheck(is_equal=False, sentence=sentence)
-    own = max((_distance(a, b)[0] for a, b in combinations(first, 2)), default=0.0)
+    own = _spread(first)
+    # An arm that scatters beside a baseline that does not is a difference, and no excuse.
+    own = max(own, _spread(second)) if own else 0.0
     far, step = max(_distance(a, b) for a in first for b in second)
     if own and far <= _MOST_SPREADS * own:
         return LossCheck(
             is_equal=None,
-            sentence=f"Losses: runs of the baseline differ among themselves by up to {own:.3g}, "
-            f"{name} from them by up to {far:.3g}: not further than chance allows.",
+            sentence=f"Losses: runs of one arm differ among themselves by up to {own:.3g}, {name} "
+            f"and the baseline by up to {far:.3g}: not further than chance allows.",
         )
-    among = f", the baseline's own runs by up to {own:.3g}" if own else ""
+    among = f", runs of one arm by up to {own:.3g}" if own else ""
     return LossCheck(
         is_equal=False,
         sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, "
@@ -61,6 +63,11 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
 def _text(losses: Losses) -> str:
     """Digit by digit; not a number is equal to itself here."""
     return " ".join(map(repr, losses))
+
+
+def _spread(runs: Sequence[Losses]) -> float:
+    """How far runs of one arm are from each other."""
+    return max((_distance(a, b)[0] for a, b in combinations(runs, 2)), default=0.0)
 
 
 def _distance(first: Losses, second: Losses) -> tuple[float, int]:

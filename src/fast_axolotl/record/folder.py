@@ -19,6 +19,7 @@ from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.record import lines
+from fast_axolotl.record.checking import check_types
 from fast_axolotl.record.lines import SCHEMA
 
 __all__ = [
@@ -121,15 +122,18 @@ class LineWriter:
     """Appends lines to one file and flushes each, until the disk refuses.
 
     A file that is there already is an earlier record. It is kept as ``NAME.1``, ``NAME.2``, …,
-    which no reader of the folder takes up.
+    which no reader of the folder takes up. With a ``refusal``, the reason why this writer may not
+    have the file, the file is left as it is and nothing is written.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, refusal: str = "") -> None:
         self.path = Path(path)
         self.num_bytes = 0
-        self.failure = ""
+        self.failure = f"{self.path}: {refusal}" if refusal else ""
         """Why nothing is written any more; empty while all is well."""
         self._file: Any = None
+        if refusal:
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _move_aside(self.path)
@@ -200,9 +204,9 @@ def read_run(path: str | Path) -> RunRecord:
     if system.exists():
         _read_system(system, record)
     if not record.ranks and record.system is None:
+        what = "; ".join(record.notes[:3]) or "there is neither rank-0.jsonl nor system.jsonl"
         raise DataError(
-            "no record in here: there is neither rank-0.jsonl nor system.jsonl; "
-            "make one with fast-axolotl run --measure -- COMMAND",
+            f"no record in here: {what}; make one with fast-axolotl run --measure -- COMMAND",
             path=str(folder),
         )
     return record
@@ -272,9 +276,9 @@ def parse_line(found: dict[str, Any]) -> object | None:
             continue
         inner = _INNER.get((name, key))
         if inner is not None:
-            value = tuple(inner(**one) for one in value)
+            value = tuple(inner(**check_types(inner, one)) for one in value)
         values[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)  # type: ignore[no-any-return]
+    return kind(**check_types(kind, values))  # type: ignore[no-any-return]
 
 
 def check_schema(line: object, file: Path) -> None:

@@ -260,6 +260,8 @@ class SystemStart:
     disk_bytes_per_second: float | None = None
     """What O_DIRECT reads of the data's own device reached."""
     gpu_names: tuple[str, ...] = ()
+    source: str = ""
+    """Who watches: run (``fast-axolotl run --measure``), watch, meter; empty: not told."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 

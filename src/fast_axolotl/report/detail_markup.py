@@ -130,11 +130,12 @@ def _value(summary: RunSummary, row: Row) -> str:
     values = [_known(summary, name) for name in row.fields]
     if all(value is None for value in values):
         return "–"
-    shown = ["–" if value is None else row.format(value) for value in values]
+    pairs = zip(row.formats, values, strict=True)
+    shown = ["–" if value is None else form(value) for form, value in pairs]
     if not row.parts:
         return shown[0]
-    pairs = zip(row.parts, shown, strict=True)
-    both = ((value, part) if row.is_part_behind else (part, value) for part, value in pairs)
+    named = zip(row.parts, shown, strict=True)
+    both = ((value, part) if row.is_part_behind else (part, value) for part, value in named)
     return " · ".join(" ".join(filter(None, words)) for words in both)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fast_axolotl.report.terminal import format_bytes, format_seconds
 
-__all__ = ["GROUPS", "Group", "Row"]
+__all__ = ["GROUPS", "Group", "Row", "format_percent"]
 
 Format = Callable[[Any], str]
 
@@ -22,7 +22,8 @@ class Row:
 
     label: str
     fields: tuple[str, ...]
-    format: Format
+    formats: tuple[Format, ...]
+    """How each of them is written."""
     parts: tuple[str, ...] = ()
     """Names of the values, where there are several."""
     is_part_behind: bool = False
@@ -39,7 +40,8 @@ class Group:
     rows: tuple[Row, ...]
 
 
-def _percent(value: float) -> str:
+def format_percent(value: float) -> str:
+    """``12.3 %``."""
     return f"{100 * value:.1f} %"
 
 
@@ -70,8 +72,8 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _row(label: str, field: str, format: Format, note: str = "") -> Row:
-    return Row(label=label, fields=(field,), format=format, note=note)
+def _row(label: str, field: str, form: Format, note: str = "") -> Row:
+    return Row(label=label, fields=(field,), formats=(form,), note=note)
 
 
 _SPREAD = ("p50", "p95", "p99", "max")
@@ -80,38 +82,38 @@ GROUPS = (
     Group(
         title="Waiting for data",
         rows=(
-            _row("stall", "stall_fraction", _percent, "of the steady time"),
+            _row("stall", "stall_fraction", format_percent, "of the steady time"),
             Row(
                 label="by device / by host",
                 fields=("device_stall_fraction", "host_stall_fraction"),
-                format=_percent,
+                formats=(format_percent, format_percent),
                 parts=("device", "host"),
             ),
             Row(
                 label="wait of a fetch",
                 fields=tuple(f"wait_{name}_seconds" for name in _SPREAD),
-                format=_duration,
+                formats=4 * (_duration,),
                 parts=_SPREAD,
             ),
-            _row("worst 1 % of fetches", "worst_percent_share", _percent, "of all waiting"),
+            _row("worst 1 % of fetches", "worst_percent_share", format_percent, "of all waiting"),
             Row(
                 label="period of long waits",
                 fields=("stall_period_fetches", "stall_period_rows"),
-                format=_plain,
+                formats=(_plain, _plain),
                 parts=("fetches", "samples"),
                 is_part_behind=True,
             ),
-            _row("with a cached batch", "cached_stall_fraction", _percent, "shorter a step"),
+            _row("with a cached batch", "cached_stall_fraction", format_percent, "shorter a step"),
             Row(
                 label="ready queue",
                 fields=("queue_depth", "queue_capacity", "queue_drift_per_step"),
-                format=_plain,
+                formats=3 * (_plain,),
                 parts=("depth", "capacity", "drift a step"),
             ),
             Row(
                 label="first batch / step after",
                 fields=("first_batch_seconds", "first_step_seconds"),
-                format=format_seconds,
+                formats=(format_seconds, format_seconds),
                 parts=("batch", "step"),
             ),
         ),
@@ -138,14 +140,14 @@ GROUPS = (
                 "label is not −100",
             ),
             _row("padded tokens", "padded_tokens_per_second", _unit("tokens/s"), "all positions"),
-            _row("padding", "padding_share", _percent, "of all positions"),
-            _row("packing efficiency", "packing_efficiency", _percent),
+            _row("padding", "padding_share", format_percent, "of all positions"),
+            _row("packing efficiency", "packing_efficiency", format_percent),
             _row("attended length", "mean_attended_length", _unit("tokens"), "Σℓ² ÷ Σℓ"),
             _row("steps", "steps_per_second", _unit("steps/s")),
             Row(
                 label="time of a step",
                 fields=tuple(f"step_{name}_seconds" for name in _SPREAD),
-                format=format_seconds,
+                formats=4 * (format_seconds,),
                 parts=_SPREAD,
             ),
         ),
@@ -155,9 +157,9 @@ GROUPS = (
         rows=(
             _row("FLOPs a token", "model_flops_per_token", _flops),
             _row("FLOPs a second", "model_flops_per_second", _flops),
-            _row("MFU", "mfu", _percent, "of the peak"),
-            _row("HFU", "hfu", _percent, "recomputed activations counted"),
-            _row("of the matmul rate", "matmul_share", _percent, "measured on this device"),
+            _row("MFU", "mfu", format_percent, "of the peak"),
+            _row("HFU", "hfu", format_percent, "recomputed activations counted"),
+            _row("of the matmul rate", "matmul_share", format_percent, "measured on this device"),
             _row("peak of a device", "peak_tflops", _unit("TFLOP/s"), "{peak_source}"),
         ),
     ),
@@ -167,13 +169,13 @@ GROUPS = (
             Row(
                 label="working set (ΣPSS)",
                 fields=("working_set_bytes", "working_set_peak_bytes"),
-                format=format_bytes,
+                formats=(format_bytes, format_bytes),
                 parts=("steady", "highest"),
             ),
             Row(
                 label="resident (ΣRSS)",
                 fields=("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
-                format=format_bytes,
+                formats=4 * (format_bytes,),
                 parts=("all", "anonymous", "files", "shared"),
             ),
             _row("high-water mark", "hwm_bytes", format_bytes, "ΣVmHWM"),
@@ -181,10 +183,12 @@ GROUPS = (
             Row(
                 label="limit",
                 fields=("limit_bytes", "limit_share"),
-                format=lambda value: format_bytes(value) if value > 50 else _percent(value),
+                formats=(format_bytes, format_percent),
                 parts=("", "used"),
             ),
-            _row("memory pressure", "psi_memory_full", _percent, "PSI full: every task waited"),
+            _row(
+                "memory pressure", "psi_memory_full", format_percent, "PSI full: every task waited"
+            ),
         ),
     ),
     Group(
@@ -195,14 +199,14 @@ GROUPS = (
             Row(
                 label="capacity of the device",
                 fields=("disk_bytes_per_second", "disk_share"),
-                format=lambda value: _bytes_rate(value) if value > 50 else _percent(value),
+                formats=(_bytes_rate, format_percent),
                 parts=("", "used"),
             ),
-            _row("disk pressure", "psi_io_full", _percent, "PSI full: every task waited"),
+            _row("disk pressure", "psi_io_full", format_percent, "PSI full: every task waited"),
             Row(
                 label="swap",
                 fields=("swap_in_bytes_per_second", "swap_out_bytes_per_second"),
-                format=_bytes_rate,
+                formats=(_bytes_rate, _bytes_rate),
                 parts=("in", "out"),
             ),
             _row("swapping sustained", "is_swap_sustained", _yes),
@@ -211,7 +215,7 @@ GROUPS = (
     Group(
         title="GPU (NVML)",
         rows=(
-            _row("utilisation", "gpu_utilization", _percent, "a kernel ran; not how well"),
+            _row("utilisation", "gpu_utilization", format_percent, "a kernel ran; not how well"),
             _row("memory", "gpu_memory_bytes", format_bytes, "highest of one device"),
             _row("power", "gpu_power_watts", _unit("W"), "mean of a device"),
             _row("clock", "gpu_clock_mhz", _unit("MHz"), "mean of a device"),
@@ -220,12 +224,15 @@ GROUPS = (
     Group(
         title="Profiler window and ranks",
         rows=(
-            _row("device idle", "device_idle_fraction", _percent),
-            _row("exposed communication", "exposed_communication_fraction", _percent),
+            _row("device idle", "device_idle_fraction", format_percent),
+            _row("exposed communication", "exposed_communication_fraction", format_percent),
             _row(
-                "pure communication", "pure_communication_fraction", _percent, "least of all ranks"
+                "pure communication",
+                "pure_communication_fraction",
+                format_percent,
+                "least of all ranks",
             ),
-            _row("skew of ranks", "rank_skew", _percent, "own time: slowest over median"),
+            _row("skew of ranks", "rank_skew", format_percent, "own time: slowest over median"),
         ),
     ),
     Group(

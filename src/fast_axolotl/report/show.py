@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import IO, Any
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunSummary, Verdict
-from fast_axolotl.report.figures import GROUPS, Group, Row
+from fast_axolotl.report.figures import GROUPS, Group, Row, format_percent
 from fast_axolotl.report.terminal import format_seconds
 
 __all__ = [
@@ -120,33 +120,33 @@ def _print_bullet(console: Console, line: str, mark: str = "•", style: str = "
     _print_indented(console, grid)
 
 
-def _print_course(console: Console, one: RunSummary) -> None:
-    ended = one.end_reason + (f": {one.error}" if one.error else "")
-    ranks = "" if one.world_size < 2 else f" on the deciding one of {one.world_size} ranks"
+def _print_course(console: Console, summary: RunSummary) -> None:
+    ended = summary.end_reason + (f": {summary.error}" if summary.error else "")
+    ranks = "" if summary.world_size < 2 else f" on the deciding one of {summary.world_size} ranks"
     pairs = [
-        ("folder", one.run_dir),
-        ("started", _date(one.started)),
-        ("ended", f"{ended}, after {format_seconds(one.duration_seconds)}"),
+        ("folder", summary.run_dir),
+        ("started", _date(summary.started)),
+        ("ended", f"{ended}, after {format_seconds(summary.duration_seconds)}"),
         (
             "measured",
-            f"{one.steps:,} steps, {one.fetches:,} fetches in "
-            f"{format_seconds(one.measured_seconds)}{ranks}; "
-            f"{one.warmup_steps:,} steps of warm-up left out",
+            f"{summary.steps:,} steps, {summary.fetches:,} fetches in "
+            f"{format_seconds(summary.measured_seconds)}{ranks}; "
+            f"{summary.warmup_steps:,} steps of warm-up left out",
         ),
     ]
-    if one.stall_pattern:
+    if summary.stall_pattern:
         of = {"": "", "rows": ", after a number of rows"}
-        follows = of.get(one.stall_period_of, f", with each {one.stall_period_of}")
-        pairs.append(("waits come", f"{_PATTERNS[one.stall_pattern]}{follows}"))
-    spans = [f"{name} {format_seconds(value)}" for name, value in one.span_seconds.items()]
+        follows = of.get(summary.stall_period_of, f", with each {summary.stall_period_of}")
+        pairs.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
+    spans = [f"{name} {format_seconds(value)}" for name, value in summary.span_seconds.items()]
     if spans:
         pairs.append(("taken out", " · ".join(spans)))
-    if one.flops_convention:
-        pairs.append(("FLOPs", one.flops_convention))
-    if one.hwm_by_phase:
-        tops = [f"{name} {value / 1e9:,.2f} GB" for name, value in one.hwm_by_phase.items()]
+    if summary.flops_convention:
+        pairs.append(("FLOPs", summary.flops_convention))
+    if summary.hwm_by_phase:
+        tops = [f"{name} {value / 1e9:,.2f} GB" for name, value in summary.hwm_by_phase.items()]
         pairs.append(("high-water marks", " · ".join(tops)))
-    pairs += [("note", note) for note in one.notes]
+    pairs += [("note", note) for note in summary.notes]
     _print_heading(console, "The run")
     _print_pairs(console, pairs)
 
@@ -158,46 +158,50 @@ _PATTERNS = {
 }
 
 
-def _print_group(console: Console, one: RunSummary, group: Group) -> None:
+def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
     names = [name for row in group.rows for name in row.fields]
-    missing = [name for name in names if getattr(one, name) is None]
-    reasons = [one.reasons.get(name, "it was not recorded") for name in missing]
+    missing = [name for name in names if getattr(summary, name) is None]
+    reasons = [summary.reasons.get(name, "it was not recorded") for name in missing]
     if len(missing) == len(names) and len(set(reasons)) == 1:
         _print_heading(console, group.title)
         _print_bullet(console, reasons[0], mark="–", style="dim")
         return
     _print_heading(console, group.title)
-    _print_pairs(console, [(row.label, _value(one, row)) for row in group.rows])
+    _print_pairs(console, [(row.label, _value(summary, row)) for row in group.rows])
+    for reason, labels in _missing_labels(summary, group).items():
+        _print_bullet(console, f"{', '.join(labels)}: {reason}", mark="–", style="dim")
+
+
+def _missing_labels(summary: RunSummary, group: Group) -> dict[str, list[str]]:
+    """Reason → the rows it holds for, each with the parts that are missing where others are not."""
     told: dict[str, list[str]] = {}
     for row in group.rows:
-        for place, name in enumerate(row.fields):
-            if getattr(one, name) is None:
-                reason = one.reasons.get(name, "it was not recorded")
-                told.setdefault(reason, []).append(_missing_name(one, row, place))
-    for reason, labels in told.items():
-        unique = ", ".join(dict.fromkeys(labels))
-        _print_bullet(console, f"{unique}: {reason}", mark="–", style="dim")
+        missing = [name for name in row.fields if getattr(summary, name) is None]
+        by_reason: dict[str, list[str]] = {}
+        for name in missing:
+            reason = summary.reasons.get(name, "it was not recorded")
+            part = row.parts[row.fields.index(name)] if row.parts else ""
+            by_reason.setdefault(reason, []).append(part)
+        for reason, parts in by_reason.items():
+            named = " and ".join(filter(None, parts))
+            is_whole = len(parts) == len(row.fields) or not named
+            told.setdefault(reason, []).append(row.label if is_whole else f"{row.label} ({named})")
+    return told
 
 
-def _missing_name(one: RunSummary, row: Row, place: int) -> str:
-    """The row's label, with the part that is missing where the others are there."""
-    is_whole = all(getattr(one, name) is None for name in row.fields)
-    part = row.parts[place] if row.parts else ""
-    return row.label if is_whole or not part else f"{row.label}, {part}"
-
-
-def _value(one: RunSummary, row: Row) -> str:
-    values = [getattr(one, name) for name in row.fields]
+def _value(summary: RunSummary, row: Row) -> str:
+    values = [getattr(summary, name) for name in row.fields]
     if all(value is None for value in values):
         return "–"
-    shown = ["–" if value is None else row.format(value) for value in values]
+    both = zip(row.formats, values, strict=True)
+    shown = ["–" if value is None else form(value) for form, value in both]
     if row.parts:
         pairs = zip(row.parts, shown, strict=True)
-        both = ((value, part) if row.is_part_behind else (part, value) for part, value in pairs)
-        text = " · ".join(" ".join(filter(None, words)) for words in both)
+        words = ((value, part) if row.is_part_behind else (part, value) for part, value in pairs)
+        text = " · ".join(" ".join(filter(None, pair)) for pair in words)
     else:
         text = shown[0]
-    note = row.note.replace("{peak_source}", one.peak_source)
+    note = row.note.replace("{peak_source}", summary.peak_source)
     return f"{text}  ({note})" if note else text
 
 
@@ -210,23 +214,23 @@ def _print_pairs(console: Console, pairs: list[tuple[str, str]]) -> None:
     _print_indented(console, table)
 
 
-def _print_ranks(console: Console, one: RunSummary) -> None:
-    if len(one.ranks) < 2:
+def _print_ranks(console: Console, summary: RunSummary) -> None:
+    if len(summary.ranks) < 2:
         return
     _print_heading(console, "Ranks")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     header = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
     for name in header:
         table.add_column(name, justify="right")
-    for rank in one.ranks:
+    for rank in summary.ranks:
         table.add_row(
             str(rank.rank),
-            _or_dash(rank.stall_fraction, "{:.1%}"),
-            _or_dash(rank.host_stall_fraction, "{:.1%}"),
+            _or_dash(rank.stall_fraction, format_percent),
+            _or_dash(rank.host_stall_fraction, format_percent),
             f"{rank.steps:,}",
             format_seconds(rank.step_p50_seconds),
-            _or_dash(rank.samples_per_second, "{:,.1f}"),
-            _or_dash(rank.tokens_per_second, "{:,.0f}"),
+            _or_dash(rank.samples_per_second, "{:,.1f}".format),
+            _or_dash(rank.tokens_per_second, "{:,.0f}".format),
             "" if rank.is_finished else "unfinished",
         )
     _print_indented(console, table)
@@ -249,8 +253,8 @@ def _in_words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value).replace("%", " %")
+def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
+    return "–" if value is None else form(value)
 
 
 def _date(seconds: float) -> str:

@@ -18,7 +18,8 @@ def add_reading(found: Findings, ranks: Sequence[RankFigures], chosen: RankFigur
     uncounted = "the batches have no first dimension to count samples along"
     found.put_steady("samples_per_second", samples, uncounted, "samples")
     nbytes = _sum_rates(readers, "num_bytes")
-    found.put_steady("bytes_per_second", nbytes, "the batches hold no arrays", "num_bytes")
+    empty = _explain(readers, "num_bytes", "the batches hold no arrays")
+    found.put_steady("bytes_per_second", nbytes, empty, "num_bytes")
     rows = _sum_rates(readers, "rows")
     packed = "samples are packed, and the source rows inside were not counted"
     is_packed = any(_is_packed(rank) for rank in ranks)
@@ -46,7 +47,7 @@ def add_reading(found: Findings, ranks: Sequence[RankFigures], chosen: RankFigur
 
 def _demand(rank: RankFigures) -> float | None:
     """Samples a second that the model would take if it never waited."""
-    return ratio(rank.steady.counts.get("samples") or None, rank.own_seconds)
+    return ratio(rank.steady.count("samples") or None, rank.own_seconds)
 
 
 def _free_rate(rank: RankFigures) -> float | None:
@@ -65,6 +66,12 @@ def _sum_rates(ranks: Sequence[RankFigures], name: str) -> float | None:
     return None if None in rates else total(rates)
 
 
+def _explain(ranks: Sequence[RankFigures], name: str, otherwise: str) -> str:
+    """Why something has no rate: nobody counted it, or not everything was counted."""
+    is_partial = any(name in rank.steady.counts for rank in ranks)
+    return "a part of the batches was not counted, so there is no sum" if is_partial else otherwise
+
+
 def _is_packed(rank: RankFigures) -> bool:
     return bool(rank.settings.get("sample_packing")) or any(
         model.is_packed for model in rank.record.models
@@ -76,18 +83,26 @@ def add_tokens(found: Findings, ranks: Sequence[RankFigures]) -> None:
     real = _sum_rates(readers, "real_tokens")
     padded = _sum_rates(readers, "padded_tokens")
     trainable = _sum_rates(readers, "trainable_tokens")
-    uncounted = "the batches hold no {}; tell the meter with meter.tokens(n)"
+    no_ids = "the batches hold no token ids; tell the meter with meter.tokens(n)"
+    no_labels = "the batches hold no labels; tell the meter with meter.tokens(n, trainable=…)"
     found.put_steady(
-        "tokens_per_second", real, uncounted.format("token ids"), "real_tokens", "tokens"
+        "tokens_per_second",
+        real,
+        _explain(readers, "real_tokens", no_ids),
+        "real_tokens",
+        "tokens",
     )
     found.put_steady(
         "trainable_tokens_per_second",
         trainable,
-        uncounted.format("labels").replace("(n)", "(n, trainable=…)"),
+        _explain(readers, "trainable_tokens", no_labels),
         "trainable_tokens",
     )
     found.put_steady(
-        "padded_tokens_per_second", padded, uncounted.format("token ids"), "padded_tokens"
+        "padded_tokens_per_second",
+        padded,
+        _explain(readers, "padded_tokens", no_ids),
+        "padded_tokens",
     )
     filled = ratio(real, padded)
     unknown = "real or padded tokens were not counted"
@@ -96,7 +111,7 @@ def add_tokens(found: Findings, ranks: Sequence[RankFigures]) -> None:
     loose = "samples are not packed" if not is_packed else unknown
     found.put_steady("packing_efficiency", filled if is_packed else None, loose)
     squares, tokens = (
-        total(rank.steady.counts.get(name) for rank in ranks)
+        total(rank.steady.count(name) for rank in ranks)
         for name in ("sequence_squares", "sequence_tokens")
     )
     found.put_steady(

@@ -11,7 +11,15 @@ _DENIED = "a process of the tree may not be read: watch it as its own user or as
 _ENDED = "the process had ended before it was looked at"
 _NO_PRESSURE = "this kernel does not count pressure (PSI)"
 
-_MEMORY = ("pss_bytes", "anon_bytes", "file_bytes", "shared_bytes", "hwm_bytes", "swap_bytes")
+_MEMORY = (
+    "pss_bytes",
+    "rss_bytes",
+    "anon_bytes",
+    "file_bytes",
+    "shared_bytes",
+    "hwm_bytes",
+    "swap_bytes",
+)
 _READING = ("read_bytes", "read_chars")
 _PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds")
 

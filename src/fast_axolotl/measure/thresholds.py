@@ -1,0 +1,80 @@
+"""The lines that verdicts are drawn by, each with its unit and where it comes from."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BOUND_COMMUNICATION",
+    "DATA_STALL",
+    "DISK_FULL",
+    "DISK_NEAR",
+    "DRAINED_BATCHES",
+    "DRAINED_SHARE",
+    "FREE_COMMUNICATION",
+    "FREE_STALL",
+    "HIDDEN_WAIT",
+    "LEAST_FALL_BATCHES",
+    "LEAST_FALL_SHARE",
+    "LEAST_FETCHES",
+    "LEAST_FETCHES_SECONDS",
+    "LEAST_SECONDS",
+    "LEAST_SKEW_SHARE",
+    "LOW_MFU",
+    "MOST_CONTRADICTION",
+    "MUCH_IDLE",
+    "MUCH_PADDING",
+    "PRESSURE_MEMORY",
+    "SMALL_MEMORY_SHARE",
+    "is_long_enough",
+]
+
+LEAST_FETCHES = 200
+"""Fetches. Ours: the worst 1 % of them is then two fetches, not one."""
+LEAST_FETCHES_SECONDS = 2.0
+"""Seconds that these fetches must have taken. Ours: a hiccup of the machine is a tenth of one."""
+LEAST_SECONDS = 60.0
+"""Seconds. Ours: enough for slow steps, and for a periodic wait to show."""
+
+DATA_STALL = 0.10
+"""Share of steady time. MLPerf Storage passes a run at 90 % accelerator utilisation: the rest."""
+FREE_STALL = 0.05
+"""Share of steady time. Ours: half of MLPerf Storage's line is out of its reach."""
+HIDDEN_WAIT = 0.05
+"""Points by which the host's wait exceeds the device's, to be worth a line. Ours."""
+MOST_CONTRADICTION = 0.05
+"""Points between the stall and the cached-batch check. Ours: half of MLPerf Storage's line."""
+
+LEAST_FALL_BATCHES, LEAST_FALL_SHARE = 2.0, 0.1
+"""Batches, and share of capacity, by which a ready queue falls to be draining. Ours: less is
+noise."""
+DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
+"""Batches, or share of capacity, below which a ready queue has run dry. Ours: no batch is ready,
+but for those that lie about between the workers and the loop."""
+
+DISK_NEAR, DISK_FULL = 0.70, 0.90
+"""Share of capacity. Queueing (M/M/1): a request takes 1 ÷ (1 − share) as long as on an idle disk,
+3 times at 70 %, 10 times at 90 %."""
+PRESSURE_MEMORY = 0.01
+"""Share of time. Linux PSI ``full``: no task made progress for want of memory; a healthy machine
+shows 0, and 1 % is well above the noise."""
+SMALL_MEMORY_SHARE = 0.5
+"""Of the memory that may be taken. Ours: a run that took less is not what fills it."""
+
+BOUND_COMMUNICATION = 0.20
+"""Share of the profiled time. Ours: twice the line of data, since some exposure is unavoidable."""
+FREE_COMMUNICATION = 0.10
+"""Share of the profiled time. Ours: half of the above."""
+LEAST_SKEW_SHARE = 0.5
+"""Of communication, to be waiting for a slow rank. Ours: the larger part of it."""
+
+MUCH_PADDING = 0.10
+"""Share of positions. Ours: below it packing gains little."""
+MUCH_IDLE = 0.20
+"""Share of the profiled time in which the device idles though data is there. Ours."""
+LOW_MFU = 0.30
+"""Ours: published dense runs reach 0.35 to 0.55."""
+
+
+def is_long_enough(fetches: int, seconds: float) -> bool:
+    """Whether so much of a steady phase can be judged."""
+    is_many = fetches >= LEAST_FETCHES and seconds >= LEAST_FETCHES_SECONDS
+    return is_many or seconds >= LEAST_SECONDS
