@@ -7,6 +7,7 @@ Python, the other with this package. Losses go into the record, and have to be e
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -26,7 +27,10 @@ BATCH_ROWS = 64
 WIDTH = 1024
 """Bytes of a row that the model sees."""
 
-_HIDDEN = 192
+_BYTES = 256
+_HIDDEN = 768
+_LAYERS = 8
+"""Of the model: a step takes some ten milliseconds of one core."""
 _LOG_EVERY = 20
 _READY = 4
 
@@ -103,28 +107,35 @@ def _read_ahead(path: Path) -> Iterator[Batch]:
 
 
 class _Model:
-    """Byte embeddings, a mean, a layer, and gradient descent on both."""
+    """How often each byte occurs, some layers over that, and gradient descent on the last."""
 
     def __init__(self) -> None:
         import numpy as np
 
         numbers = np.random.default_rng(0)
-        self.embedding = numbers.normal(size=(256, _HIDDEN)).astype(np.float32)
-        self.output = numbers.normal(size=(_HIDDEN, 256)).astype(np.float32) / _HIDDEN
+        sizes = [_BYTES, *[_HIDDEN] * _LAYERS, _BYTES]
+        self.layers = [
+            (numbers.normal(size=pair) / pair[0] ** 0.5).astype(np.float32)
+            for pair in itertools.pairwise(sizes)
+        ]
 
     def step(self, ids: Any) -> float:
-        """Predicts the first byte of every row from the mean of all."""
+        """Predicts the first byte of every row."""
         import numpy as np
 
-        hidden = self.embedding[ids].mean(axis=1)
-        scores = hidden @ self.output
+        rows = np.arange(len(ids))
+        places = (ids + rows[:, None] * _BYTES).ravel()
+        counts = np.bincount(places, minlength=len(ids) * _BYTES).reshape(len(ids), _BYTES)
+        hidden = (counts / ids.shape[1]).astype(np.float32)
+        for layer in self.layers[:-1]:
+            hidden = np.tanh(hidden @ layer)
+        scores = hidden @ self.layers[-1]
         scores -= scores.max(axis=1, keepdims=True)
         chances = np.exp(scores)
         chances /= chances.sum(axis=1, keepdims=True)
-        rows = np.arange(len(ids))
         loss = -np.log(chances[rows, ids[:, 0]]).mean()
         chances[rows, ids[:, 0]] -= 1
-        self.output -= 0.1 * hidden.T @ chances / len(ids)
+        self.layers[-1] -= 0.1 * hidden.T @ chances / len(ids)
         return float(loss)
 
 
