@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import lzma
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,13 @@ import fast_axolotl
 from fast_axolotl import open_dataset
 
 Rows = list[dict[str, Any]]
+
+
+def pytest_configure() -> None:
+    """Started in the background of a shell, a process ignores interrupts, and so would everything
+    that tests start and interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 AGAINST_AXOLOTL = [
     pytest.mark.skipif(
