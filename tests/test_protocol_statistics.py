@@ -136,3 +136,24 @@ def test_changes_are_found_as_soon_as_they_are_well_above_the_noise() -> None:
 
 def test_a_difference_of_one_pair_has_no_interval() -> None:
     assert paired_difference([0.1], [0.2]).low is None
+
+
+@pytest.mark.parametrize(
+    ("change", "scatter", "least", "most"),
+    [(1.0, 0.015, 0.03, 0.07), (1.05, 0.015, 0.95, 1.0), (1.05, 0.02, 0.80, 0.90)],
+)
+def test_five_pairs_find_what_they_are_said_to_find(
+    change: float, scatter: float, least: float, most: float
+) -> None:
+    chosen = random.Random(0)
+
+    def run(mean: float) -> float:
+        return mean * math.exp(chosen.gauss(0.0, scatter))
+
+    found = 0
+    for _ in range(2000):
+        estimate = paired_ratio([run(1.0) for _ in range(5)], [run(change) for _ in range(5)])
+        assert estimate.low is not None
+        assert estimate.high is not None
+        found += not estimate.low <= 1.0 <= estimate.high
+    assert least <= found / 2000 <= most, found / 2000
