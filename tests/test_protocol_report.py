@@ -11,7 +11,6 @@ import pytest
 from fast_axolotl.protocol import plan_commands, run_protocol
 from fast_axolotl.record.comparison import Protocol
 from fast_axolotl.report.matrix import (
-    format_value,
     protocol_markdown,
     render_protocol,
     show_comparison,
@@ -109,15 +108,6 @@ def test_one_pair_says_that_it_has_no_interval(tmp_path: Path) -> None:
 def test_it_fits_into_a_narrow_terminal(found: Protocol) -> None:
     text = render_protocol(found, width=60)
     assert max(map(len, text.splitlines())) <= 60
-
-
-def test_values_have_their_units() -> None:
-    assert format_value(None, "s") == "–"
-    assert format_value(0.1234, "share") == "12.3 %"
-    assert format_value(2e9, "bytes") == "2.00 GB"
-    assert format_value(3e6, "bytes/s") == "3.0 MB/s"
-    assert format_value(12345.6, "tokens/s") == "12,346 tokens/s"
-    assert format_value(0.5, "s") == "500.0 ms"
 
 
 def test_a_comparison_tells_broken_limits_first(found: Protocol) -> None:

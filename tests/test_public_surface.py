@@ -311,6 +311,7 @@ FLAGS = {
         "--accelerate",
         "--data-path",
         "--live",
+        "--matmul",
         "--measure",
         "--output",
         "--peak-tflops",

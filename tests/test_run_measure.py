@@ -97,6 +97,7 @@ def test_an_order_travels_through_the_environment(tmp_path: Path) -> None:
         run_dir=str(tmp_path / "run"),
         peak_tflops=989.4,
         profile_steps=5,
+        matmul=True,
         data_paths=(str(tmp_path / "a"), str(tmp_path / "b")),
     )
     environment = launch_environment({"PATH": "p"}, order=wanted, accelerate=False)

@@ -422,6 +422,14 @@ def test_bracketed_methods_look_and_work_as_before_without_a_training(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_matmul_rate_is_measured_where_it_is_asked_for(model: Any, tmp_path: Path) -> None:
+    asked = MeterCallback(tmp_path / "run", sample_system=False, matmul=True)
+    train(model, tmp_path, callbacks=[asked])
+    [shape] = rank_of(tmp_path).models
+    assert shape.matmul_tflops is not None
+    assert shape.matmul_tflops > 0
+
+
 def test_settings_of_the_user_go_before_those_that_were_read(model: Any, tmp_path: Path) -> None:
     settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
     callback = MeterCallback(tmp_path / "run", sample_system=False, settings=settings)

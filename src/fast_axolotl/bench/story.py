@@ -19,7 +19,6 @@ from fast_axolotl.protocol.plan import Plan
 __all__ = ["plan_axolotl_story", "plan_story", "write_rows"]
 
 _BATCHES = 230
-"""More than the 200 fetches that a verdict needs, warm-up apart."""
 _PAIRS = 3
 _AXOLOTL_ROWS = 20_000
 _AXOLOTL_STEPS = 260

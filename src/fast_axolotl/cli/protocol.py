@@ -33,63 +33,75 @@ PROTOCOL_EXAMPLES = "\n\n".join(
 )
 
 
+_Config = Annotated[
+    Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="CONFIG.yml")
+]
+_Baseline = Annotated[
+    str | None, typer.Option(help="Without a configuration: the command to compare with.")
+]
+_Candidate = Annotated[
+    str | None, typer.Option(help="Without a configuration: the command in question.")
+]
+_Steps = Annotated[
+    str | None,
+    typer.Option(
+        help="1 stock, 2 drop-in, 3 streaming, 4 side by side, 5 dedupe. Default: 1,2,4,5."
+    ),
+]
+_Pairs = Annotated[int, typer.Option(help="Runs of every arm that count.", min=1)]
+_Warmup = Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)]
+_MaxMinutes = Annotated[
+    float | None, typer.Option(help="Begin no pair that would end later.", min=0.01)
+]
+_Pin = Annotated[
+    str | None,
+    typer.Option(
+        help="Keys of the configuration, the same in all arms: "
+        "num_workers=2,prefetch_factor=4,max_steps=200."
+    ),
+]
+_SequenceLen = Annotated[int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)]
+_Command = Annotated[
+    str | None,
+    typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
+]
+_DataPath = Annotated[str | None, typer.Option(help="Data whose disk is probed for its speed.")]
+_DropCaches = Annotated[
+    bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
+]
+_KeepOutputs = Annotated[
+    bool, typer.Option("--keep-outputs", help="Keep what Axolotl wrote in each run.")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder of the protocol; one that was interrupted is continued. "
+        "Default: fast-axolotl-protocols/TIME.",
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+_AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
+
+
 def protocol(
-    config: Annotated[
-        Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="CONFIG.yml")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command to compare with.")
-    ] = None,
-    candidate: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command in question.")
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            help="1 stock, 2 drop-in, 3 streaming, 4 side by side, 5 dedupe. Default: 1,2,4,5."
-        ),
-    ] = None,
-    pairs: Annotated[int, typer.Option(help="Runs of every arm that count.", min=1)] = 5,
-    warmup: Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)] = 1,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Begin no pair that would end later.", min=0.01)
-    ] = None,
-    pin: Annotated[
-        str | None,
-        typer.Option(
-            help="Keys of the configuration, the same in all arms: "
-            "num_workers=2,prefetch_factor=4,max_steps=200."
-        ),
-    ] = None,
-    sequence_len: Annotated[
-        int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
-    ] = None,
-    data_path: Annotated[
-        str | None, typer.Option(help="Data whose disk is probed for its speed.")
-    ] = None,
-    drop_caches: Annotated[
-        bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
-    ] = False,
-    keep_outputs: Annotated[
-        bool, typer.Option("--keep-outputs", help="Keep what Axolotl wrote in each run.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder of the protocol; one that was interrupted is continued. "
-            "Default: fast-axolotl-protocols/TIME.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the result as Markdown.")
-    ] = False,
+    config: _Config = None,
+    baseline: _Baseline = None,
+    candidate: _Candidate = None,
+    steps: _Steps = None,
+    pairs: _Pairs = 5,
+    warmup: _Warmup = 1,
+    max_minutes: _MaxMinutes = None,
+    pin: _Pin = None,
+    sequence_len: _SequenceLen = None,
+    command: _Command = None,
+    data_path: _DataPath = None,
+    drop_caches: _DropCaches = False,
+    keep_outputs: _KeepOutputs = False,
+    output: _Output = None,
+    as_json: _AsJson = False,
+    as_markdown: _AsMarkdown = False,
 ) -> None:
     """Answer whether something helps: two or three arms, run by turns, A B B A, and compared.
 

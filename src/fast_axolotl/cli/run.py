@@ -44,37 +44,47 @@ _Skip = Annotated[
     str | None,
     typer.Option(help="Replacements to leave out, names with commas between: see status."),
 ]
+_Command = Annotated[
+    list[str],
+    typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
+]
+_Accelerate = Annotated[
+    bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
+]
+_Measure = Annotated[
+    bool, typer.Option("--measure", help="Record the run and print what bounds it.")
+]
+_Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
+_Output = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+]
+_DataPath = Annotated[
+    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
+]
+_PeakTflops = Annotated[
+    float | None,
+    typer.Option(help="Of one device, where its name is not known here.", min=0.001),
+]
+_ProfileSteps = Annotated[
+    int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
+]
+_Matmul = Annotated[
+    bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
+]
 
 
 def run(
-    command: Annotated[
-        list[str],
-        typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
-    ],
+    command: _Command,
     skip: _Skip = None,
-    accelerate: Annotated[
-        bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
-    ] = True,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Record the run and print what bounds it.")
-    ] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Measure, and show the figures as they come.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
-    ] = None,
-    data_path: Annotated[
-        Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
-    ] = None,
-    peak_tflops: Annotated[
-        float | None,
-        typer.Option(help="Of one device, where its name is not known here.", min=0.001),
-    ] = None,
-    profile_steps: Annotated[
-        int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
-    ] = 0,
+    accelerate: _Accelerate = True,
+    measure: _Measure = False,
+    live: _Live = False,
+    output: _Output = None,
+    data_path: _DataPath = None,
+    peak_tflops: _PeakTflops = None,
+    profile_steps: _ProfileSteps = 0,
+    matmul: _Matmul = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
@@ -97,10 +107,10 @@ def run(
     names = parse_names(skip) if skip else ()
     _check_names(names)
     measure = measure or live
-    if not measure and (output or data_path or peak_tflops or profile_steps):
+    if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
         raise UsageError(
-            "--output, --data-path, --peak-tflops and --profile-steps are about a measured run: "
-            "add --measure"
+            "--output, --data-path, --peak-tflops, --profile-steps and --matmul are about a "
+            "measured run: add --measure"
         )
     order = None
     if measure:
@@ -108,6 +118,7 @@ def run(
             run_dir=str(_run_dir(output, command[0])),
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
+            matmul=matmul,
             data_paths=(str(data_path),) if data_path else (),
         )
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)

@@ -149,6 +149,7 @@ class FastAxolotlPlugin(BasePlugin):
                 wanted.run_dir,
                 peak_tflops=wanted.peak_tflops,
                 profile_steps=wanted.profile_steps,
+                matmul=wanted.matmul,
                 data_paths=wanted.data_paths,
                 settings={"config": _telling(cfg)},
             )

@@ -56,6 +56,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
+        matmul: Whether the matmul rate of the device is measured first, for a second.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join what the module logs.
@@ -68,6 +69,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
+        matmul: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -78,6 +80,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
         """The meter of the training at work, or of the last one."""
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
+        self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._is_logging = log
@@ -107,7 +110,7 @@ class MeterCallback(Callback):  # type: ignore[misc]
             error_at_exit=GIVEN_UP,
         )
         self.meter.settings(**self._settings)
-        record_model(self.meter, pl_module)
+        record_model(self.meter, pl_module, matmul=self._matmul)
         if self._profile_steps:
             self._profiler = WindowProfiler(self.meter, self._profile_steps)
         self._step = trainer.global_step

@@ -21,7 +21,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DATA_PATHS",
     "GIVEN_UP",
+    "MATMUL",
     "MEASURE",
     "PEAK_TFLOPS",
     "PROFILE_STEPS",
@@ -60,6 +61,7 @@ MEASURE = "FAST_AXOLOTL_MEASURE"
 """The environment variable that names the folder to record into."""
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
+MATMUL = "FAST_AXOLOTL_MATMUL"
 DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
 
 PREFIX = "fast_axolotl/"
@@ -87,6 +89,7 @@ class Order:
     run_dir: str
     peak_tflops: float | None = None
     profile_steps: int = 0
+    matmul: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
@@ -95,6 +98,7 @@ class Order:
             MEASURE: str(Path(self.run_dir).absolute()),
             PEAK_TFLOPS: "" if self.peak_tflops is None else repr(self.peak_tflops),
             PROFILE_STEPS: str(self.profile_steps),
+            MATMUL: "1" if self.matmul else "",
             DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
         }
 
@@ -110,6 +114,7 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
         run_dir=folder,
         peak_tflops=float(peak) if peak else None,
         profile_steps=int(steps) if steps else 0,
+        matmul=found.get(MATMUL) == "1",
         data_paths=tuple(filter(None, paths.split(os.pathsep))),
     )
 
@@ -170,12 +175,17 @@ def open_meter(
     return meter
 
 
-def record_model(meter: Meter, model: Any, **known: Any) -> None:
-    """Record what FLOPs are computed from; or why they cannot be."""
+def record_model(meter: Meter, model: Any, *, matmul: bool = False, **known: Any) -> None:
+    """Record what FLOPs are computed from, with ``matmul`` this device's own rate; or why not."""
     try:
+        from fast_axolotl.integrations.matmul import measure_matmul_tflops
         from fast_axolotl.integrations.model_shape import read_shape
 
-        meter.model(read_shape(model, **known))
+        shape = read_shape(model, **known)
+        if matmul:
+            device = next(model.parameters()).device
+            shape = replace(shape, matmul_tflops=measure_matmul_tflops(device, shape.dtype))
+        meter.model(shape)
     except Exception as error:  # noqa: BLE001
         # The one broad except: a model of any make must train, whether its shape is read or not.
         sentence = f"the model's shape could not be read: {type(error).__name__}: {error}"
@@ -365,6 +375,7 @@ class _Attached:
             self.order.run_dir,
             peak_tflops=self.order.peak_tflops,
             profile_steps=self.order.profile_steps,
+            matmul=self.order.matmul,
             data_paths=self.order.data_paths,
         )
         # A second trainer of this process must not take the first one's folder.

@@ -61,6 +61,7 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
+        matmul: Whether the matmul rate of the device is measured first, for a second.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join the trainer's logs.
@@ -73,6 +74,7 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
+        matmul: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -84,6 +86,7 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         self.tail = _Tail(self)
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
+        self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._is_logging = log
@@ -128,7 +131,7 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
         if isinstance(padding, int):
             self.meter.settings(pad_token_id=padding)
         if found.get("model") is not None:
-            record_model(self.meter, found["model"], **_read_lengths(args))
+            record_model(self.meter, found["model"], matmul=self._matmul, **_read_lengths(args))
         if self._profile_steps:
             self._profiler = WindowProfiler(self.meter, self._profile_steps)
         self._watch = TorchWatch(

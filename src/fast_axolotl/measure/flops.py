@@ -117,7 +117,8 @@ def _compare(
         reasons["mfu"] = reasons["hfu"] = explain_missing(shape.device_name, shape.dtype)
     if shape.matmul_tflops is None:
         reasons["matmul_share"] = shape.reasons.get(
-            "matmul_tflops", "the matmul rate of this device was not measured"
+            "matmul_tflops",
+            "the matmul rate of this device was not measured: run --measure --matmul",
         )
     if tokens_per_second is None:
         unseen = "tokens were not counted"

@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
-from fast_axolotl.report.terminal import format_bytes, format_seconds
+from fast_axolotl.report.values import format_value
 
 __all__ = [
     "comparison_markdown",
-    "format_value",
     "protocol_markdown",
     "render_protocol",
     "show_comparison",
@@ -89,19 +88,6 @@ def comparison_markdown(
     ]
     lines += [f"- {_escape(note)}" for note in (*_missing(matrix), *notes, *matrix.notes)]
     return "\n".join(lines) + "\n"
-
-
-def format_value(value: float | None, unit: str) -> str:
-    """A figure with its unit; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    if unit == "share":
-        return f"{100 * value:.1f} %"
-    if unit == "s":
-        return format_seconds(value)
-    if unit.startswith("bytes"):
-        return f"{format_bytes(value)}{unit.removeprefix('bytes')}"
-    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:,.3g} {unit}"
 
 
 def _print_protocol(console: Console, protocol: Protocol) -> None:
