@@ -425,7 +425,7 @@ def test_bracketed_methods_look_and_work_as_before_without_a_training(
 def test_the_matmul_rate_is_measured_where_it_is_asked_for(model: Any, tmp_path: Path) -> None:
     asked = MeterCallback(tmp_path / "run", sample_system=False, matmul=True)
     train(model, tmp_path, callbacks=[asked])
-    [shape] = rank_of(tmp_path).models
+    [shape] = rank_of(tmp_path / "run").models
     assert shape.matmul_tflops is not None
     assert shape.matmul_tflops > 0
 
