@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fast_axolotl.bench.story import plan_story, write_rows
-from fast_axolotl.bench.story_arm import BATCH_ROWS, WIDTH, _Model, fast_batches, plain_batches
+from fast_axolotl.bench.story_arm import BATCH_ROWS, WIDTH, Model, fast_batches, plain_batches
 
 pytestmark = pytest.mark.kernels
 
@@ -39,13 +39,16 @@ def test_rows_are_cut_masked_and_padded(tmp_path: Path) -> None:
 def test_the_model_learns(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, batches=8)
-    model = _Model()
+    model = Model()
     losses = [model.step(batch["input_ids"]) for batch in fast_batches(path)]
     assert losses[-1] < losses[0]
 
 
 def test_the_plan_has_both_readers_in_front_of_one_model(tmp_path: Path) -> None:
-    plan = plan_story(tmp_path / "rows.jsonl", pairs=2)
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, batches=2)
+    plan = plan_story(path, pairs=2)
     assert [arm.name for arm in plan.arms] == ["baseline", "candidate"]
-    assert [arm.command[-2] for arm in plan.arms] == ["plain", "fast"]
+    assert [arm.command[-3] for arm in plan.arms] == ["plain", "fast"]
+    assert int(plan.arms[0].command[-1]) == int(plan.arms[1].command[-1]) >= 220
     assert plan.pairs == 2

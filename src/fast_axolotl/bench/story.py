@@ -5,14 +5,18 @@ Or, on request, the real Axolotl as it is and accelerated, on a generated chat s
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
 import shlex
+import statistics
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
-from fast_axolotl.bench.story_arm import BATCH_ROWS
+from fast_axolotl.bench.story_arm import BATCH_ROWS, Model, plain_batches
 from fast_axolotl.protocol import plan_axolotl, plan_commands
 from fast_axolotl.protocol.plan import Plan
 
@@ -20,6 +24,9 @@ __all__ = ["plan_axolotl_story", "plan_story", "write_rows"]
 
 _BATCHES = 230
 _PAIRS = 3
+_LEAST_STEPS, _LEAST_SECONDS = 220, 3.0
+"""More than the 200 fetches and 2 s that a verdict needs, warm-up apart."""
+_TRIAL_STEPS = 20
 _AXOLOTL_ROWS = 20_000
 _AXOLOTL_STEPS = 260
 _TEXT = "the model reads what it is given and waits for what it is not while rows come"
@@ -42,11 +49,22 @@ def write_rows(path: Path, batches: int = _BATCHES) -> int:
 def plan_story(data: Path, pairs: int = _PAIRS) -> Plan:
     """A reader in plain Python against ours, in front of the same model."""
     program = [sys.executable, "-m", "fast_axolotl.bench.story_arm"]
-    plain, fast = (shlex.join([*program, arm, str(data)]) for arm in ("plain", "fast"))
+    steps = str(_count_steps(data))
+    plain, fast = (shlex.join([*program, arm, str(data), steps]) for arm in ("plain", "fast"))
     plan = plan_commands(plain, fast, pairs=pairs, warmup=1, data_path=str(data))
     texts = ("rows read by json and lists, in Python", "rows read by fast-axolotl")
     arms = tuple(replace(arm, text=text) for arm, text in zip(plan.arms, texts, strict=True))
     return replace(plan, title="the demo: one model, two readers", arms=arms)
+
+
+def _count_steps(data: Path) -> int:
+    """As many as a verdict needs on this machine: the model alone is timed."""
+    model, seconds = Model(), []
+    for batch in itertools.islice(plain_batches(data), _TRIAL_STEPS):
+        begun = time.perf_counter()
+        model.step(batch["input_ids"])
+        seconds.append(time.perf_counter() - begun)
+    return max(_LEAST_STEPS, math.ceil(_LEAST_SECONDS / statistics.median(seconds)))
 
 
 def plan_axolotl_story(folder: Path) -> Plan:

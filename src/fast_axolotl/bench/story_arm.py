@@ -1,4 +1,4 @@
-"""One arm of ``fast-axolotl demo``: ``python -m fast_axolotl.bench.story_arm plain|fast FILE``.
+"""One arm of ``fast-axolotl demo``: ``python -m fast_axolotl.bench.story_arm ARM FILE STEPS``.
 
 A small model in numpy learns the first byte of texts, a step a batch. The arms make the same arrays
 of the same rows: bytes as tokens, prompts masked, rows padded; one as people write it, in plain
@@ -13,14 +13,13 @@ import os
 import queue
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.measure import measure
 
-__all__ = ["fast_batches", "main", "plain_batches"]
+__all__ = ["Model", "fast_batches", "main", "plain_batches"]
 
 Batch = dict[str, Any]
 
@@ -33,34 +32,22 @@ _HIDDEN = 768
 _LAYERS = 8
 """Of the model: a step takes some ten milliseconds of one core."""
 _LOG_EVERY = 20
-_LEAST_STEPS = 220
-_LEAST_SECONDS = 4.0
-"""More than the 200 fetches and 2 s that a verdict needs, warm-up and imports apart."""
 _READY = 4
 
 
 def main() -> None:
-    """Trains over the file, as often as a verdict needs."""
-    arm, path = sys.argv[1:]
-    batches = _enough({"plain": plain_batches, "fast": _read_ahead}[arm], Path(path))
+    """Trains so many steps, over the file as often as that takes."""
+    arm, path, steps = sys.argv[1:]
+    read = {"plain": plain_batches, "fast": _read_ahead}[arm]
+    epochs = (batch for _ in itertools.count() for batch in read(Path(path)))
+    batches = itertools.islice(epochs, int(steps))
     folder = os.environ["FAST_AXOLOTL_MEASURE"]
-    model = _Model()
+    model = Model()
     with measure(folder, sample_system=False) as meter:
         for step, batch in enumerate(meter.watch(batches)):
             loss = model.step(batch["input_ids"])
-            if step % _LOG_EVERY == 0 and step < _LEAST_STEPS:
+            if step % _LOG_EVERY == 0:
                 meter.log(step, {"loss": loss})
-
-
-def _enough(read: Callable[[Path], Iterator[Batch]], path: Path) -> Iterator[Batch]:
-    """Epochs until there are steps and time enough, on machines of any speed."""
-    begun, steps = time.perf_counter(), 0
-    while True:
-        for batch in read(path):
-            if steps >= _LEAST_STEPS and time.perf_counter() - begun >= _LEAST_SECONDS:
-                return
-            yield batch
-            steps += 1
 
 
 def plain_batches(path: Path) -> Iterator[Batch]:
@@ -121,7 +108,7 @@ def _read_ahead(path: Path) -> Iterator[Batch]:
     yield from iter(ready.get, None)
 
 
-class _Model:
+class Model:
     """How often each byte occurs, some layers over that, and gradient descent on the last."""
 
     def __init__(self) -> None:
