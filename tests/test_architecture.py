@@ -58,6 +58,7 @@ LAYERS = {
     "integrations": EVERYTHING - {"protocol", "report", "bench"},
     "bench": ROWS | {"errors", "kernels", "record", "measure", "protocol", "integrations", "root"},
     "cli": EVERYTHING,
+    "__main__": {"cli"},
     "root": EVERYTHING,
 }
 """Which layer may import which, beside itself."""
@@ -287,7 +288,7 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 
 def test_the_command_line_starts_as_a_module_too() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fast_axolotl.cli", "--version"],
+        [sys.executable, "-m", "fast_axolotl", "--version"],
         capture_output=True,
         text=True,
         timeout=60,

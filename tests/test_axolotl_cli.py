@@ -53,7 +53,7 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def ours(*command: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "fast_axolotl.cli", "run", "--", *command)
+    return (sys.executable, "-m", "fast_axolotl", "run", "--", *command)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:

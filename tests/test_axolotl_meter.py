@@ -129,7 +129,7 @@ def test_a_key_of_the_yaml_measures_the_training(bench: Bench) -> None:
 
 def test_run_measures_an_axolotl_that_is_left_as_it_is(bench: Bench) -> None:
     config = bench.config("stock")
-    run = (sys.executable, "-m", "fast_axolotl.cli", "run", "--measure", "--no-accelerate")
+    run = (sys.executable, "-m", "fast_axolotl", "run", "--measure", "--no-accelerate")
     folder = bench.folder / "record"
     done = start(
         *run, "--output", str(folder), "--", "axolotl", "train", config, "--launcher", "python"

@@ -504,7 +504,7 @@ def test_the_command_prints_tables_and_what_was_left_out(
 
 
 def test_a_wrong_size_is_one_line_and_exit_code_2() -> None:
-    command = [sys.executable, "-m", "fast_axolotl.cli", "bench", "pack", "--sizes", "10x"]
+    command = [sys.executable, "-m", "fast_axolotl", "bench", "pack", "--sizes", "10x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("fast-axolotl: cannot read '10x' as a size; write")

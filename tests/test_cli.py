@@ -23,7 +23,7 @@ def rows_file(tmp_path: Path) -> Path:
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     source = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "100", "TERM": "dumb"}
-    command = [sys.executable, "-m", "fast_axolotl.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fast_axolotl", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
@@ -136,7 +136,7 @@ def test_help_has_examples_and_the_version_is_told() -> None:
 def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
     source = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source)}
-    command = f"'{sys.executable}' -m fast_axolotl.cli read '{rows_file}' --head 2500 | head -1"
+    command = f"'{sys.executable}' -m fast_axolotl read '{rows_file}' --head 2500 | head -1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=120
     )

@@ -296,7 +296,7 @@ def test_nested_and_view_types_survive(tmp_path: Path) -> None:
 
 
 def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fast_axolotl.cli", "dedupe", *arguments]
+    command = [sys.executable, "-m", "fast_axolotl", "dedupe", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
     )

@@ -12,7 +12,7 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
 from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.record.following import RunFollower
+from fast_axolotl.record.following import ProtocolFollower, RunFollower
 from fast_axolotl.record.lines import Mark
 from records import every, make_rank, make_run, make_system, steady
 
@@ -60,6 +60,24 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     assert follower.poll() == 1
     assert follower.record.system is not None
     assert follower.record.system.end is not None
+
+
+def test_a_protocol_is_followed_from_run_to_run(tmp_path: Path) -> None:
+    first, tenth = (tmp_path / "runs" / name for name in ("2-baseline", "10-candidate"))
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(DataError, match="no record in here"):
+        ProtocolFollower(tmp_path).check()
+    write_run(first, make_run(make_rank()))
+    follower = ProtocolFollower(tmp_path)
+    follower.check()
+    assert follower.poll() > 1
+    assert follower.record.path == str(first)
+    tenth.mkdir()
+    assert follower.poll() == 0
+    write_run(tenth, make_run(make_rank(end=None)))
+    assert follower.poll() > 1
+    assert follower.record.path == str(tenth)
+    assert not follower.run.is_complete
 
 
 def test_ranks_that_begin_later_are_found(tmp_path: Path) -> None:

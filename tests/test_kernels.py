@@ -138,7 +138,7 @@ def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
 
 
 def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fast_axolotl.cli", "warmup"]
+    command = [sys.executable, "-m", "fast_axolotl", "warmup"]
     path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path)}
     for flags in (["--json"], []):

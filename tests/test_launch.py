@@ -44,7 +44,7 @@ def run(folder: Path) -> Run:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
         path = os.pathsep.join([str(folder), str(source)])
         return subprocess.run(
-            [sys.executable, "-m", "fast_axolotl.cli", "run", *command],
+            [sys.executable, "-m", "fast_axolotl", "run", *command],
             env={**inherited, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,

@@ -306,7 +306,7 @@ def view_of(
         source,
         summarise,
         display,
-        title="runs/a",
+        title=lambda: "runs/a",
         ending=source.ending,
         clock=lambda: display.now,
     )

@@ -35,7 +35,7 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execv(sys.executable, [sys.executable, '-m', 'fast_axolotl.cli', *sys.argv[1:]])"
+    "os.execv(sys.executable, [sys.executable, '-m', 'fast_axolotl', *sys.argv[1:]])"
 )
 """A terminal of its own, as a shell in a window has it."""
 
@@ -303,7 +303,7 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
     source = Path(fast_axolotl.__file__).parents[1]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fast_axolotl.cli", "run", "--live", "--no-accelerate"),
+            *(sys.executable, "-m", "fast_axolotl", "run", "--live", "--no-accelerate"),
             *("--output", "run", "--", "sh", "-c", "sleep 1.2; echo out; exit 3"),
         ],
         cwd=tmp_path,
@@ -322,7 +322,7 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
 
 def watch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fast_axolotl.cli", "watch", *map(str, arguments)],
+        [sys.executable, "-m", "fast_axolotl", "watch", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -336,6 +336,19 @@ def test_a_record_that_has_ended_is_one_frame(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "the run finished" in done.stdout
     assert f"Every figure: fast-axolotl show {tmp_path}" in done.stdout
+
+
+def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
+    for name in ("01-baseline", "02-candidate"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
+        for file in folder.iterdir():
+            os.utime(file, (0, 0))
+    done = watch(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the run finished, and none followed" in done.stdout
+    assert f"fast-axolotl show {tmp_path / 'runs' / '02-candidate'}" in done.stdout
 
 
 def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:

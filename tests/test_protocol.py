@@ -100,7 +100,7 @@ def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
     launch = FakeLaunch()
     run(plan(data_path="data"), tmp_path / "p", launch)
     first = launch.calls[0]
-    assert first[1:5] == ("-m", "fast_axolotl.cli", "run", "--measure")
+    assert first[1:5] == ("-m", "fast_axolotl", "run", "--measure")
     assert "--no-accelerate" in first
     assert first[first.index("--data-path") + 1] == "data"
     assert first[first.index("--") + 1 :] == ("cmd", "a")

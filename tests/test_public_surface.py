@@ -316,7 +316,9 @@ FLAGS = {
         "--output",
         "--peak-tflops",
         "--profile-steps",
+        "--quiet",
         "--skip",
+        "-q",
         "command",
     ],
     "watch": ["--data-path", "--json", "--output", "--seconds", "-o", "target"],
@@ -523,7 +525,7 @@ def test_the_console_script_is_the_one_that_is_declared() -> None:
 @pytest.mark.parametrize("command", [name for name in FLAGS if name])
 def test_every_command_has_help_that_names_its_flags(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fast_axolotl.cli", *command.split(), "--help"],
+        [sys.executable, "-m", "fast_axolotl", *command.split(), "--help"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -24,7 +24,7 @@ from fast_axolotl.report.downsampling import (
     round_figures,
 )
 from fast_axolotl.report.markup import plain
-from fast_axolotl.report.series import MOST_POINTS, choose_rank, read_series
+from fast_axolotl.report.series import MOST_POINTS, read_series
 from records import every, make_rank, make_run, make_system, steady
 from reports import lively_run, long_run, many_ranks, one_step, with_nans
 
@@ -138,7 +138,7 @@ def test_the_curves_are_of_the_rank_that_the_summary_is_of(dispatcher: bool) -> 
     record = make_run(*ranks)
     chosen = choose_by_measure([fold_rank(rank) for rank in ranks])
     assert chosen is not None
-    assert choose_rank(record, summarise(record)) == chosen.rank == (0 if dispatcher else 1)
+    assert series_of(record)["rank"] == chosen.rank == (0 if dispatcher else 1)
 
 
 def test_outliers_and_shards_keep_their_place_in_time() -> None:

@@ -68,7 +68,7 @@ def start(folder: Path, *command: str) -> subprocess.Popen[str]:
     source = Path(fast_axolotl.__file__).parents[1]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
     return subprocess.Popen(
-        [sys.executable, "-m", "fast_axolotl.cli", "run", *command],
+        [sys.executable, "-m", "fast_axolotl", "run", *command],
         cwd=folder,
         env={**inherited, "PYTHONPATH": str(source)},
         stdout=subprocess.PIPE,
@@ -176,7 +176,7 @@ def test_a_command_that_dies_of_a_signal_takes_this_one_along(run: Run) -> None:
 def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     code = (
         "import os, signal, subprocess, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-        "sys.exit(subprocess.call([sys.executable, '-m', 'fast_axolotl.cli', 'run', '--measure', "
+        "sys.exit(subprocess.call([sys.executable, '-m', 'fast_axolotl', 'run', '--measure', "
         "'--output', 'run', '--', 'sh', '-c', 'kill -HUP $$; exit 5']))"
     )
     done = run("--", sys.executable, "-c", code)

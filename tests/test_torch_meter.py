@@ -142,6 +142,7 @@ def test_every_fetch_of_a_loader_is_told_once(
         "batch_size": 4,
         "pin_memory": False,
         "persistent_workers": options.get("persistent_workers", False),
+        "streaming": kind is Stream,
     }
 
 

@@ -21,7 +21,7 @@ from fast_axolotl.record import SystemSample, SystemStart, read_run
 
 linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 
-PROGRAM = [sys.executable, "-m", "fast_axolotl.cli"]
+PROGRAM = [sys.executable, "-m", "fast_axolotl"]
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 
 

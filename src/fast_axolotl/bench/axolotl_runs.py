@@ -180,7 +180,7 @@ def _command_line(arm: str, command: Sequence[str], folder: Path, ranks: int) ->
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
         line = [sys.executable, *launcher, *driven]
     if arm == OURS:
-        line = [sys.executable, "-m", "fast_axolotl.cli", "run", "--", *line]
+        line = [sys.executable, "-m", "fast_axolotl", "run", "--", *line]
     return line
 
 

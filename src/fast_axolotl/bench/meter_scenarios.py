@@ -83,7 +83,7 @@ def _command(name: str, folder: Path) -> list[str]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         return [sys.executable, *launcher, *child]
     if name == "refused":
-        measured = ["-m", "fast_axolotl.cli", "run", "--measure", "--output", str(folder / "run")]
+        measured = ["-m", "fast_axolotl", "run", "--measure", "--output", str(folder / "run")]
         return [sys.executable, *measured, "--", sys.executable, *child]
     return [sys.executable, *child]
 

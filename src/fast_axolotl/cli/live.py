@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.record import RunRecord
-    from fast_axolotl.record.following import RunFollower
+    from fast_axolotl.record.following import ProtocolFollower, RunFollower
     from fast_axolotl.report.live import SampledProcess
     from fast_axolotl.report.live_screen import Display
 
@@ -27,26 +27,32 @@ _SETTLED_SECONDS = 3.0
 """Without a line after the watcher has written its last, for a rank to count as cut off."""
 _DEAD_SECONDS = 10.0
 """Without a line, for a run whose processes are gone to count as cut off."""
+_NEXT_SECONDS = 20.0
+"""Without another run of a protocol, for it to count as ended."""
 _FAILED_LINES = 20
 
 
 def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
-    """Follow the folder of a record until the run ends, the time is up, or somebody quits."""
+    """Follow the folder of a record until the run ends, the time is up, or somebody quits.
+
+    Of a protocol's folder, one run after the other.
+    """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.following import RunFollower
+    from fast_axolotl.record.following import ProtocolFollower, RunFollower
     from fast_axolotl.report.live import LiveView
     from fast_axolotl.report.live_screen import ScreenDisplay, open_display
     from fast_axolotl.report.show import summary_to_json
 
-    follower = RunFollower(folder)
+    is_protocol = ProtocolFollower.is_protocol(folder)
+    follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
     follower.check()
     display = open_display(sys.stderr if as_json else sys.stdout)
     view = LiveView(
         follower,
         summarise,
         display,
-        title=str(folder),
-        ending=lambda: _how_run_ended(follower),
+        title=lambda: follower.record.path,
+        ending=lambda: _how_it_ended(follower),
     )
     ending = view.run(seconds)
     if as_json:
@@ -54,7 +60,8 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
         return
     if isinstance(display, ScreenDisplay):
         display.print_last()
-    print(f"\nWatched until {ending}. Every figure: fast-axolotl show {folder}")
+    path = follower.record.path
+    print(f"\nWatched until {ending}. Every figure: fast-axolotl show {path}")
 
 
 def show_process(
@@ -73,7 +80,7 @@ def show_process(
             source,
             summarise,
             display,
-            title=f"{source.record.path}  {' '.join(start.command)}".strip(),
+            title=lambda: f"{source.record.path}  {' '.join(start.command)}".strip(),
             is_outside=True,
             ending=lambda: sampler.failure or ("" if sampler.is_alive else "the process ended"),
         )
@@ -158,7 +165,7 @@ class LiveRun:
             RunFollower(self._folder),
             summarise,
             self._display,
-            title=self._folder.name,
+            title=lambda: self._folder.name,
             ending=lambda: "" if is_running() else "the command ended",
             read_log=None if log is None else lambda: read_last_lines(log, 8),
         )
@@ -176,6 +183,17 @@ def _copy_log(log: Path, is_running: Callable[[], bool]) -> None:
             if not was_running:
                 return
             time.sleep(0.1)
+
+
+def _how_it_ended(follower: RunFollower | ProtocolFollower) -> str:
+    """Empty while it goes on."""
+    from fast_axolotl.record.following import RunFollower
+
+    if isinstance(follower, RunFollower):
+        return _how_run_ended(follower)
+    ending = _how_run_ended(follower.run)
+    is_over = ending and _seconds_since_written(follower.run.folder) > _NEXT_SECONDS
+    return f"{ending}, and none followed" if is_over else ""
 
 
 def _how_run_ended(follower: RunFollower) -> str:

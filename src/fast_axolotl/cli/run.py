@@ -72,6 +72,9 @@ _ProfileSteps = Annotated[
 _Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
+_Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
+]
 
 
 def run(
@@ -85,6 +88,7 @@ def run(
     peak_tflops: _PeakTflops = None,
     profile_steps: _ProfileSteps = 0,
     matmul: _Matmul = False,
+    quiet: _Quiet = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
@@ -106,7 +110,7 @@ def run(
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
-    measure = measure or live
+    measure = measure or live or quiet
     if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
         raise UsageError(
             "--output, --data-path, --peak-tflops, --profile-steps and --matmul are about a "
@@ -126,7 +130,7 @@ def run(
     os.environ.update(environment)
     _say(status_line(environment))
     if order is not None:
-        _run_measured(program, command, environment, order, live=live)
+        _run_measured(program, command, environment, order, live=live, quiet=quiet)
     sys.stdout.flush()
     try:
         # The command takes this process over: signals and the exit code are its own.
@@ -159,7 +163,13 @@ def status(
 
 
 def _run_measured(
-    program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
+    program: str,
+    command: Sequence[str],
+    environment: dict[str, str],
+    order: Order,
+    *,
+    live: bool,
+    quiet: bool,
 ) -> NoReturn:
     from fast_axolotl.integrations.supervising import end_as
 
@@ -171,7 +181,8 @@ def _run_measured(
         if isinstance(error.__cause__, OSError):
             _refuse(error, error.__cause__)
         raise
-    _print_summary(order.run_dir, begin)
+    if not quiet:
+        _print_summary(order.run_dir, begin)
     end_as(code)
 
 

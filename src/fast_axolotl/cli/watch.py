@@ -21,6 +21,7 @@ __all__ = ["WATCH_EXAMPLES", "watch"]
 
 WATCH_EXAMPLES = (
     "Examples:\n\n  fast-axolotl watch fast-axolotl-runs/20300131-120000-axolotl\n\n"
+    "  fast-axolotl watch fast-axolotl-protocols/20300131-120000\n\n"
     "  fast-axolotl watch 4711\n\n"
     "  fast-axolotl watch 4711 --seconds 60 --data-path data/ --output runs/first\n\n"
     "  fast-axolotl watch 4711 --seconds 10 --json"
@@ -36,7 +37,7 @@ def watch(
     target: Annotated[
         str,
         typer.Argument(
-            help="A process, whose descendants are included; or the folder of a record.",
+            help="A process, whose descendants are included; or the folder of a run or protocol.",
             metavar="PID|RUN",
         ),
     ],
@@ -56,7 +57,8 @@ def watch(
 ) -> None:
     """Watch a run as it goes on: what bounds it so far, throughput, memory, disk, swap.
 
-    Of a RUN, which records itself, all figures; of any other PID what is seen from outside.
+    Of a RUN, which records itself, all figures; of any other PID what is seen from outside. Of a
+    protocol its runs, one after the other.
 
     In a terminal: p pauses, r begins a new window, q quits. Elsewhere: one line a second.
 

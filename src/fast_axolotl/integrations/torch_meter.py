@@ -274,6 +274,7 @@ def read_settings(iterator: Any) -> dict[str, Any]:
         "batch_size": getattr(getattr(iterator, "_index_sampler", None), "batch_size", None),
         "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
         "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
+        "streaming": getattr(iterator, "_dataset_kind", None) == _ITERABLE,
     }
 
 
@@ -281,6 +282,8 @@ def _nothing() -> None:
     """A reference to nothing."""
 
 
+_ITERABLE = 1
+"""``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
 _WATCHES: list[TorchWatch] = []
 _ORIGINALS: list[Callable[[Any], Any]] = []
 """The ``__next__`` that ours stands in for, while it does."""

@@ -9,7 +9,7 @@ watcher wrote down, else what the record lacks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +116,7 @@ def _add_course(
         environment=environment,
         notes=(*_notes(record, world), *_short_notes(ranks, chosen)),
     )
+    found.put("deciding_rank", None if chosen is None else chosen.rank, "no rank left a record")
     alone = "there is one rank" if len(ranks) == 1 else "fewer than two ranks have steady steps"
     found.put("rank_skew", compare_own_time(ranks), found.unseen or alone)
 
@@ -201,9 +202,17 @@ def _add_system(found: Findings, record: RunRecord, ranks: Sequence[RankFigures]
             if phase.hwm_bytes is not None:
                 by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
     found.values["hwm_by_phase"] = by_phase
-    own = _own_memory(ranks) if record.system is None else {}
+    own = _own_memory(ranks) if record.system is None else _higher(figures.values, by_phase)
     for name, value in figures.values.items():
         found.put(name, own.get(name, value), figures.reasons, is_system=True)
+
+
+def _higher(watched: Mapping[str, Any], by_phase: Mapping[str, int]) -> dict[str, Any]:
+    """What the watcher's samples missed: a rank reads its mark at the very end of each phase."""
+    top = max(by_phase.values(), default=0)
+    if top <= (watched["hwm_bytes"] or 0):
+        return {}
+    return {"hwm_bytes": top, "spike_ratio": ratio(top, watched["rss_bytes"])}
 
 
 def _own_memory(ranks: Sequence[RankFigures]) -> dict[str, Any]:

@@ -111,14 +111,11 @@ def _memory(system: SystemRecord, samples: Sequence[SystemSample]) -> dict[str, 
     peak = _highest(one.pss_bytes for one in system.samples)
     hwm = _highest(one.hwm_bytes for one in system.samples)
     rss = middle(one.rss_bytes for one in samples)
-    # ΣPSS is sampled slowly: a short steady phase may hold none of it.
-    steady = middle(one.pss_bytes for one in samples)
-    anytime = middle(one.pss_bytes for one in system.samples)
     limits = [one for one in (start.limit_bytes, start.memory_bytes) if one]
     limit = min(limits, default=None)
     used = peak if peak is not None else _highest(one.rss_bytes for one in system.samples)
     return {
-        "working_set_bytes": _whole(steady if steady is not None else anytime),
+        "working_set_bytes": _whole(middle(one.pss_bytes for one in samples)),
         "working_set_peak_bytes": _whole(peak),
         "rss_bytes": _whole(rss),
         "anon_bytes": _whole(middle(one.anon_bytes for one in samples)),
@@ -208,6 +205,8 @@ def _explain(name: str, system: SystemRecord, samples: Sequence[SystemSample]) -
         return "the driver does not tell it" if seen else _MISSING["gpus"]
     if name in _MISSING:
         return _MISSING[name]
+    if name == "working_set_bytes" and any(one.pss_bytes is not None for one in system.samples):
+        return "ΣPSS is sampled seldom, and no sample fell into the steady phase: run longer"
     if len(samples) < 2:
         return "one sample of the process tree makes no rate"
     return f"{source} could not be read on this machine"

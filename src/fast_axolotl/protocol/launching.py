@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,6 @@ _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 32_768
-_SUMMARY = re.compile(r" (?:[A-Z]\S*-bound|Inconclusive|Mixed) .*")
-"""How the summary begins that ``fast-axolotl run --measure`` prints after the command has ended."""
 
 
 def launch(
@@ -56,7 +53,7 @@ def launch(
 
 
 def read_tail(log: Path) -> str:
-    """The last lines that a command wrote to its log, without the summary that follows them."""
+    """The last lines that a command wrote to its log."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -66,9 +63,7 @@ def read_tail(log: Path) -> str:
         return f"the log cannot be read: {error.strerror or error}"
     # A progress bar overwrites its line; only what was seen last counts.
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    begins = [at for at, line in enumerate(lines) if _SUMMARY.fullmatch(line)]
-    own = lines[: begins[-1]] if begins else lines
-    return "\n".join([line for line in own if line][-_TAIL_LINES:])
+    return "\n".join([line for line in lines if line][-_TAIL_LINES:])
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

@@ -203,7 +203,7 @@ class _Running:
             changed = {**arm.config, **{name: own[name] for name in arm.own_folders}}
             config.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
             command = [word.replace("{config}", str(config)) for word in command]
-        words = [sys.executable, "-m", "fast_axolotl.cli", "run", "--measure"]
+        words = [sys.executable, "-m", "fast_axolotl", "run", "--measure", "--quiet"]
         words += [] if arm.is_accelerated else ["--no-accelerate"]
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
         return [*words, "--output", str(folder), "--", *command], environment

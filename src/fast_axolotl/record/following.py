@@ -28,7 +28,7 @@ from fast_axolotl.record.folder import (
 )
 from fast_axolotl.record.lines import End, Start, StepBlock, SystemSample, SystemStart
 
-__all__ = ["RunFollower", "restart_window"]
+__all__ = ["ProtocolFollower", "RunFollower", "restart_window"]
 
 NEWEST = 128
 """Blocks and samples that keep their detail: two minutes, at one a second."""
@@ -153,6 +153,58 @@ class RunFollower:
         system = self.record.system
         if system is not None:
             system.samples = condense_samples(system.samples, most=_MOST_SAMPLES, newest=NEWEST)
+
+
+class ProtocolFollower:
+    """Reads what is new in the newest run of a protocol's folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.run = RunFollower(self._find_newest() or self.folder)
+
+    @staticmethod
+    def is_protocol(folder: str | Path) -> bool:
+        """Whether a folder is laid out as a protocol's: see ``comparison``."""
+        return (Path(folder) / "runs").is_dir()
+
+    @property
+    def record(self) -> RunRecord:
+        """Of the newest run."""
+        return self.run.record
+
+    @property
+    def is_behind(self) -> bool:
+        """More was there than one call reads: call again."""
+        return self.run.is_behind
+
+    @property
+    def stepless_seconds(self) -> float:
+        """Since a line about steps came, or following that run began."""
+        return self.run.stepless_seconds
+
+    def check(self) -> None:
+        """Refuse a folder in which no run has begun."""
+        self.run.check()
+
+    def poll(self) -> int:
+        """Read what is new, in the next run if that has begun; the number of new lines."""
+        newest = self._find_newest()
+        if newest is not None and newest != self.run.folder:
+            self.run = RunFollower(newest)
+        return self.run.poll()
+
+    def reset(self) -> None:
+        """Begin a new window."""
+        self.run.reset()
+
+    def _find_newest(self) -> Path | None:
+        begun = [path.parent for path in self.folder.glob("runs/*/*.jsonl")]
+        return max(begun, key=_turn_of, default=None)
+
+
+def _turn_of(folder: Path) -> int:
+    number = folder.name.partition("-")[0]
+    return int(number) if number.isdecimal() else -1
 
 
 def restart_window(record: RunRecord) -> None:

@@ -63,6 +63,8 @@ class RunSummary:
 
     world_size: int
     ranks: tuple[RankSummary, ...]
+    deciding_rank: int | None
+    """Whose stall and step times these are; ``None`` where no rank was recorded."""
     rank_skew: float | None
     """(largest − median) ÷ median of the ranks' own time a step: wall less wait."""
 

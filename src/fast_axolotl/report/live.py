@@ -89,7 +89,7 @@ class LiveView:
         summarise: Callable[[RunRecord], RunSummary],
         display: Display,
         *,
-        title: str,
+        title: Callable[[], str],
         ending: Callable[[], str],
         is_outside: bool = False,
         read_log: Callable[[], Sequence[str]] | None = None,
@@ -157,7 +157,7 @@ class LiveView:
         self._frame = make_frame(
             record,
             self._summary,
-            title=self._title,
+            title=self._title(),
             is_outside=self._is_outside,
             stepless_seconds=self._source.stepless_seconds,
             window_seconds=None if self._reset_at is None else self._clock() - self._reset_at,

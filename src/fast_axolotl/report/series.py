@@ -13,7 +13,6 @@ from typing import Any
 from fast_axolotl.record import (
     Histogram,
     RankRecord,
-    RankSummary,
     RunRecord,
     RunSummary,
     StepBlock,
@@ -28,7 +27,7 @@ from fast_axolotl.report.downsampling import (
 )
 from fast_axolotl.report.system_series import disk_series, gpu_series, memory_series
 
-__all__ = ["MOST_POINTS", "choose_rank", "read_series"]
+__all__ = ["MOST_POINTS", "read_series"]
 
 MOST_POINTS = 3000
 """Points of a curve: a few for every pixel of a wide screen, so that zooming shows more."""
@@ -46,7 +45,7 @@ def read_series(
 ) -> Columns:
     """Every curve of a run; what was not recorded is left out."""
     zero = _first_time(record)
-    number = choose_rank(record, summary)
+    number = summary.deciding_rank
     found: Columns = {"rank": number}
     if number is not None:
         rank = record.ranks[number]
@@ -66,21 +65,6 @@ def read_series(
         found["disk"] = disk_series(record.system, offset, most_points // 2)
         found["gpus"] = gpu_series(record.system, offset, most_points // 2)
     return {name: value for name, value in found.items() if value not in ({}, [])}
-
-
-def choose_rank(record: RunRecord, summary: RunSummary) -> int | None:
-    """The rank that decided: the one that waits most; with a dispatcher rank 0."""
-    if summary.settings.get("dispatcher") and 0 in record.ranks:
-        return 0
-    ranks = [rank for rank in summary.ranks if rank.rank in record.ranks]
-    if not ranks:
-        return min(record.ranks, default=None)
-    return max(ranks, key=lambda rank: (_stall_of(rank), rank.steps, -rank.rank)).rank
-
-
-def _stall_of(rank: RankSummary) -> float:
-    stall = finite(rank.stall_fraction)
-    return -1.0 if stall is None else stall
 
 
 def _first_time(record: RunRecord) -> float:
