@@ -134,7 +134,9 @@ def test_run_measures_an_axolotl_that_is_left_as_it_is(bench: Bench) -> None:
     done = start(
         *run, "--output", str(folder), "--", "axolotl", "train", config, "--launcher", "python"
     )
-    check_record(read_run(folder))
+    record = read_run(folder)
+    check_record(record)
+    assert record.ranks[0].values["config"]["sequence_len"] == 512
     assert "fast-axolotl: used" not in done.stderr
     assert "Inconclusive" in done.stderr
     assert "fast_axolotl/stall_fraction" in bench.history("stock")[-1]

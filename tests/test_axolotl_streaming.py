@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,11 +44,11 @@ def ours(stock: Callable[[str], Any]) -> Any:
     for function in (sft._load_streaming_dataset, streaming.wrap_streaming_dataset):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    from fast_axolotl.integrations import axolotl_streaming, huggingface
+    from fast_axolotl.integrations import axolotl_streaming, bounded_map, huggingface
     from fast_axolotl.integrations.patching import Unfamiliar
 
     return SimpleNamespace(
-        streaming=axolotl_streaming, hf=huggingface, sft=sft, Unfamiliar=Unfamiliar
+        streaming=axolotl_streaming, hf=huggingface, map=bounded_map, sft=sft, Unfamiliar=Unfamiliar
     )
 
 
@@ -232,9 +233,16 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("buffer_bytes", [1 << 30, 2000])
+@pytest.mark.parametrize("is_worker", [False, True])
 def test_resume_at_any_row_gives_the_same_tail(
-    ours: Any, tmp_path: Path, name: str, buffer_bytes: int
+    ours: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    buffer_bytes: int,
+    is_worker: bool,
 ) -> None:
+    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
     paths = files_of(tmp_path, 2)
 
     def make() -> Any:
@@ -250,6 +258,70 @@ def test_resume_at_any_row_gives_the_same_tail(
         again = make()
         again.load_state_dict(state)
         assert head + [row["id"] for row in again] == expected, stop
+
+
+def drawn(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Draws from torch's generator, as Axolotl's packing does."""
+    import torch
+
+    return {"n": rows["id"], "drawn": torch.randint(1000, (len(rows["id"]),)).tolist()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
+    ours: Any, tmp_path: Path, workers: int
+) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    def read(dataset: Any) -> list[Any]:
+        torch.manual_seed(7)
+        mapped = dataset.map(drawn, batched=True, batch_size=37)
+        loader = DataLoader(mapped, batch_size=None, num_workers=workers)
+        return [[(row["n"], row["drawn"]) for row in loader] for _ in range(2)]
+
+    theirs, mine = (read(dataset) for dataset in pair(ours, "json", files_of(tmp_path, 2)))
+    assert mine == theirs
+    assert mine[0] != mine[1]
+
+
+def test_an_error_ahead_comes_after_the_rows_before_it(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
+
+    def refuse(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if 100 in rows["id"]:
+            raise ValueError("row 100")
+        return {"n": rows["id"]}
+
+    mapped = exchange(ours, load("json", files_of(tmp_path, 1))).map(
+        refuse, batched=True, batch_size=37
+    )
+    seen = []
+    with pytest.raises(ValueError, match="row 100"):  # noqa: PT012 - how far it came counts
+        for row in mapped:
+            seen.append(row["id"])  # noqa: PERF401
+    assert seen == list(range(74))
+
+
+def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = threading.Semaphore(0)
+
+    def tell(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        made.release()
+        return {"n": rows["id"]}
+
+    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
+    rows = iter(
+        exchange(ours, load("json", files_of(tmp_path, 1))).map(tell, batched=True, batch_size=37)
+    )
+    next(rows)
+    assert made.acquire(timeout=30)
+    assert made.acquire(timeout=30), "the second batch was not made ahead"
+    assert not made.acquire(timeout=0.2), "more than one batch was made ahead"
 
 
 def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None:

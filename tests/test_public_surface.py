@@ -209,6 +209,7 @@ FIELDS = {
         "samples_per_second",
         "bytes_per_second",
         "free_rows_per_second",
+        "deciding_rank",
         "demand_rows_per_second",
         "headroom",
         "tokens_per_second",
@@ -359,6 +360,7 @@ FLAGS = {
         ]
         for name in ("dedupe", "hash", "pack", "pad")
     },
+    "bench advice": ["--json", "--output", "--steps", "--work-dir", "-o"],
     "bench reader": [
         "--cases",
         "--json",

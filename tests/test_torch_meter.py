@@ -146,6 +146,19 @@ def test_every_fetch_of_a_loader_is_told_once(
     }
 
 
+def test_the_files_of_a_stream_are_counted_through_adapters(meter: FakeMeter) -> None:
+    class Files(Stream):
+        num_shards = 3
+
+    class Adapter(Stream):
+        dataset = Files()
+
+    for dataset in (Files(), Adapter()):
+        with watch_torch(meter):
+            train(DataLoader(dataset, batch_size=4))
+        assert (meter.known["streaming"], meter.known["num_shards"]) == (True, 3)
+
+
 def test_a_spawned_worker_is_the_same_to_the_meter(meter: FakeMeter) -> None:
     loader = DataLoader(Numbers(10), batch_size=4, num_workers=1, multiprocessing_context="spawn")
     with watch_torch(meter):

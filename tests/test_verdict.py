@@ -416,6 +416,7 @@ def hosted(source: str = "axolotl", **values: Any) -> RunRecord:
 STREAM = {"config": {"streaming": True}}
 """As the plugin records Axolotl's configuration."""
 PACKED_STREAM = {"config": {"streaming": True, "sample_packing": True}}
+AHEAD = {"config": {**PACKED_STREAM["config"], "dataset_use_rust_streaming": True}}
 
 
 ACTIONS: dict[str, tuple[RunRecord, str]] = {
@@ -500,16 +501,30 @@ ACTIONS: dict[str, tuple[RunRecord, str]] = {
         "batch_size=100",
     ),
     "streamed packs": (
-        hosted(wait=every(125, 0.3), fetches=900, settings=PACKED_STREAM),
+        hosted(wait=every(125, 0.3), fetches=900, settings={"num_workers": 1, **PACKED_STREAM}),
+        "set dataset_use_rust_streaming: true, fast_axolotl_streaming_force: true, and start",
+    ),
+    "streamed packs, in bursts, read by the training process": (
+        hosted(wait=every(16, 0.3), fetches=3000, settings={"num_workers": 0, **PACKED_STREAM}),
+        "fast_axolotl_streaming_force: true, dataloader_num_workers: 1, and start Axolotl by ",
+    ),
+    "streamed packs that are made ahead already": (
+        hosted(wait=every(125, 0.3), fetches=900, settings=AHEAD),
         "streaming_multipack_buffer_size: 1000 (now 10,000)",
+    ),
+    "a stream of one file": (
+        hosted("transformers", wait=steady(0.3), settings={"num_workers": 2, "num_shards": 2}),
+        "Write the data as more files: it has 2, and a stream's workers share files",
+    ),
+    "a stream of few files": (
+        hosted("transformers", wait=steady(0.8), settings={"num_workers": 1, "num_shards": 3}),
+        "TrainingArguments(dataloader_num_workers=3)",
     ),
     "streamed packs that are small already": (
         hosted(
             wait=every(250, 0.3),
             fetches=1800,
-            settings={
-                "config": {**PACKED_STREAM["config"], "streaming_multipack_buffer_size": 400}
-            },
+            settings={"config": {**AHEAD["config"], "streaming_multipack_buffer_size": 400}},
         ),
         "Look at what is done every 2,000 samples",
     ),

@@ -22,8 +22,10 @@ __all__ = [
     "DATASETS",
     "REPEATED_SHARE",
     "chat_rows",
+    "conversation",
     "documents",
     "preprocess_config",
+    "streaming_chat_config",
     "streaming_config",
     "train_config",
     "write_config",
@@ -81,6 +83,12 @@ def chat_rows(rng: random.Random) -> Iterator[Row]:
                 for role, least, most in (("user", 5, 20), ("assistant", 12, 50)) * 2
             ]
         }
+
+
+def conversation(rng: random.Random, turns: int) -> Row:
+    """So many questions and answers of a few words each."""
+    roles = ("user", "assistant") * turns
+    return {"messages": [{"role": role, "content": _text(rng, 1, 3)} for role in roles]}
 
 
 def _alpaca_rows(rng: random.Random) -> Iterator[Row]:
@@ -215,6 +223,25 @@ def streaming_config(
         keys = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
         config |= {"plugins": [_PLUGIN], **dict.fromkeys(keys, True)}
     return config
+
+
+def streaming_chat_config(
+    model: Path, data: Path, output: Path, *, steps: int, buffer_rows: int
+) -> Config:
+    """``axolotl train`` on a stream of conversations, packed so many rows at a time."""
+    source = {"path": "json", "data_files": str(data), "split": "train"}
+    return {
+        **_common(model, output),
+        "datasets": [{**source, **_TYPES["chat"]}],
+        "streaming": True,
+        "streaming_multipack_buffer_size": buffer_rows,
+        "shuffle_merged_datasets": False,
+        "sample_packing": True,
+        "sequence_len": 512,
+        "max_steps": steps,
+        "logging_steps": 10,
+        "save_strategy": "no",
+    }
 
 
 def _common(model: Path, output: Path) -> Config:

@@ -315,6 +315,23 @@ def bench_protocol(
     _finish(result, protocol_bench_tables(result), output, as_json)
 
 
+@bench_app.command(
+    "advice", epilog=_examples("advice", "advice -o benchmarks/results/2030-01-31-advice.json")
+)
+def bench_advice(
+    steps: Annotated[int, typer.Option(help="Steps of every training.", min=250)] = 400,
+    work_dir: _WorkDir = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Train the real Axolotl on a stream that is too slow, and do what the meter advises."""
+    from fast_axolotl.bench.advice import advice_tables, run_advice_bench
+
+    _refuse_existing(output)
+    result = run_advice_bench(steps=steps, work_dir=work_dir, progress=_say)
+    _finish(result, advice_tables(result), output, as_json)
+
+
 def _refuse_existing(output: Path | None) -> None:
     """Before the minutes that a benchmark takes, rather than after."""
     from fast_axolotl.bench.matrix import require_new

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
+from fast_axolotl.integrations.axolotl_config import find_data, read_telling
 from fast_axolotl.integrations.launch import RUN, status_line
 from fast_axolotl.integrations.measuring import Order, order
 from fast_axolotl.integrations.patching import NotAsked
@@ -38,26 +39,6 @@ __all__ = [
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 """What stands under ``plugins:``."""
-
-_TELLING = (
-    "adapter",
-    "attn_implementation",
-    "base_model",
-    "dataloader_num_workers",
-    "dataloader_prefetch_factor",
-    "dataset_use_rust_streaming",
-    "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "micro_batch_size",
-    "pad_to_sequence_len",
-    "pretraining_dataset",
-    "sample_packing",
-    "sequence_len",
-    "streaming",
-    "streaming_multipack_buffer_size",
-    "torch_compile",
-)
-"""Keys of Axolotl's that go into a record."""
 
 
 class FastAxolotlArgs(BaseModel):
@@ -151,7 +132,7 @@ class FastAxolotlPlugin(BasePlugin):
                 profile_steps=wanted.profile_steps,
                 matmul=wanted.matmul,
                 data_paths=wanted.data_paths,
-                settings={"config": _telling(cfg)},
+                settings={"config": read_telling(cfg)},
             )
         ]
 
@@ -159,12 +140,12 @@ class FastAxolotlPlugin(BasePlugin):
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:
     """What to measure: as ``fast-axolotl run --measure`` asked, else as the configuration does."""
     if asked is not None:
-        return asked if asked.data_paths else replace(asked, data_paths=_data_paths(cfg))
+        return asked if asked.data_paths else replace(asked, data_paths=find_data(cfg))
     wanted = cfg.get("fast_axolotl_measure")
     if not wanted:
         return None
     folder = Path(cfg["output_dir"]) / "fast-axolotl-measure" if wanted is True else Path(wanted)
-    return Order(run_dir=str(folder), data_paths=_data_paths(cfg))
+    return Order(run_dir=str(folder), data_paths=find_data(cfg))
 
 
 def prepare_plugins(cfg: Any) -> NoReturn:
@@ -177,21 +158,6 @@ def prepare_plugins(cfg: Any) -> NoReturn:
     if PLUGIN not in listed and any(cfg.get(key) is not None for key in KEYS):
         cfg["plugins"] = [*listed, PLUGIN]
     raise NotAsked
-
-
-def _data_paths(cfg: Any) -> tuple[str, ...]:
-    """What training reads: prepared rows where there are any, else the datasets' own files."""
-    prepared = cfg.get("dataset_prepared_path")
-    if prepared and not cfg.get("streaming") and Path(prepared).is_dir():
-        return (str(prepared),)
-    sets = [*(cfg.get("datasets") or []), *(cfg.get("pretraining_dataset") or [])]
-    found = (item.get("data_files") or item.get("path") for item in sets)
-    return tuple(path for path in found if isinstance(path, str) and Path(path).exists())
-
-
-def _telling(cfg: Any) -> dict[str, Any]:
-    """What of the configuration decides how fast the data comes and how long a step takes."""
-    return {key: cfg[key] for key in _TELLING if cfg.get(key) is not None}
 
 
 def _say(line: str) -> None:

@@ -38,14 +38,8 @@ except ImportError as error:
         "streaming into Axolotl needs its packages: pip install axolotl"
     ) from error
 
-from fast_axolotl.integrations.huggingface import (
-    TOKEN_BYTES,
-    BoundedMap,
-    locate,
-    shard_sources,
-    through_reader,
-    weigh,
-)
+from fast_axolotl.integrations.bounded_map import TOKEN_BYTES, BoundedMap, weigh
+from fast_axolotl.integrations.huggingface import locate, shard_sources, through_reader
 
 __all__ = [
     "BoundedDataset",

@@ -1,4 +1,4 @@
-"""Files of a streamed Hugging Face dataset through our reader, and a map bounded by bytes.
+"""Files of a streamed Hugging Face dataset through our reader.
 
 ``through_reader`` takes a dataset that ``load_dataset(..., streaming=True)`` made and exchanges the
 one part that reads files. Everything else stays what Hugging Face made it: info, features, split,
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
@@ -46,21 +45,15 @@ except ImportError as error:
     ) from error
 
 __all__ = [
-    "TOKEN_BYTES",
-    "BoundedMap",
     "FileSource",
     "ReaderExamples",
     "fits",
     "locate",
     "shard_sources",
     "through_reader",
-    "weigh",
 ]
 
 LOG = logging.getLogger("fast_axolotl")
-
-TOKEN_BYTES = 4
-"""Bytes of text that make a token, by rule of thumb."""
 
 _FORMATS = {"Json": "jsonl", "Parquet": "parquet", "Arrow": "arrow", "Text": "text"}
 """Builder of Hugging Face → the format of ours that gives its rows."""
@@ -286,94 +279,6 @@ class ReaderExamples(hf.ArrowExamplesIterable):  # type: ignore[misc]
 
     def _with(self, kwargs: dict[str, Any]) -> ReaderExamples:
         return type(self)(self.generate_tables_fn, kwargs, self.source)
-
-
-class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
-    """A batched map over Python rows whose batches end at a number of rows or of bytes."""
-
-    budget: int
-
-    @staticmethod
-    def can_be(mapped: Any) -> bool:
-        """Whether it is a map of the kind that Axolotl makes of text."""
-        usual = type(mapped) is hf.MappedExamplesIterable and mapped.batched
-        usual = usual and not mapped.formatting and not mapped.with_indices
-        usual = usual and mapped.input_columns is None and not mapped.drop_last_batch
-        return bool(usual and (mapped.batch_size or 0) > 0)
-
-    @classmethod
-    def around(cls, mapped: Any, budget: int) -> BoundedMap:
-        """The same map, with a budget."""
-        result = cls.__new__(cls)
-        result.__dict__.update(mapped.__dict__, budget=budget)
-        return result
-
-    def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        state, skip = self._state_dict, 0
-        if state and state["previous_state"]:
-            self.ex_iterable.load_state_dict(state["previous_state"])
-            skip = state["num_examples_since_previous_state"]
-        rows = iter(self.ex_iterable)
-        self._mark()
-        while batch := self._next_batch(rows):
-            key, columns = batch
-            for example in hf._batch_to_examples(self._apply(columns)):
-                if state:
-                    state["num_examples_since_previous_state"] += 1
-                if skip:
-                    skip -= 1
-                else:
-                    yield key, example
-            self._mark()
-
-    def _mark(self) -> None:
-        if self._state_dict:
-            self._state_dict["previous_state"] = self.ex_iterable.state_dict()
-            self._state_dict["num_examples_since_previous_state"] = 0
-
-    def _next_batch(self, rows: Iterator[Any]) -> tuple[Any, dict[str, list[Any]]] | None:
-        examples, size, first = [], 0, None
-        for key, example in rows:
-            first = key if first is None else first
-            examples.append(example)
-            size += weigh(example)
-            if len(examples) == self.batch_size or size >= self.budget:
-                break
-        return (first, hf._examples_to_batch(examples)) if examples else None
-
-    def _apply(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        given = dict(columns)
-        made = self.function(columns, **self.fn_kwargs)
-        lengths = {name: len(made[name]) for name in made}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"Column lengths mismatch: {lengths}")
-        for name in self.remove_columns or ():
-            given.pop(name, None)
-            if made is columns:
-                made.pop(name, None)
-        return {**given, **made}
-
-    def shuffle_data_sources(self, generator: Any) -> BoundedMap:
-        return self.around(super().shuffle_data_sources(generator), self.budget)
-
-    def shard_data_sources(self, *args: Any, **kwargs: Any) -> BoundedMap:
-        return self.around(super().shard_data_sources(*args, **kwargs), self.budget)
-
-    def reshard_data_sources(self) -> BoundedMap:
-        return self.around(super().reshard_data_sources(), self.budget)
-
-
-def weigh(value: Any) -> int:
-    """About the bytes that a value takes; lists of numbers count as tokens of four."""
-    if isinstance(value, str | bytes):
-        return sys.getsizeof(value)
-    if isinstance(value, dict):
-        return sum(map(weigh, value.values()))
-    if isinstance(value, list | tuple):
-        if value and isinstance(value[0], int | float):
-            return TOKEN_BYTES * len(value)
-        return sum(map(weigh, value))
-    return TOKEN_BYTES
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -303,6 +303,7 @@ class _Attached:
         self.meter: Meter | None = None
         self.profiler: WindowProfiler | None = None
         self._folders: list[Path] = []
+        self._settings: dict[str, Any] = {}
 
     def watch_loops(self, module: ModuleType) -> None:
         """Once torch's loaders are loaded: a plain loop opens a meter with its first fetch."""
@@ -318,6 +319,10 @@ class _Attached:
     def join_lightning(self, module: ModuleType) -> None:
         """Once Lightning's trainer is loaded, likewise."""
         _after_init(module.Trainer, self._join_lightning)
+
+    def read_axolotl(self, module: ModuleType) -> None:
+        """Once Axolotl's builders are loaded: what trains is told with its configuration."""
+        _after_init(module.TrainerBuilderBase, self._read_axolotl)
 
     def let_go(self) -> None:
         """Watch plain loops no more."""
@@ -358,6 +363,11 @@ class _Attached:
         if not self._is_joined(trainer.callbacks, MeterCallback):
             trainer.callbacks.insert(0, self._callback(MeterCallback))
 
+    def _read_axolotl(self, builder: Any) -> None:
+        from fast_axolotl.integrations.axolotl_config import read_telling
+
+        self._settings["config"] = read_telling(builder.cfg)
+
     def _is_joined(self, callbacks: Sequence[Any], kind: type[Any]) -> bool:
         """Whether a meter is there already; one of the user's own has its own folder."""
         found: list[Any] = [item for item in callbacks if isinstance(item, kind)]
@@ -377,6 +387,7 @@ class _Attached:
             profile_steps=self.order.profile_steps,
             matmul=self.order.matmul,
             data_paths=self.order.data_paths,
+            settings=self._settings,
         )
         # A second trainer of this process must not take the first one's folder.
         made.folders = self._folders
@@ -400,6 +411,7 @@ def attach() -> bool:
         ("transformers.trainer_callback", attached.join_trainers),
         ("lightning.pytorch.trainer.trainer", attached.join_lightning),
         ("pytorch_lightning.trainer.trainer", attached.join_lightning),
+        ("axolotl.core.builders.base", attached.read_axolotl),
     ):
         wrapt.register_post_import_hook(_guarded(action), name)
     return True

@@ -274,14 +274,29 @@ def read_settings(iterator: Any) -> dict[str, Any]:
         "batch_size": getattr(getattr(iterator, "_index_sampler", None), "batch_size", None),
         "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
         "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
-        "streaming": getattr(iterator, "_dataset_kind", None) == _ITERABLE,
+        **_read_stream(iterator),
     }
+
+
+def _read_stream(iterator: Any) -> dict[str, Any]:
+    """Whether rows come from a stream, and of Hugging Face's, how many files it has to share."""
+    if getattr(iterator, "_dataset_kind", None) != _ITERABLE:
+        return {"streaming": False}
+    dataset = getattr(iterator, "_dataset", None)
+    # accelerate's adapters hold the dataset that they divide.
+    for _ in range(_MOST_ADAPTERS):
+        count = getattr(dataset, "num_shards", None)
+        if isinstance(count, int):
+            return {"streaming": True, "num_shards": count}
+        dataset = getattr(dataset, "dataset", None)
+    return {"streaming": True}
 
 
 def _nothing() -> None:
     """A reference to nothing."""
 
 
+_MOST_ADAPTERS = 4
 _ITERABLE = 1
 """``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
 _WATCHES: list[TorchWatch] = []

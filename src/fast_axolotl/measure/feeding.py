@@ -29,7 +29,32 @@ MAP_ROWS = 1_000
 
 def feed(given: Evidence) -> str:
     """What to change for waits by rate, in bursts, or once in a while."""
+    if _can_read_ahead(given):
+        return _read_ahead(given)
     return {"burst": _deepen, "periodic": _spread}.get(given.pattern, _speed_up)(given)
+
+
+def _can_read_ahead(given: Evidence) -> bool:
+    """Whether Axolotl packs so many rows of a stream, then so many more, and not yet by us."""
+    return (
+        given.source == "axolotl"
+        and given.is_stream
+        and bool(given.setting("sample_packing"))
+        and not given.setting("dataset_use_rust_streaming")
+        and given.pattern in ("burst", "periodic")
+        and given.figures.stall_period_of not in ("epoch", "shard")
+    )
+
+
+def _read_ahead(given: Evidence) -> str:
+    settings = [name_setting(given.source, "dataset_use_rust_streaming", "true")]
+    settings.append(name_setting(given.source, "fast_axolotl_streaming_force", "true"))
+    if not given.number("num_workers"):
+        settings.append(name_loader(given.source, num_workers=1))
+    return (
+        f"Pack the next rows while these are trained on: set {', '.join(settings)}, and start "
+        "Axolotl by fast-axolotl run --."
+    )
 
 
 def _speed_up(given: Evidence) -> str:
@@ -39,6 +64,13 @@ def _speed_up(given: Evidence) -> str:
     # Where the loop itself reads, reading takes stall ÷ (1 − stall) times as long as the model.
     wanted = _at_least(workers / (1.0 - stall)) if workers else _at_least(stall / (1 - stall)) + 1
     most = given.cores or max(MOST_UNSEEN_WORKERS, 2 * workers)
+    shards = given.number("num_shards")
+    if shards and shards <= workers < most:
+        return (
+            f"Write the data as more files: it has {shards}, and a stream's workers share files, "
+            f"so no more than {shards} of {workers} read."
+        )
+    most = min(most, shards or most)
     if workers < most:
         count = min(max(workers + 1, wanted), most)
         return f"Set {name_loader(given.source, num_workers=count)}; {_why_workers(given, count)}."

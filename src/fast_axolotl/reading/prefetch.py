@@ -2,8 +2,8 @@
 
 A worker takes the next item under a lock (splitting is sequential and may read or decompress),
 then decodes it outside the lock. Results are handed out in the order in which items were taken.
-Workers pause while what is decoded or being decoded, and not yet consumed, is over the budget; one
-item is always allowed, so a row larger than the budget still passes.
+Workers pause while what is decoded or being decoded, the item in the consumer's hands included, is
+over the budget; one item is always allowed, so a row larger than the budget still passes.
 
 The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
 garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
@@ -128,6 +128,8 @@ class Prefetcher(Generic[_Task, _Result]):
             slot = shared.slots.popleft()
             shared.ready -= slot.reserved
             self._held = slot.reserved
+            # Fewer are ready now, so there may be room for the next.
+            shared.changed.notify_all()
             return slot
 
 
@@ -177,7 +179,7 @@ def _is_over_budget(shared: _Shared[_Task, _Result]) -> bool:
 def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
     """The next task, once there is room for it."""
     with shared.changed:
-        while _is_over_budget(shared) and shared.slots and not shared.stopped:
+        while _is_over_budget(shared) and shared.reserved and not shared.stopped:
             shared.changed.wait()
         if shared.stopped or shared.exhausted:
             return None
