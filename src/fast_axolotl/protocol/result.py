@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,8 +47,9 @@ def build_protocol(
 ) -> Protocol:
     """What is known by now."""
     turns = plan.turns()
-    arms = tuple(_arm(arm, turns, state, figures) for arm in plan.arms)
     matrix = _matrix(plan, turns, figures)
+    primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
+    arms = tuple(_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     equal, losses = _losses(plan, arms)
     differing = differing_settings(
         {arm.name: arm.settings for arm in arms},
@@ -60,6 +62,8 @@ def build_protocol(
         started=state.started,
         seconds=state.seconds,
         pairs=_pairs_done(plan, turns, state),
+        planned_pairs=plan.pairs,
+        planned_runs=len(turns),
         order=tuple(turn.arm.name for turn in turns if turn.number in state.runs),
         arms=arms,
         matrix=matrix,
@@ -93,24 +97,43 @@ def differing_settings(
 
 
 def _arm(
-    plan: ArmPlan, turns: Sequence[Turn], state: State, figures: Mapping[int, RunFigures]
+    plan: ArmPlan,
+    turns: Sequence[Turn],
+    state: State,
+    figures: Mapping[int, RunFigures],
+    primary: str,
 ) -> Arm:
     own = [turn for turn in turns if turn.arm.name == plan.name]
     runs = tuple(state.runs[turn.number] for turn in own if turn.number in state.runs)
-    counted = [figures[turn.number] for turn in own if turn.number in figures]
-    last = counted[-1] if counted else None
-    verdict = last.summary.verdict if last is not None else None
-    known = {} if last is None else last.settings
+    shown = _choose_run([turn for turn in own if turn.number in figures], figures, primary)
+    found = None if shown is None else figures[shown.number]
+    verdict = found.summary.verdict if found is not None else None
+    known = {} if found is None else found.settings
     return Arm(
         name=plan.name,
         text=plan.text,
         command=plan.command,
         runs=runs,
         settings={name: known[name] for name in LOADER_SETTINGS if name in known},
+        shown_run="" if shown is None else shown.folder,
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
         headline=verdict.headline if verdict else "",
         action=verdict.action if verdict else "",
     )
+
+
+def _choose_run(
+    turns: Sequence[Turn], figures: Mapping[int, RunFigures], primary: str
+) -> Turn | None:
+    """The run that stands for an arm."""
+    counted = [turn for turn in turns if turn.pair >= 0]
+    values = {turn.number: figures[turn.number].values.get(primary) for turn in counted}
+    known = [value for value in values.values() if value is not None]
+    if not known:
+        return next(reversed(counted or turns), None)
+    # Of an even number of runs, one of the two in the middle.
+    middle = statistics.median_low(known)
+    return next(turn for turn in counted if values[turn.number] == middle)
 
 
 def _matrix(plan: Plan, turns: Sequence[Turn], figures: Mapping[int, RunFigures]) -> Matrix:

@@ -102,6 +102,9 @@ class _Running:
         self.spent_before, self.begun = self.state.seconds, self.clock()
         turns = self.plan.turns()
         self._read_earlier(turns)
+        # So that who looks into the folder finds out what is going on.
+        self._save()
+        self._write("")
         stopped = ""
         for turn in turns:
             if turn.number in self.state.runs:

@@ -53,8 +53,11 @@ class Arm:
     runs: tuple[ArmRun, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     """Loader settings as its runs recorded them: workers, prefetch, dispatcher, …"""
+    shown_run: str = ""
+    """Folder of the run that stands for the arm: of those that count, the one nearest the median of
+    the figure that decides; before there is one, the last warm-up."""
     verdict: str = ""
-    """Kind and subtype, of its last run that counts."""
+    """Kind and subtype, of that run."""
     headline: str = ""
     action: str = ""
 
@@ -114,6 +117,10 @@ class Protocol:
     started: float
     seconds: float
     pairs: int
+    """Done."""
+    planned_pairs: int = 0
+    planned_runs: int = 0
+    """Warm-up runs included; 0 where an earlier version has not told."""
     order: tuple[str, ...]
     """Arms in the order in which they were run: A B B A …"""
     arms: tuple[Arm, ...]
