@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fast_axolotl.record import LineWriter, Log, Mark, RankRecord, SystemRecord
+from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
 from records import make_rank, make_system, steady
 
 
@@ -39,6 +39,12 @@ class FakeLaunch:
     losses: Callable[[str, int], Sequence[float]] = lambda arm, run: (2.0, 1.5)
     codes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Exit codes of an arm's runs, 0 beyond them."""
+    fetches: Mapping[str, int] = field(default_factory=dict)
+    """Of an arm's runs, else 600."""
+    ends: Mapping[str, End] = field(default_factory=dict)
+    """How an arm's training ends, else well."""
+    idle: Sequence[str] = ()
+    """Arms that do not train."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
     seconds: float = 10.0
     interrupt_at: int | None = None
@@ -78,14 +84,18 @@ class FakeLaunch:
         log.write_text("a line\nValueError: it went wrong\n" if code else "trained\n")
         if code:
             return code
+        if arm in self.idle:
+            write_record(folder, None, make_system(samples=8))
+            return 0
         own = self.step_seconds(arm, run)
         rank = make_rank(
             own_seconds=own,
             wait=steady(self.stall.get(arm, 0.0), own),
-            fetches=600,
+            fetches=self.fetches.get(arm, 600),
             tokens=1000,
             settings=dict(self.settings.get(arm, {})),
         )
+        rank.end = self.ends.get(arm, rank.end)
         rank.add(Mark(t=0.5, name="first_step", step=0))
         for step, loss in enumerate(self.losses(arm, run)):
             rank.add(Log(t=float(step), step=step, values={"loss": loss}))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from fast_axolotl.protocol.matrix import find_cell
 from fast_axolotl.protocol.page_cache import prepare_page_cache
 from fast_axolotl.protocol.plan import ArmPlan
 from fast_axolotl.protocol.result import differing_settings
+from fast_axolotl.record import End
 from fast_axolotl.record.comparison import Protocol
 from protocol_fakes import FakeLaunch, folder_of
 
@@ -107,9 +111,118 @@ def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
     assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
 
 
-def test_a_command_that_is_run_itself_keeps_its_acceleration() -> None:
-    wanted = plan_commands("axolotl train a.yml", "bin/fast-axolotl run -- axolotl train a.yml")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bin/fast-axolotl run -- axolotl train a.yml",
+        "python -m fast_axolotl run -- axolotl train a.yml",
+        "env A=1 fast-axolotl run --measure -- axolotl train a.yml",
+    ],
+)
+def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> None:
+    wanted = plan_commands("axolotl train a.yml -- fast-axolotl run", command)
     assert [arm.is_accelerated for arm in wanted.arms] == [False, True]
+
+
+def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
+    paces = (0.01, 0.03, 0.01, 0.02)
+    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=lambda arm, n: paces[n]))
+    assert [arm.shown_run for arm in found.arms] == ["runs/08-baseline", "runs/07-candidate"]
+    assert (found.planned_runs, found.planned_pairs) == (8, 3)
+
+
+def test_an_arm_that_does_not_train_is_not_compared(tmp_path: Path) -> None:
+    launch = FakeLaunch(idle=("candidate",))
+    found = run(plan(), tmp_path / "p", launch)
+    assert "candidate recorded no training step, and baseline did" in found.paragraph
+    assert "Use" not in found.paragraph
+    assert "Keep" not in found.paragraph
+
+
+def test_other_numbers_of_steps_are_told(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "p", FakeLaunch(fetches={"candidate": 400}))
+    assert any(note.startswith("Not the same work: steps recorded are ") for note in found.notes)
+
+
+def test_training_that_failed_behind_an_exit_code_of_0_does_not_count(tmp_path: Path) -> None:
+    error = End(t=9.0, reason="exception", error="RuntimeError: no")
+    found = run(plan(warmup=0), tmp_path / "p", FakeLaunch(ends={"candidate": error}))
+    assert {one.status for one in found.arms[1].runs} == {"failed", "left out"}
+    assert "exit code 0, but its training ended" in found.arms[1].runs[0].log_tail
+    assert found.pairs == 0
+
+
+def test_a_run_that_does_not_end_is_ended_and_counts_as_failed(tmp_path: Path) -> None:
+    launch = FakeLaunch(seconds=40.0)
+    found = run(plan(warmup=0, run_minutes=0.5), tmp_path / "p", launch)
+    assert found.arms[0].runs[0].status == "failed"
+    assert "had not ended after 0.5 min" in found.arms[0].runs[0].log_tail
+
+
+def test_records_that_were_damaged_are_made_again(tmp_path: Path) -> None:
+    run(plan(), tmp_path / "p", FakeLaunch())
+    shutil.rmtree(tmp_path / "p" / "runs" / "03-candidate")
+    (tmp_path / "p" / "runs" / "05-baseline" / "rank-0.jsonl").write_text("garbage\n")
+    again = FakeLaunch()
+    found = run(plan(), tmp_path / "p", again)
+    assert again.arms == ["candidate", "baseline"]
+    assert found.pairs == 3
+    assert sum("was made again" in note for note in found.notes) == 2
+
+
+def test_an_interruption_in_the_first_run_can_be_continued(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(), tmp_path / "p", FakeLaunch(interrupt_at=0))
+    assert Protocol.read(tmp_path / "p").planned_runs == 8
+    assert run(plan(), tmp_path / "p", FakeLaunch()).pairs == 3
+
+
+def test_only_one_protocol_runs_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+
+    def start_another(at: Progress) -> None:
+        with pytest.raises(UsageError, match=rf"in use: process {os.getpid()}"):
+            run(plan(), folder, FakeLaunch())
+
+    assert run(plan(), folder, FakeLaunch(), progress=start_another).pairs == 3
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/below"):
+        with pytest.raises(DataError, match=r"cannot be the folder of a protocol.*--output"):
+            run(plan(), tmp_path / path, FakeLaunch())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"runs": []}, {"runs": {"1": {}}}, {"seconds": "a"}, {"identity": []}, {"dedupe": None}],
+    ids=str,
+)
+def test_a_state_that_is_not_one_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    run(plan(), tmp_path / "p", FakeLaunch())
+    path = tmp_path / "p" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises((DataError, UsageError), match=r"state\.json.*--output|another com"):
+        run(plan(), tmp_path / "p", FakeLaunch())
+
+
+@pytest.mark.parametrize("text", ["[]", '{"schema": 7}', '{"schema": 1, "arms": "x"}'])
+def test_a_result_that_is_not_one_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "protocol.json").write_text(text)
+    with pytest.raises(DataError, match=r"protocol\.json: not the result of a protocol"):
+        Protocol.read(tmp_path)
+
+
+def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+    launch = FakeLaunch(losses=lambda arm, n: (2.0, math.nan))
+    found = run(plan(), tmp_path / "p", launch)
+    assert found.are_losses_equal is None
+    for name in ("protocol.json", "state.json"):
+        json.loads((tmp_path / "p" / name).read_text(), parse_constant=pytest.fail)
+    again = Protocol.read(tmp_path / "p").arms[0].runs[0].losses
+    assert again[0] == 2.0
+    assert math.isnan(again[1])
 
 
 def test_start_to_first_step_counts_from_the_start_of_the_process(tmp_path: Path) -> None:
@@ -204,7 +317,7 @@ def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path
     assert launch.counts == {"baseline": 4, "candidate": 2}
     assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
     assert "ended by signal 9" in found.arms[1].runs[1].log_tail
-    assert "candidate has no run that counts" in found.paragraph
+    assert "candidate has failed in all 3 runs: " in found.paragraph
     cell = find_cell(found.matrix, "tokens_per_second", "baseline")
     assert cell is not None
     assert cell.value is not None
@@ -250,7 +363,8 @@ def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
     launch = FakeLaunch(losses=lambda arm, n: (2.0, 1.5 if arm == "baseline" else 1.6))
     found = run(plan(), tmp_path / "p", launch)
     assert found.are_losses_equal is False
-    assert found.paragraph.startswith("DIFFERENT losses")
+    assert "Explain the losses first" in found.paragraph
+    assert "Use" not in found.paragraph
 
 
 def test_progress_tells_the_time_left(tmp_path: Path) -> None:
@@ -271,7 +385,7 @@ def test_what_is_written_can_be_read_back(tmp_path: Path) -> None:
     found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=slower))
     assert Protocol.read(tmp_path / "p") == found
     assert json.loads((tmp_path / "p" / "state.json").read_text())["schema"] == 1
-    assert not list((tmp_path / "p").glob(".*"))
+    assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

@@ -108,6 +108,20 @@ def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
     assert "dataloader_num_workers=2" in " ".join(plan.notes)
 
 
+def test_a_list_can_be_pinned() -> None:
+    pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
+    assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
+
+
+def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no value of YAML"):
+        parse_pins("a=[1")
+    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
+        plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
+    with pytest.raises(UsageError, match="cannot be split into words"):
+        plan_axolotl(write(tmp_path), command="axolotl 'train {config}")
+
+
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
     assert {arm.own_folders for arm in plan.arms} == {("output_dir",)}

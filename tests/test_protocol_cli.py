@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 
@@ -141,7 +142,7 @@ def test_a_failing_command_is_told_and_the_other_one_counts(tmp_path: Path, loop
     assert code == 1, err
     assert "ZeroDivisionError" in out
     assert "real tokens" in out
-    assert "candidate has no run that counts" in out
+    assert "candidate has failed in the run that counts" in out
 
 
 def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -189,6 +190,15 @@ def test_the_tail_of_a_log_leaves_out_old_progress(tmp_path: Path) -> None:
         "ValueError: no",
     ]
     assert "cannot be read" in read_tail(tmp_path / "nothing")
+
+
+def test_what_a_command_leaves_in_the_background_is_ended(tmp_path: Path) -> None:
+    code = launch(
+        ["sh", "-c", "sleep 60 & echo $!; exit 3"], os.environ, tmp_path / "log.txt", lambda: None
+    )
+    assert code == 3
+    pid = int((tmp_path / "log.txt").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_child_that_ignores_being_asked_is_killed(

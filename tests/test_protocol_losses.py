@@ -13,8 +13,11 @@ def test_equal_to_the_last_digit() -> None:
     assert "2 each in 3 runs" in check.sentence
 
 
-def test_not_a_number_is_equal_to_itself_here() -> None:
-    assert compare_losses([(math.nan,)], [(math.nan,)], "drop-in").is_equal is True
+def test_what_is_not_a_number_in_both_arms_is_equal_to_nothing() -> None:
+    found = compare_losses([(2.0, math.nan)], [(2.0, math.nan)], "drop-in")
+    assert found.is_equal is None
+    assert "not numbers, first at logged loss 2: mend that first" in found.sentence
+    assert compare_losses([(2.0, 1.0)], [(2.0, math.nan)], "drop-in").is_equal is False
 
 
 def test_one_digit_makes_a_difference() -> None:

@@ -337,6 +337,7 @@ FLAGS = {
         "--output",
         "--pairs",
         "--pin",
+        "--run-minutes",
         "--sequence-len",
         "--steps",
         "--warmup",

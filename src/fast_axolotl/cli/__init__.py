@@ -7,6 +7,7 @@ is quick.
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import warnings
@@ -63,6 +64,10 @@ def main() -> None:
     """The console script."""
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no "×" gets a "?", not an error after the work is done.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
     except FastAxolotlError as error:

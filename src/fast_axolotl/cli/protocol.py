@@ -51,7 +51,12 @@ _Steps = Annotated[
 _Pairs = Annotated[int, typer.Option(help="Runs of every arm that count.", min=1)]
 _Warmup = Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)]
 _MaxMinutes = Annotated[
-    float | None, typer.Option(help="Begin no pair that would end later.", min=0.01)
+    float | None,
+    typer.Option(help="Begin no pair that would end later; the one under way goes on.", min=0.01),
+]
+_RunMinutes = Annotated[
+    float | None,
+    typer.Option(help="End a run that takes longer; it counts as failed.", min=0.01),
 ]
 _Pin = Annotated[
     str | None,
@@ -65,7 +70,9 @@ _Command = Annotated[
     str | None,
     typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
 ]
-_DataPath = Annotated[str | None, typer.Option(help="Data whose disk is probed for its speed.")]
+_DataPath = Annotated[
+    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
+]
 _DropCaches = Annotated[
     bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
 ]
@@ -93,6 +100,7 @@ def protocol(
     pairs: _Pairs = 5,
     warmup: _Warmup = 1,
     max_minutes: _MaxMinutes = None,
+    run_minutes: _RunMinutes = None,
     pin: _Pin = None,
     sequence_len: _SequenceLen = None,
     command: _Command = None,
@@ -119,15 +127,16 @@ def protocol(
             raise UsageError("give a configuration, or --baseline and --candidate, not both")
         plan = plan_axolotl(
             config,
-            steps=parse_steps(steps) if steps else STEPS,
+            steps=STEPS if steps is None else parse_steps(steps),
             command=command or COMMAND,
             pins=parse_pins(pin) if pin else {},
             sequence_len=sequence_len,
             pairs=pairs,
             warmup=warmup,
             max_minutes=max_minutes,
+            run_minutes=run_minutes,
             drop_caches=drop_caches,
-            data_path=data_path,
+            data_path=None if data_path is None else str(data_path),
             keep_outputs=keep_outputs,
         )
     else:
@@ -144,15 +153,15 @@ def protocol(
             pairs=pairs,
             warmup=warmup,
             max_minutes=max_minutes,
+            run_minutes=run_minutes,
             drop_caches=drop_caches,
-            data_path=data_path,
+            data_path=None if data_path is None else str(data_path),
         )
     folder = output or _new_folder()
     result = run_plan(plan, folder)
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
     print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
-    idle = [arm.name for arm in result.arms if not any(run.status == "done" for run in arm.runs)]
-    if idle:
+    if not result.pairs:
         raise typer.Exit(1)
 
 

@@ -6,6 +6,7 @@ the machine show all the same. A run that an error ended is told of the error, n
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fast_axolotl.measure import actions
@@ -71,7 +72,7 @@ def find_warming(given: Evidence) -> Verdict | None:
             "the start are used up",
             *system_lines(figures),
         ),
-        action=f"Let it run about {seconds(needed)} longer.",
+        action=_run_longer(needed),
         seconds_needed=needed,
     )
 
@@ -83,18 +84,24 @@ def find_short(given: Evidence) -> Verdict | None:
     needed = _seconds_left(figures.fetches, figures.measured_seconds)
     stalled = f"; {stall_line(given)}" if figures.stall_fraction is not None else ""
     took = seconds(figures.measured_seconds)
+    count = "1 fetch" if figures.fetches == 1 else f"{figures.fetches:,} fetches"
     return Verdict(
         kind="inconclusive",
         subtype="short",
-        headline=f"Too short to judge: {figures.fetches:,} fetches in {took}.",
+        headline=f"Too short to judge: {count} in {took}.",
         evidence=(
-            f"{figures.fetches:,} fetches and {took} of the steady phase: {_ASKED}, are asked "
+            f"{count} and {took} of the steady phase: {_ASKED}, are asked "
             f"for{stalled}",
             *system_lines(figures),
         ),
-        action=f"Let it run about {seconds(needed)} longer.",
+        action=_run_longer(needed),
         seconds_needed=needed,
     )
+
+
+def _run_longer(needed: float) -> str:
+    """In whole seconds: how much is needed is known no better."""
+    return f"Let it run about {seconds(max(1.0, float(math.ceil(needed))))} longer."
 
 
 def find_draining(given: Evidence) -> Verdict | None:

@@ -1,9 +1,10 @@
 """The watcher's samples folded into figures: memory, pressure, disk, swap, GPU.
 
-Only samples of the steady phase count for rates and medians, where a rank tells when that was and
-at least two samples lie in it; high-water marks are those of the whole run. Counters are compared
-from the first to the last sample; one that runs backwards (a process went missing) counts as
-nothing. Swap and pressure are the machine's, not the run's: another program's count, too.
+Only samples of the steady phase count, where a rank tells when that was. Where none lies in it,
+there is no memory of the steady phase; rates take two samples, else they are those of the whole
+run, as highest values always are. Counters are compared from the first to the last sample; one that
+runs backwards (a process went missing) counts as nothing. Swap and pressure are the machine's, not
+the run's: another program's count, too.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ class SystemFigures:
 
     values: Mapping[str, Any]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    is_steady: bool = True
-    """Whether the samples are those of the steady phase; else they are of the whole run."""
 
 
 _SOURCES = {
@@ -66,7 +65,11 @@ _SOURCES = {
 }
 """Figure → the line's field that it is made of, under which the watcher gives its reasons."""
 
+_LEVELS = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
+"""Of the steady phase alone."""
+
 _MISSING = {
+    "spike_ratio": "the high-water mark or the steady resident size is not known",
     "limit_bytes": "neither a limit nor the machine's memory is known",
     "limit_share": "the working set or the limit is not known",
     "disk_bytes_per_second": "the capacity of the data's device was not measured: give --data-path",
@@ -84,26 +87,30 @@ def fold_system(
         return SystemFigures(
             values=dict.fromkeys(_SOURCES), reasons=dict.fromkeys(_SOURCES, _UNWATCHED)
         )
-    samples, is_steady = _choose_samples(system, begin, end)
+    samples = _choose_samples(system, begin, end)
+    several = samples if len(samples) > 1 else system.samples
     values = {
         **_memory(system, samples),
-        **_pressure(samples),
-        **_disk(system, samples),
-        **_swap(samples),
-        **_gpus(samples),
+        **_pressure(several),
+        **_disk(system, several),
+        **_swap(several),
+        **_gpus(several),
     }
-    reasons = {name: _explain(name, system, samples) for name in values if values[name] is None}
-    return SystemFigures(values=values, reasons=reasons, is_steady=is_steady)
+    reasons = {name: _explain(name, system, several) for name in values if values[name] is None}
+    return SystemFigures(values=values, reasons=reasons)
 
 
 def _choose_samples(
     system: SystemRecord, begin: float | None, end: float | None
-) -> tuple[Sequence[SystemSample], bool]:
-    if begin is None or end is None:
-        return system.samples, False
-    offset = system.start.time
-    inside = [one for one in system.samples if begin <= offset + one.t <= end]
-    return (inside, True) if len(inside) > 1 else (system.samples, False)
+) -> Sequence[SystemSample]:
+    times = [system.start.time + one.t for one in system.samples]
+    if begin is None or end is None or not times:
+        return system.samples
+    if end < times[0] or begin > times[-1]:
+        # The clocks of two machines, or one that was set.
+        return system.samples
+    pairs = zip(system.samples, times, strict=True)
+    return [one for one, time in pairs if begin <= time <= end]
 
 
 def _memory(system: SystemRecord, samples: Sequence[SystemSample]) -> dict[str, Any]:
@@ -205,8 +212,8 @@ def _explain(name: str, system: SystemRecord, samples: Sequence[SystemSample]) -
         return "the driver does not tell it" if seen else _MISSING["gpus"]
     if name in _MISSING:
         return _MISSING[name]
-    if name == "working_set_bytes" and any(one.pss_bytes is not None for one in system.samples):
-        return "ΣPSS is sampled seldom, and no sample fell into the steady phase: run longer"
+    if name in _LEVELS and any(getattr(one, source) is not None for one in system.samples):
+        return "it was not sampled in the steady phase, which is too short: run longer"
     if len(samples) < 2:
         return "one sample of the process tree makes no rate"
     return f"{source} could not be read on this machine"

@@ -14,6 +14,7 @@ are the hub's downloads, the page cache and compiled kernels. The steps:
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,8 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
 """What one run has tokenised, the next would find there."""
+_COMMA = re.compile(r",(?=\s*[\w.]+\s*=)|,\s*$")
+"""Between two settings; a comma inside of a list is followed by no name and ``=``."""
 _SEED = 42
 """As Axolotl has it where the configuration does not say."""
 
@@ -56,6 +59,7 @@ def plan_axolotl(
     pairs: int = PAIRS,
     warmup: int = WARMUP,
     max_minutes: float | None = None,
+    run_minutes: float | None = None,
     drop_caches: bool = False,
     data_path: str | None = None,
     keep_outputs: bool = False,
@@ -77,6 +81,7 @@ def plan_axolotl(
         pairs=pairs,
         warmup=warmup,
         max_minutes=max_minutes,
+        run_minutes=run_minutes,
         drop_caches=drop_caches,
         data_path=data_path or _find_data(config),
         keep_outputs=keep_outputs,
@@ -148,16 +153,22 @@ def parse_pins(text: str) -> dict[str, Any]:
     """``num_workers=2,max_steps=60``; values are read as YAML."""
     yaml = importlib.import_module("yaml")
     pins = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in _COMMA.split(text))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--pin {part!r}: write KEY=VALUE, with commas between several")
-        pins[_SHORT_NAMES.get(name.strip(), name.strip())] = yaml.safe_load(value)
+        try:
+            pins[_SHORT_NAMES.get(name.strip(), name.strip())] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"--pin {part!r}: {value!r} is no value of YAML") from None
     return pins
 
 
 def _split(command: str) -> tuple[str, ...]:
-    words = tuple(shlex.split(command))
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--command {command!r} cannot be split into words: {error}") from None
     if not any("{config}" in word for word in words):
         raise UsageError(f"--command {command!r} has no {{config}}; try {COMMAND!r}")
     return words
@@ -170,7 +181,12 @@ def _pinned(config: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any
         place = found
         for key in outer:
             inner = place.get(key)
-            place[key] = dict(inner) if isinstance(inner, Mapping) else {}
+            if inner is not None and not isinstance(inner, Mapping):
+                raise UsageError(
+                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
+                    "as a whole, or edit the configuration"
+                )
+            place[key] = dict(inner or {})
             place = place[key]
         place[last] = value
     return found

@@ -26,6 +26,7 @@ _APART = (
     "The runs of the two were not interleaved: whatever changed on the machine in between counts "
     "as a change."
 )
+_SINGLE = "A single run on one side cannot tell a change from noise."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
     matrix = protocol.matrix
     if len(matrix.arms) < 2:
         raise DataError("it has fewer than two arms to compare", path=str(folder))
-    chosen = arm or matrix.arms[1]
+    chosen = arm or matrix.arms[-1]
     if chosen not in matrix.arms[1:]:
         raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
     at = matrix.arms.index(chosen)
@@ -166,7 +167,7 @@ def _two_sides(first: Path, second: Path, arm: str | None) -> Comparison:
     rows = tuple(_compare_row(figure, *sides) for figure in FIGURES)
     runs = min(side.runs for side in sides)
     notes = [side.note for side in sides if side.note]
-    notes.append(_APART if runs > 1 else "One run cannot tell a change from noise.")
+    notes.append(_APART if runs > 1 else _SINGLE)
     return Comparison(
         first=names[0],
         second=names[1],
@@ -244,21 +245,24 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
             )
     value, low, high = _estimate(limit, cell)
     if value is None:
-        cure = "a limit on the difference can be checked: > +0.02"
-        return _passed(limit, f"not checked: {cell.reason or 'it has no ratio'}; {cure}")
+        can_differ = not limit.is_difference and cell.difference is not None
+        cure = "; give a limit on the difference: > +0.02" if can_differ else ""
+        raise DataError(
+            f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
+        )
     if low is None or high is None:
         if not is_single:
             return _passed(
                 limit,
-                f"not checked: {value:.4g} comes from one run each, which may be noise; "
-                "compare protocols, or give --single to check it all the same",
+                f"not checked: {value:.4g} is of a single run on one side at least, which may be "
+                "noise; compare protocols, or give --single to check it all the same",
             )
         low = high = value
     is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
     what = "difference" if limit.is_difference else "ratio"
     interval = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if low == high == value:
-        interval = f"{what} {value:.4g}, of one run each"
+        interval = f"{what} {value:.4g}, of a single run on one side at least"
     if is_broken:
         return Check(limit=limit.text, is_broken=True, sentence=f"{limit.text}: FAILED: {interval}")
     return _passed(limit, interval)

@@ -128,6 +128,11 @@ class RunFigures:
     """As the trainer of the first rank logged them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """Recorded, warm-up included."""
+        return self.summary.steps + self.summary.warmup_steps
+
 
 def read_figures(folder: str | Path) -> RunFigures:
     """Reads a record and sums it up."""

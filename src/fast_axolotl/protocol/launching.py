@@ -1,16 +1,17 @@
 """One run as a child process: started, waited for, its log kept.
 
 The child leads a process group of its own. So Ctrl-C reaches this process alone, which then ends
-the whole group: no rank and no loader worker is left over. A child that does not end within ten
-seconds of being asked is killed.
+the whole group; so it does when the child has ended by itself: no rank, no loader worker and
+nothing that was put into the background is left over. What does not end within ten seconds of
+being asked is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ Launch = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[], None]], 
 
 _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 _TAIL_LINES = 20
 _TAIL_BYTES = 32_768
 
@@ -30,8 +32,13 @@ def launch(
     environment: Mapping[str, str],
     log: Path,
     tick: Callable[[], None],
+    *,
+    inherit: Sequence[int] = (),
 ) -> int:
-    """Runs a command to its end; its exit code, negative if a signal ended it."""
+    """Runs a command to its end; its exit code, negative if a signal ended it.
+
+    ``inherit`` are open files that it keeps open.
+    """
     with log.open("wb") as file:
         child = subprocess.Popen(
             list(command),
@@ -40,6 +47,7 @@ def launch(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=tuple(inherit),
         )
         try:
             while True:
@@ -48,8 +56,7 @@ def launch(
                 except subprocess.TimeoutExpired:
                     tick()
         finally:
-            if child.returncode is None:
-                _end_group(child)
+            _end_group(child)
 
 
 def read_tail(log: Path) -> str:
@@ -67,13 +74,26 @@ def read_tail(log: Path) -> str:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
+    asked = time.monotonic()
+    is_there = _signal(child.pid, signal.SIGTERM)
     try:
-        child.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
+        while is_there and time.monotonic() - asked < _GRACE_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            # One that has ended and was not waited for still counts as there.
+            child.poll()
+            is_there = _signal(child.pid, 0)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _signal(child.pid, signal.SIGKILL)
         child.wait()
+
+
+def _signal(group: int, number: int) -> bool:
+    """Whether there is anyone in the group who could be sent it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # macOS says so of a group whose last member has ended.
+        return False
+    return True

@@ -7,6 +7,7 @@ of the arms is held against.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -34,6 +35,13 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     if not first or not second:
         where = "neither arm" if not first and not second else "one of the arms"
         return LossCheck(is_equal=None, sentence=f"Losses: {where} has logged any.")
+    broken = [_first_broken(runs) for runs in (first, second)]
+    if all(broken):
+        return LossCheck(
+            is_equal=None,
+            sentence="Losses: both arms logged some that are not numbers, first at logged loss "
+            f"{min(filter(None, broken))}: mend that first.",
+        )
     counts = {len(run) for run in (*first, *second)}
     runs = len(first) + len(second)
     if len({_text(run) for run in (*first, *second)}) == 1:
@@ -57,6 +65,14 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
         is_equal=False,
         sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, "
         f"first at logged loss {step}{among}. Do not trust the speed before this is explained.",
+    )
+
+
+def _first_broken(runs: Sequence[Losses]) -> int | None:
+    """Which logged loss is the first that is not a finite number, from 1."""
+    return min(
+        (at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)),
+        default=None,
     )
 
 

@@ -7,7 +7,7 @@ the machine falls on all arms alike. A round gives one pair for every arm but th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,8 @@ class Plan:
     """Runs of every arm before the first that counts."""
     max_minutes: float | None = None
     """After which no further round is begun."""
+    run_minutes: float | None = None
+    """After which a run is ended, and counts as failed."""
     drop_caches: bool = False
     data_path: str | None = None
     """The data, whose device is probed in every run."""
@@ -112,6 +114,7 @@ def plan_commands(
     pairs: int = PAIRS,
     warmup: int = WARMUP,
     max_minutes: float | None = None,
+    run_minutes: float | None = None,
     drop_caches: bool = False,
     data_path: str | None = None,
 ) -> Plan:
@@ -126,6 +129,7 @@ def plan_commands(
         pairs=pairs,
         warmup=warmup,
         max_minutes=max_minutes,
+        run_minutes=run_minutes,
         drop_caches=drop_caches,
         data_path=data_path,
         same_work=("baseline", "candidate"),
@@ -139,6 +143,16 @@ def _command_arm(name: str, text: str) -> ArmPlan:
         raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
     if not command:
         raise UsageError(f"--{name} is empty; give a command, in quotes")
-    # ``run`` inside an arm does its own acceleration, and would find it switched off from outside.
-    is_run = command[0].rpartition("/")[2] == "fast-axolotl" and "run" in command[1:2]
-    return ArmPlan(name=name, text=text, command=command, is_accelerated=is_run)
+    return ArmPlan(name=name, text=text, command=command, is_accelerated=_is_run(command))
+
+
+def _is_run(command: Sequence[str]) -> bool:
+    """Whether it is ``fast-axolotl run``, in one of its spellings. That does its own acceleration,
+    and would find it switched off from outside."""
+    for before, word, after in zip(("", *command), command, (*command[1:], ""), strict=False):
+        if word == "--":
+            return False
+        is_module = word == "fast_axolotl" and before == "-m"
+        if is_module or word.rpartition("/")[2] == "fast-axolotl":
+            return after == "run"
+    return False

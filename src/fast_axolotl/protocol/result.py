@@ -36,6 +36,7 @@ _PINS = {
 }
 """What ``--pin`` calls them."""
 
+_HOW = "Values are medians of the runs, ratios geometric means over the pairs."
 _BY_CHANCE = (
     "Each interval is at 95 %: of twenty figures that have not changed, one is shown as changed "
     "by chance. {name} is the figure that decides."
@@ -43,7 +44,7 @@ _BY_CHANCE = (
 
 
 def build_protocol(
-    plan: Plan, state: State, figures: Mapping[int, RunFigures], stopped: str
+    plan: Plan, state: State, figures: Mapping[int, RunFigures], notes: Sequence[str] = ()
 ) -> Protocol:
     """What is known by now."""
     turns = plan.turns()
@@ -71,11 +72,9 @@ def build_protocol(
         are_losses_equal=equal,
         differing_settings=differing,
         dedupe=dict(state.dedupe),
-        paragraph=describe_result(
-            arms, matrix, are_losses_equal=equal, losses=losses, dedupe=state.dedupe
-        ),
+        paragraph=describe_result(arms, matrix, are_losses_equal=equal, dedupe=state.dedupe),
         environment=dict(first.summary.environment) if first is not None else {},
-        notes=(*((stopped,) if stopped else ()), *plan.notes, *_cache_notes(done)),
+        notes=(*notes, *plan.notes, *_work_notes(arms), *_cache_notes(done)),
     )
 
 
@@ -115,11 +114,26 @@ def _arm(
         command=plan.command,
         runs=runs,
         settings={name: known[name] for name in LOADER_SETTINGS if name in known},
+        steps=_count_steps(runs),
         shown_run="" if shown is None else shown.folder,
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
         headline=verdict.headline if verdict else "",
         action=verdict.action if verdict else "",
     )
+
+
+def _count_steps(runs: Sequence[ArmRun]) -> float | None:
+    counts = [run.steps for run in runs if run.pair >= 0 and run.steps is not None]
+    return statistics.median(counts) if counts else None
+
+
+def _work_notes(arms: Sequence[Arm]) -> list[str]:
+    """Rates can be compared all the same; how long the whole took cannot."""
+    counts = {arm.name: arm.steps for arm in arms if arm.steps is not None}
+    if len(set(counts.values())) < 2:
+        return []
+    told = ", ".join(f"{count:,.0f} in {name}" for name, count in counts.items())
+    return [f"Not the same work: steps recorded are {told}. Compare rates, not the whole run."]
 
 
 def _choose_run(
@@ -149,7 +163,8 @@ def _matrix(plan: Plan, turns: Sequence[Turn], figures: Mapping[int, RunFigures]
     name = primary_name(matrix, matrix.arms[-1])
     if len(arms) < 2 or not name:
         return matrix
-    return replace(matrix, notes=(_BY_CHANCE.format(name=label_of(matrix, name).capitalize()),))
+    chance = _BY_CHANCE.format(name=label_of(matrix, name).capitalize())
+    return replace(matrix, notes=(_HOW, chance))
 
 
 def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
@@ -162,10 +177,11 @@ def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
 
 
 def _pairs_done(plan: Plan, turns: Sequence[Turn], state: State) -> int:
-    """Rounds in which every arm had its turn."""
+    """Rounds of which every arm's run counts."""
     rounds: dict[int, int] = {}
     for turn in turns:
-        if turn.number in state.runs and turn.pair >= 0:
+        run = state.runs.get(turn.number)
+        if run is not None and run.status == "done" and turn.pair >= 0:
             rounds[turn.pair] = rounds.get(turn.pair, 0) + 1
     return sum(count == len(plan.arms) for count in rounds.values())
 

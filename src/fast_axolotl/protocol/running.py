@@ -8,6 +8,7 @@ twice and never succeeded is not run again.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.protocol import launching
 from fast_axolotl.protocol.dedupe import run_dedupe
 from fast_axolotl.protocol.figures import RunFigures, read_figures
-from fast_axolotl.protocol.launching import Launch, launch, read_tail
+from fast_axolotl.protocol.launching import Launch, read_tail
+from fast_axolotl.protocol.locking import hold
 from fast_axolotl.protocol.page_cache import prepare_page_cache
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
@@ -33,6 +36,10 @@ __all__ = ["Progress", "run_protocol"]
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
 _DEDUPE = "dedupe"
+
+
+class _TooLongError(Exception):
+    """A run takes longer than it may; never leaves this module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ def run_protocol(
     *,
     environment: Mapping[str, str],
     progress: Callable[[Progress], None] = lambda progress: None,
-    launch: Launch = launch,
+    launch: Launch | None = None,
     page_cache: Callable[[bool], str] = prepare_page_cache,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], float] = time.time,
@@ -67,18 +74,20 @@ def run_protocol(
     ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
     """
     root = Path(folder).resolve()
-    state = open_state(root, plan, now=now())
-    run = _Running(
-        plan=plan,
-        root=root,
-        state=state,
-        environment=environment,
-        progress=progress,
-        launch=launch,
-        page_cache=page_cache,
-        clock=clock,
-    )
-    return run.run()
+    # A folder that is not for this protocol is refused before anything is written there.
+    open_state(root, plan, now=now())
+    with hold(root) as opened:
+        run = _Running(
+            plan=plan,
+            root=root,
+            state=open_state(root, plan, now=now()),
+            environment=environment,
+            progress=progress,
+            launch=launch or functools.partial(launching.launch, inherit=opened),
+            page_cache=page_cache,
+            clock=clock,
+        )
+        return run.run()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +105,8 @@ class _Running:
     spent_before: float = 0.0
     """Seconds of earlier sessions."""
     begun: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    """What to know about this session."""
 
     def run(self) -> Protocol:
         """The turns that are missing, then dedupe, then the result."""
@@ -104,21 +115,20 @@ class _Running:
         self._read_earlier(turns)
         # So that who looks into the folder finds out what is going on.
         self._save()
-        self._write("")
-        stopped = ""
+        self._write()
         for turn in turns:
             if turn.number in self.state.runs:
                 continue
             if self._is_late(turn):
-                stopped = self._late(turn)
+                self.notes.append(self._late(turn))
                 break
             self.state.runs[turn.number] = self._run(turn)
             self._save()
-            self._write("")
+            self._write()
         if self.plan.dedupe is not None and not self.state.dedupe:
             self.state.dedupe = self._dedupe()
             self._save()
-        return self._write(stopped)
+        return self._write()
 
     def _spent(self) -> float:
         """Seconds, over all sessions."""
@@ -161,11 +171,20 @@ class _Running:
         command, environment = self._command(turn, folder)
         begin = self.clock()
         self._tell(turn, 0.0)
-        code = self.launch(
-            command, environment, folder / "log.txt", lambda: self._tell(turn, self.clock() - begin)
-        )
+
+        def tick() -> None:
+            self._tell(turn, self.clock() - begin)
+            limit = self.plan.run_minutes
+            if limit is not None and self.clock() - begin > 60.0 * limit:
+                raise _TooLongError(f"it had not ended after {limit:g} min, and was ended")
+
+        figures, code = None, None
+        try:
+            code = self.launch(command, environment, folder / "log.txt", tick)
+            figures, failure = _read_run(folder, code)
+        except _TooLongError as error:
+            failure = str(error)
         seconds = self.clock() - begin
-        figures, failure = _read_run(folder, code)
         if figures is not None:
             self.figures[turn.number] = figures
             self._remove_outputs(turn, folder)
@@ -178,6 +197,7 @@ class _Running:
             page_cache=cache,
             log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip() if failure else "",
             losses=() if figures is None else figures.losses,
+            steps=None if figures is None else figures.steps,
         )
 
     def _remove_outputs(self, turn: Turn, folder: Path) -> None:
@@ -261,11 +281,21 @@ class _Running:
     def _read_earlier(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             run = self.state.runs.get(turn.number)
-            if run is not None and run.status == "done":
-                self.figures[turn.number] = read_figures(self.root / run.folder)
+            if run is None or run.status != "done":
+                continue
+            try:
+                found = read_figures(self.root / run.folder)
+                is_whole = run.steps in (None, found.steps)
+            except DataError:
+                is_whole = False
+            if is_whole:
+                self.figures[turn.number] = found
+            else:
+                del self.state.runs[turn.number]
+                self.notes.append(f"{run.folder} was made again: its record was damaged or gone.")
 
-    def _write(self, stopped: str) -> Protocol:
-        protocol = build_protocol(self.plan, self.state, self.figures, stopped)
+    def _write(self) -> Protocol:
+        protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
         write_json(self.root / PROTOCOL_FILE, protocol.to_json())
         return protocol
 
@@ -283,6 +313,9 @@ def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
     if code:
         return None, f"exit code {code}" if code > 0 else f"ended by signal {-code}"
     try:
-        return read_figures(folder), ""
+        found = read_figures(folder)
     except DataError as error:
         return None, f"it left no record: {error}"
+    if found.summary.end_reason == "exception" and found.steps:
+        return None, f"exit code 0, but its training ended with an error: {found.summary.error}"
+    return found, ""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.protocol.locking import LOCK_FILE
 from fast_axolotl.protocol.plan import Plan
-from fast_axolotl.record.comparison import ArmRun
+from fast_axolotl.record.comparison import ArmRun, without_nan
 
 __all__ = ["STATE_FILE", "State", "open_state", "write_json"]
 
@@ -56,31 +57,23 @@ def open_state(folder: Path, plan: Plan, *, now: float) -> State:
     path = folder / STATE_FILE
     identity = json.loads(json.dumps(plan.identity(), default=str))
     if not path.exists():
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(item.name != LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; give another --output")
         return State(path=path, identity=identity, started=now)
-    data = _read(path)
-    before = data["identity"]
-    if before != identity:
+    found = _read(path)
+    if found.identity != identity:
         raise UsageError(
-            f"{folder} holds a protocol of another command: {_difference(before, identity)}; "
-            "give another --output, or the command as it was to continue that one"
+            f"{folder} holds a protocol of another command: "
+            f"{_difference(found.identity, identity)}; give another --output, or the command as it "
+            "was to continue that one"
         )
-    runs = {int(number): _run(item) for number, item in data["runs"].items()}
-    return State(
-        path=path,
-        identity=identity,
-        started=data["started"],
-        seconds=data["seconds"],
-        runs=runs,
-        dedupe=data["dedupe"],
-    )
+    return found
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a file beside and rename it."""
     beside = path.with_name(f".{path.name}.new")
-    text = json.dumps(data, indent=1, ensure_ascii=False, default=str)
+    text = json.dumps(without_nan(data), indent=1, ensure_ascii=False, default=str)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -95,25 +88,28 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> State:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        names = ("identity", "started", "seconds", "runs", "dedupe")
-        if data["schema"] == _SCHEMA and all(name in data for name in names):
-            return data
+        if data["schema"] == _SCHEMA:
+            runs = data["runs"].items()
+            return State(
+                path=path,
+                identity=dict(data["identity"]),
+                started=float(data["started"]),
+                seconds=float(data["seconds"]),
+                runs={int(number): ArmRun.from_json(item) for number, item in runs},
+                dedupe=dict(data["dedupe"]),
+            )
         reason = f"its schema is {data['schema']!r}"
     except OSError as error:
         reason = error.strerror or str(error)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
     raise DataError(
         f"not the state of a protocol of this version ({reason}); give another --output",
         path=str(path),
     )
-
-
-def _run(data: Mapping[str, Any]) -> ArmRun:
-    return ArmRun(**{**data, "losses": tuple(data["losses"])})
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -18,6 +18,9 @@ _COMPUTE_BOUND = 0.05
 _DATA_BOUND = 0.10
 """Stall fractions of the verdict: below, the model decides; from here on, the data."""
 
+_MOST_PERCENT = 2.0
+"""A factor up to this is told as so many per cent more."""
+
 _USE = {
     "drop-in": "Use it: start Axolotl behind fast-axolotl run --, or add its plugin to the YAML.",
     "streaming": "Use it: set streaming: true and dataset_use_rust_streaming: true in the YAML.",
@@ -30,13 +33,12 @@ def describe_result(
     matrix: Matrix,
     *,
     are_losses_equal: bool | None,
-    losses: str,
     dedupe: Mapping[str, Any],
 ) -> str:
-    """One paragraph."""
-    sentences = [losses] if are_losses_equal is False else []
+    """One paragraph. That the losses differ is told before it, wherever it is shown."""
+    sentences = []
     for arm in arms[1:]:
-        sentences += _describe_arm(arms[0], arm, matrix)
+        sentences += _describe_arm(arms[0], arm, matrix, is_trusted=are_losses_equal is not False)
     if len(arms) == 1 and arms[0].headline:
         sentences.append(f"{arms[0].name}: {arms[0].headline}")
     if dedupe:
@@ -49,35 +51,60 @@ def label_of(matrix: Matrix, name: str) -> str:
     return next((row.label for row in matrix.rows if row.name == name), name)
 
 
-def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix) -> list[str]:
-    for one in (baseline, arm):
-        if not any(run.status == "done" for run in one.runs):
-            return [f"{one.name} has no run that counts: the end of its log tells why."]
+def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) -> list[str]:
+    missing = _find_missing(baseline, arm)
+    if missing:
+        return [missing]
     name = primary_name(matrix, arm.name)
     cell = find_cell(matrix, name, arm.name)
-    if cell is None:
+    if cell is None or not cell.values:
         return [f"{arm.name}: no pair of runs counts yet."]
+    if name == "duration_seconds" and bool(baseline.steps) != bool(arm.steps):
+        idle, busy = (arm, baseline) if baseline.steps else (baseline, arm)
+        return [
+            f"{idle.name} recorded no training step, and {busy.name} did: they have not done the "
+            f"same work, so nothing is compared. {idle.headline}"
+        ]
     sentences = [_speed(arm.name, label_of(matrix, name), cell)]
-    if name == "duration_seconds" and arm.headline:
-        sentences.append(
-            f"Steps could not be compared: {arm.headline}{_MORE_STEPS[_is_short(arm)]}"
-        )
+    if name == "duration_seconds":
+        sentences += _why_no_steps(baseline, arm)
     stall = _stall(matrix, arm.name)
     if stall is not None:
-        sentences.append(_describe_stall(*stall, is_faster=cell.outcome == "better"))
+        sentences.append(_describe_stall(*stall, arm, is_faster=cell.outcome == "better"))
     sentences += _side_effects(matrix, arm.name)
-    sentences += _advise(arm, cell, find_cell(matrix, "start_to_step_seconds", arm.name))
-    return sentences
+    if not is_trusted:
+        return [*sentences, "Explain the losses first: the arms have not learned the same."]
+    start = find_cell(matrix, "start_to_step_seconds", arm.name)
+    is_relieved = stall is not None and _is_relieved(*stall)
+    return [*sentences, *_advise(baseline, arm, cell, start, is_relieved=is_relieved)]
 
 
-_MORE_STEPS = {
-    True: " Give more steps, or make the loader's queue shorter: --pin prefetch_factor=2.",
-    False: "",
-}
+def _find_missing(baseline: Arm, arm: Arm) -> str:
+    """Why the two cannot be compared, if they cannot."""
+    done = []
+    for one in (baseline, arm):
+        counted = [run for run in one.runs if run.pair >= 0]
+        done.append({run.pair for run in counted if run.status == "done"})
+        if counted and not done[-1]:
+            runs = "the run that counts" if len(counted) == 1 else f"all {len(counted)} runs"
+            return f"{one.name} has failed in {runs}: the end of its log tells why."
+        if not counted:
+            return f"{one.name} has no run that counts yet."
+    return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
 
 
-def _is_short(arm: Arm) -> bool:
-    return arm.verdict in ("inconclusive warming", "inconclusive short")
+def _why_no_steps(baseline: Arm, arm: Arm) -> list[str]:
+    """Where both arms train, and neither tells its speed."""
+    for one in (baseline, arm):
+        if one.verdict in ("inconclusive warming", "inconclusive short"):
+            pinned = "DataLoader(prefetch_factor=2)"
+            if one.name not in ("baseline", "candidate"):
+                pinned = "--pin prefetch_factor=2"
+            return [
+                f"Steps could not be compared: {one.headline} Give more steps, or make the "
+                f"loader's queue shorter: {pinned}."
+            ]
+    return [f"Steps could not be compared: {arm.headline}"] if arm.headline else []
 
 
 def _speed(arm: str, label: str, cell: Cell) -> str:
@@ -102,7 +129,8 @@ def _visible(cell: Cell) -> str:
     """The change that half an interval is."""
     assert cell.ratio is not None
     assert cell.high is not None
-    return f"{100 * (cell.high / cell.ratio - 1):.2g} %"
+    factor = cell.high / cell.ratio
+    return f"{factor:.2g} times" if factor > _MOST_PERCENT else f"{100 * (factor - 1):.2g} %"
 
 
 def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
@@ -115,17 +143,24 @@ def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
     return None
 
 
-def _describe_stall(before: float, after: float, *, is_faster: bool) -> str:
+def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -> str:
     change = f"Stall went from {100 * before:.1f} % to {100 * after:.1f} %"
-    if before >= _DATA_BOUND and after < before / 2:
+    if arm.verdict.startswith("inconclusive"):
+        return f"{change}."
+    if _is_relieved(before, after):
         why = "the data was a bottleneck, and it is less of one now"
     elif after >= _DATA_BOUND:
-        why = "training still waits for data"
+        still = "still waits" if before >= _DATA_BOUND else "waits"
+        why = f"training {still} for data"
     elif before < _COMPUTE_BOUND and not is_faster:
         why = "the model's own work takes the time, and no faster reader can help that"
     else:
         why = "little of the time is waiting for data"
     return f"{change}: {why}."
+
+
+def _is_relieved(before: float, after: float) -> bool:
+    return before >= _DATA_BOUND and after < before / 2
 
 
 _EFFECTS = {
@@ -144,18 +179,23 @@ def _side_effects(matrix: Matrix, arm: str) -> list[str]:
     return found
 
 
-def _advise(arm: Arm, primary: Cell, start: Cell | None) -> list[str]:
-    advice = []
+def _advise(
+    baseline: Arm, arm: Arm, primary: Cell, start: Cell | None, *, is_relieved: bool
+) -> list[str]:
     use = _USE.get(arm.name, f"Use {arm.name}.")
     if primary.outcome == "better":
-        advice.append(use)
-    elif primary.outcome == "worse":
-        advice.append("Keep the baseline.")
-    elif primary.outcome == "no detectable change" and start is not None:
+        return [use, *([f"After that: {arm.action}"] if arm.action else [])]
+    if primary.outcome == "worse":
+        return ["Keep the baseline.", *([f"Next: {baseline.action}"] if baseline.action else [])]
+    advice = []
+    if primary.outcome == "no detectable change" and start is not None:
         if start.outcome == "better":
             advice.append(f"{use} What it gains is the time before the first step.")
+        elif is_relieved:
+            advice.append(
+                "What the shorter waits gain does not stand out from the noise of these runs: give "
+                "more pairs, or more steps."
+            )
         else:
             advice.append("It makes no difference that could be seen here.")
-    if arm.action:
-        advice.append(f"Next: {arm.action}")
-    return advice
+    return [*advice, *([f"Next: {arm.action}"] if arm.action else [])]

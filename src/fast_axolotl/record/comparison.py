@@ -10,6 +10,7 @@ A protocol's folder holds ``protocol.json`` and one record for every run:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,10 +18,20 @@ from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
 
-__all__ = ["PROTOCOL_FILE", "Arm", "ArmRun", "Cell", "Matrix", "MatrixRow", "Protocol"]
+__all__ = [
+    "PROTOCOL_FILE",
+    "Arm",
+    "ArmRun",
+    "Cell",
+    "Matrix",
+    "MatrixRow",
+    "Protocol",
+    "without_nan",
+]
 
 PROTOCOL_FILE = "protocol.json"
 """What makes a folder a protocol's."""
+_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,15 @@ class ArmRun:
     """The end of the log; of failed runs only."""
     losses: tuple[float, ...] = ()
     """As the trainer logged them."""
+    steps: int | None = None
+    """Recorded, warm-up included."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmRun:
+        """From plain data; a loss that is no number is null there."""
+        found = _known(cls, data)
+        losses = found.get("losses", ())
+        return cls(**{**found, "losses": tuple(math.nan if x is None else x for x in losses)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +73,8 @@ class Arm:
     runs: tuple[ArmRun, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     """Loader settings as its runs recorded them: workers, prefetch, dispatcher, …"""
+    steps: float | None = None
+    """That a run recorded: the median of those that count."""
     shown_run: str = ""
     """Folder of the run that stands for the arm: of those that count, the one nearest the median of
     the figure that decides; before there is one, the last warm-up."""
@@ -112,7 +134,7 @@ class Matrix:
 class Protocol:
     """What a protocol did and found."""
 
-    schema: int = 1
+    schema: int = _SCHEMA
     title: str
     started: float
     seconds: float
@@ -139,11 +161,14 @@ class Protocol:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        found: dict[str, Any] = without_nan(asdict(self))
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Protocol:
         """From what ``to_json`` gave; fields of later versions are passed over."""
+        if data["schema"] != _SCHEMA:
+            raise ValueError(f"its schema is {data['schema']!r}")
         found = _known(cls, data)
         found["arms"] = tuple(_arm(item) for item in data["arms"])
         found["matrix"] = _matrix(data["matrix"])
@@ -158,16 +183,27 @@ class Protocol:
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"not the result of a protocol ({error}); run fast-axolotl protocol again",
                 path=str(path),
             ) from error
 
 
+def without_nan(value: Any) -> Any:
+    """The same data, null for what is not a finite number: JSON has no word for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
 def _arm(data: Mapping[str, Any]) -> Arm:
     found = _known(Arm, data)
-    found["runs"] = tuple(ArmRun(**_tuples(_known(ArmRun, item))) for item in data["runs"])
+    found["runs"] = tuple(ArmRun.from_json(item) for item in data["runs"])
     return Arm(**_tuples(found))
 
 
@@ -175,6 +211,8 @@ def _matrix(data: Mapping[str, Any]) -> Matrix:
     rows = []
     for item in data["rows"]:
         cells = tuple(Cell(**_tuples(_known(Cell, cell))) for cell in item["cells"])
+        if len(cells) != len(data["arms"]):
+            raise ValueError(f"{item['name']} has {len(cells)} cells, {len(data['arms'])} arms")
         rows.append(MatrixRow(**{**_known(MatrixRow, item), "cells": cells}))
     return Matrix(**_tuples({**_known(Matrix, data), "rows": tuple(rows)}))
 

@@ -174,7 +174,7 @@ def _change(cell: Cell, unit: str) -> str:
     if cell.ratio is not None:
         found = f"{cell.ratio:.3g}×" if cell.ratio >= 10 else f"{cell.ratio:.3f}×"
         if cell.low is not None:
-            found += f" ({cell.low:.3f} – {cell.high:.3f})"
+            found += f" ({_end(cell.low, cell)} – {_end(cell.high, cell)})"
     else:
         if unit.startswith("bytes") and cell.outcome == "no detectable change":
             return cell.outcome
@@ -182,13 +182,25 @@ def _change(cell: Cell, unit: str) -> str:
         if cell.difference_low is not None:
             low, high = _signed(cell.difference_low, unit), _signed(cell.difference_high, unit)
             found += f" ({low} – {high})"
-    return f"{found}, no interval" if cell.outcome == "not compared" else f"{found} {cell.outcome}"
+    if cell.outcome == "not compared":
+        return f"{found}, no interval"
+    is_nothing = cell.ratio is None and cell.outcome == "no detectable change" and cell.reason
+    return f"{found} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
+
+
+def _end(value: float | None, cell: Cell) -> str:
+    """Of an interval; one that does not hold 1 is not rounded to it."""
+    assert value is not None
+    shown = f"{value:.3f}"
+    is_rounded_away = shown == "1.000" and cell.outcome != "no detectable change"
+    return f"{value:.5f}" if is_rounded_away else shown
 
 
 def _signed(value: float | None, unit: str) -> str:
     assert value is not None
     if unit == "share":
-        return f"{100 * value:+.2f} points"
+        points = round(100 * value, 2)
+        return f"{points:+.2f} points" if points else "0 points"
     sign = "−" if value < 0 else "+"
     return f"{sign}{format_value(abs(value), unit)}"
 
@@ -197,13 +209,8 @@ def _facts(protocol: Protocol) -> list[str]:
     """Everything else worth a line, in the order in which one asks for it."""
     lines = []
     for arm in protocol.arms:
-        done = sum(run.status == "done" for run in arm.runs)
-        failed = sum(run.status != "done" for run in arm.runs)
-        counts = f"{done} {'run' if done == 1 else 'runs'}" + (
-            f", {failed} failed or left out" if failed else ""
-        )
         verdict = f": {arm.verdict}: {arm.headline}" if arm.verdict else ""
-        lines.append(f"{arm.name} ({arm.text}; {counts}){verdict}")
+        lines.append(f"{arm.name} ({arm.text}; {_count_runs(arm)}){verdict}")
     if protocol.losses and protocol.are_losses_equal is not False:
         lines.append(protocol.losses)
     lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
@@ -212,8 +219,22 @@ def _facts(protocol: Protocol) -> list[str]:
     lines += _missing(protocol.matrix)
     minutes = f"{protocol.seconds / 60:.1f} min"
     pairs = "1 pair" if protocol.pairs == 1 else f"{protocol.pairs} pairs"
+    if protocol.pairs < protocol.planned_pairs:
+        pairs = f"{protocol.pairs} of {protocol.planned_pairs} pairs"
     lines.append(f"{pairs}, in the order {_order(protocol.order)}; {minutes}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
+
+
+def _count_runs(arm: Arm) -> str:
+    """``3 runs, and 1 to warm up``."""
+    done = [run for run in arm.runs if run.status == "done"]
+    counted = sum(run.pair >= 0 for run in done)
+    parts = ["1 run" if counted == 1 else f"{counted} runs"]
+    if len(done) > counted:
+        parts.append(f"{len(done) - counted} to warm up")
+    if len(arm.runs) > len(done):
+        parts.append(f"{len(arm.runs) - len(done)} failed or left out")
+    return ", ".join(parts)
 
 
 def _order(names: Sequence[str]) -> str:
