@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
@@ -24,6 +28,13 @@ def as_report(
     )
     title = protocol.title if protocol else ", ".join(found)
     return Report(title=title, runs=runs, protocol=protocol, made=START_TIME + 9000, version="0")
+
+
+def embedded(html: str, name: str) -> Any:
+    """The data of a page."""
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.S)
+    assert found is not None
+    return json.loads(found.group(1), parse_constant=pytest.fail)
 
 
 def lively_run(
@@ -283,6 +294,36 @@ def protocol_report(**options: Any) -> Report:
     ]
     protocol = make_protocol(**options)
     return as_report(*records, names=[arm.name for arm in protocol.arms], protocol=protocol)
+
+
+def middle_of_a_protocol() -> Protocol:
+    """One warm-up run each of two arms, of six planned runs, and nothing that counts."""
+    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
+    arms = tuple(
+        replace(arm, runs=(replace(arm.runs[0], pair=-1),), shown_run=arm.runs[0].folder)
+        for arm in protocol.arms
+    )
+    unknown = Cell(value=None, reason="no run of it counts")
+    rows = tuple(replace(row, cells=(unknown, unknown)) for row in protocol.matrix.rows)
+    return replace(
+        protocol,
+        arms=arms,
+        matrix=replace(protocol.matrix, rows=rows),
+        pairs=0,
+        planned_pairs=2,
+        planned_runs=6,
+        order=protocol.order[:2],
+        paragraph="drop-in: no pair of runs counts yet.",
+    )
+
+
+def slow_start(seconds: float = 30.0) -> RunRecord:
+    """A run whose first step, of the warm-up, took so long."""
+    record = lively_run(seconds=30)
+    blocks = record.ranks[0].blocks
+    assert blocks[0].walls is not None
+    blocks[0] = replace(blocks[0], walls=(seconds, *blocks[0].walls[1:]))
+    return record
 
 
 def many_ranks(count: int = 64, seconds: int = 60) -> RunRecord:

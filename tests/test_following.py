@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
+from fast_axolotl.record.comparison import PROTOCOL_FILE, Arm, ArmRun, Matrix, Protocol
 from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.following import ProtocolFollower, RunFollower
@@ -34,6 +37,45 @@ def write_run(folder: Path, record: RunRecord) -> None:
         (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
     if record.system is not None:
         (folder / "system.jsonl").write_text("".join(lines_of(record.system)))
+
+
+ORDER = ("baseline", "candidate", "candidate", "baseline", "baseline", "candidate")
+"""Of a protocol with one warm-up and two pairs."""
+
+
+def write_protocol(folder: Path, *, done: int, planned: int = 6, seconds: float = 10.0) -> None:
+    """What a protocol writes at its start and after every run."""
+    arms = tuple(
+        Arm(
+            name=name,
+            text=name,
+            command=("true",),
+            runs=tuple(
+                ArmRun(folder=f"runs/{number:02d}-{name}", pair=0, status="done", seconds=seconds)
+                for number, arm in enumerate(ORDER[:done], 1)
+                if arm == name
+            ),
+        )
+        for name in ("baseline", "candidate")
+    )
+    protocol = Protocol(
+        title="",
+        started=0.0,
+        seconds=done * seconds,
+        pairs=0,
+        planned_pairs=2 if planned else 0,
+        planned_runs=planned,
+        order=ORDER[:done],
+        arms=arms,
+        matrix=Matrix(arms=("baseline", "candidate"), rows=()),
+        losses="",
+        are_losses_equal=None,
+        paragraph="",
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / PROTOCOL_FILE).write_text(json.dumps(protocol.to_json()))
+    os.utime(folder / PROTOCOL_FILE, (1000 + done, 1000 + done))
 
 
 def test_a_record_followed_byte_by_byte_is_the_record_read_at_once(tmp_path: Path) -> None:
@@ -78,6 +120,77 @@ def test_a_protocol_is_followed_from_run_to_run(tmp_path: Path) -> None:
     assert follower.poll() > 1
     assert follower.record.path == str(tenth)
     assert not follower.run.is_complete
+
+
+def test_how_far_a_protocol_is_is_read_from_its_folder(tmp_path: Path) -> None:
+    now = [1000.0]
+    write_protocol(tmp_path, done=0)
+    follower = ProtocolFollower(tmp_path, now=lambda: now[0])
+    follower.check()
+    assert not follower.has_begun
+    stage = follower.read_stage()
+    assert stage is not None
+    assert (stage.run, stage.planned_runs, stage.done, stage.seconds_left) == (0, 6, 0, None)
+    pairs = []
+    for number, arm in enumerate(ORDER, 1):
+        write_run(tmp_path / "runs" / f"{number:02d}-{arm}", make_run(make_rank()))
+        follower.poll()
+        stage = follower.read_stage()
+        assert stage is not None
+        assert (stage.run, stage.arm, stage.is_over) == (number, arm, False)
+        pairs.append(stage.pair)
+        write_protocol(tmp_path, done=number)
+    assert pairs == [-1, -1, 0, 0, 1, 1]
+    stage = follower.read_stage()
+    assert stage is not None
+    assert stage.is_over
+    assert stage.seconds_left is None
+
+
+def test_the_time_left_is_that_of_the_runs_so_far(tmp_path: Path) -> None:
+    write_protocol(tmp_path, done=3, seconds=10.0)
+    write_run(tmp_path / "runs" / "04-baseline", make_run(make_rank(end=None)))
+
+    def left_after(seconds: float) -> float | None:
+        stage = ProtocolFollower(tmp_path, now=lambda: 1003.0 + seconds).read_stage()
+        assert stage is not None
+        return stage.seconds_left
+
+    assert [left_after(seconds) for seconds in (0, 4, 10, 99)] == [30, 26, 20, 20]
+    write_protocol(tmp_path, done=5, seconds=10.0)
+    assert left_after(99) is None, "the last run takes longer than those before"
+
+
+def test_of_an_earlier_version_s_protocol_only_the_run_is_known(tmp_path: Path) -> None:
+    write_protocol(tmp_path, done=1, planned=0)
+    write_run(tmp_path / "runs" / "02-candidate", make_run(make_rank(end=None)))
+    stage = ProtocolFollower(tmp_path).read_stage()
+    assert stage is not None
+    assert (stage.run, stage.arm, stage.pair, stage.is_over) == (2, "candidate", None, False)
+    (tmp_path / PROTOCOL_FILE).write_text("{")
+    assert ProtocolFollower(tmp_path).read_stage() is None
+
+
+def test_a_run_that_is_made_again_is_the_one_to_follow(tmp_path: Path) -> None:
+    write_protocol(tmp_path, done=1)
+    for number, arm in enumerate(ORDER[:3], 1):
+        write_run(tmp_path / "runs" / f"{number:02d}-{arm}", make_run(make_rank()))
+    data = json.loads((tmp_path / PROTOCOL_FILE).read_text())
+    third = {"folder": "runs/03-candidate", "pair": 0, "status": "done"}
+    data["arms"][1]["runs"].append(third)
+    (tmp_path / PROTOCOL_FILE).write_text(json.dumps(data))
+    follower = ProtocolFollower(tmp_path)
+    assert follower.run.folder.name == "02-candidate"
+    write_protocol(tmp_path, done=3)
+    follower.poll()
+    assert follower.run.folder.name == "03-candidate"
+
+
+def test_a_protocol_that_cannot_be_read_and_has_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / PROTOCOL_FILE).write_text("{}")
+    assert ProtocolFollower.is_protocol(tmp_path)
+    with pytest.raises(DataError, match="not the result of a protocol"):
+        ProtocolFollower(tmp_path).check()
 
 
 def test_ranks_that_begin_later_are_found(tmp_path: Path) -> None:

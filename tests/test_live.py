@@ -14,12 +14,18 @@ from rich.cells import cell_len
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, RunRecord, RunSummary, SystemSample, SystemStart
+from fast_axolotl.record.following import ProtocolStage
 from fast_axolotl.report.live import LiveView, SampledProcess
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import ViewState, lay_out
 from fast_axolotl.report.live_log import read_last_lines
 from fast_axolotl.report.live_screen import LineDisplay, open_display
-from fast_axolotl.report.live_wording import clock_time, describe_verdict, format_line
+from fast_axolotl.report.live_wording import (
+    clock_time,
+    describe_verdict,
+    format_line,
+    stage_parts,
+)
 from fast_axolotl.report.marks import draw_bar, find_ceiling, mark_of
 from records import GIGABYTE, make_rank, make_run, make_system, steady
 
@@ -117,6 +123,58 @@ def test_there_is_a_line_for_every_rank_as_far_as_the_height_goes() -> None:
     assert text_of(frame_of(many_ranks(1))).count("rank") == 0
 
 
+def test_a_narrow_terminal_tells_what_the_highest_mark_stands_for() -> None:
+    text = text_of(frame_of(running(0.46)), width=59, height=20)
+    assert "46.0 % now · 46.0 % overall · top 50 %" in text
+
+
+STAGE = ProtocolStage(
+    run=3, arm="candidate", pair=0, planned_runs=6, planned_pairs=2, done=2, seconds_left=40.0
+)
+
+
+def test_which_run_of_a_protocol_this_is_stands_below_the_title_and_before_a_line() -> None:
+    frame = frame_of(running(), stage=stage_parts(STAGE))
+    told = "run 3 of 6 · candidate · pair 1 of 2 · about 40 s left"
+    assert text_of(frame).splitlines()[1] == told
+    assert format_line(frame).startswith(f"{told}      59 s  Data-bound (rate)  step 905")
+    narrow = text_of(frame, width=30, height=20).splitlines()
+    assert "run 3 of 6 · candidate" in narrow
+    assert "pair 1 of 2 · about 40 s left" in narrow
+
+
+def test_the_words_for_a_stage() -> None:
+    def words(**named: Any) -> str:
+        return ", ".join(stage_parts(dataclasses.replace(STAGE, **named)))
+
+    assert words(pair=-1, seconds_left=None) == "run 3 of 6, candidate, warm-up"
+    assert words(seconds_left=600.0).endswith("about 10 min left")
+    assert words(seconds_left=9000.0).endswith("about 2.5 h left")
+    assert words(run=0, arm="") == "run 1 of 6 has not begun"
+    assert words(planned_runs=0, pair=None, seconds_left=None) == "run 3, candidate"
+    assert stage_parts(None) == []
+
+
+def test_nothing_is_told_of_what_has_not_begun() -> None:
+    frame = frame_of(make_run(), stage=["run 1 of 6 has not begun"])
+    assert "Nothing has been recorded yet." in text_of(frame)
+    assert "working set" not in text_of(frame) + format_line(frame)
+
+
+def test_a_line_tells_when_the_next_run_of_a_protocol_begins() -> None:
+    text = io.StringIO()
+    display = LineDisplay(text)
+    for number in (3, 3, 4):
+        stage = stage_parts(dataclasses.replace(STAGE, run=number))
+        frame = frame_of(running(), stage=stage)
+        display.show(dataclasses.replace(frame, title=f"p/runs/{number:02d}-candidate"))
+    lines = text.getvalue().splitlines()
+    rest = "candidate, pair 1 of 2, about 40 s left, p/runs"
+    assert lines[0] == f"fast-axolotl: watching run 3 of 6: {rest}/03-candidate"
+    assert lines[3] == f"fast-axolotl: run 4 of 6 begins: {rest}/04-candidate"
+    assert len(lines) == 5
+
+
 def test_a_run_with_nothing_yet_says_what_it_waits_for() -> None:
     system = make_system(end=None, samples=2)
     assert "No training step has been seen yet." in text_of(frame_of(make_run(system=system)))
@@ -153,6 +211,21 @@ def test_marks_show_when_the_stall_came() -> None:
     assert max(shares[:9]) < 0.01
     assert min(shares[-8:]) == pytest.approx(0.5, abs=0.01)
     assert frame.stall_now == pytest.approx(0.5)
+
+
+def test_marks_begin_where_every_one_of_many_ranks_is_known() -> None:
+    slow = [
+        make_rank(
+            rank=rank, world_size=64, own_seconds=1.5, wait=steady(0.02, 1.5), fetches=60, end=None
+        )
+        for rank in range(1, 64)
+    ]
+    fast = make_rank(world_size=64, own_seconds=1.0, wait=steady(0.24, 1.0), fetches=90, end=None)
+    frame = frame_of(make_run(fast, *slow))
+    shares = [mark.share or 0.0 for mark in frame.marks]
+    assert len(fast.blocks) > 32
+    assert len(shares) >= 16
+    assert min(shares[:16]) == pytest.approx(0.24, abs=0.01)
 
 
 def test_a_mark_covers_more_time_where_steps_are_long() -> None:
@@ -356,6 +429,26 @@ def test_a_reset_begins_a_new_window() -> None:
     assert not at.has_blocks
     assert after.window_seconds == pytest.approx(1.0)
     assert "since reset" in text_of(after)
+
+
+def test_the_next_run_has_figures_and_a_window_of_its_own() -> None:
+    source, display = GrowingRun(), FakeDisplay("  r   q")
+    view = view_of(source, display)
+    polls = source.poll
+
+    def poll() -> int:
+        if source.polls == 4:
+            source.record = make_run(make_rank(wait=steady(0.01), end=None))
+            source.record.path = "runs/b"
+        return polls()
+
+    source.poll = poll  # type: ignore[method-assign]
+    view.run()
+    frames = [frame for frame, _, _ in display.frames]
+    second = [frame for frame in frames if frame.summary.run_dir == "runs/b"]
+    first = frames[: -len(second)]
+    assert first[-1].window_seconds is not None
+    assert {frame.window_seconds for frame in second} == {None}
 
 
 def test_a_dear_summary_is_made_less_often() -> None:

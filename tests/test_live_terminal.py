@@ -25,7 +25,7 @@ from fast_axolotl.measure import procfs
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
 from records import make_rank, make_run, make_system, steady
-from test_following import write_run
+from test_following import ORDER, write_protocol, write_run
 
 pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 
@@ -272,12 +272,36 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         one.wait_for("batch 50")
         assert one.wait() == 7
         after = plain(one.text.partition(BACK)[2])
-        assert "what the command printed:" in after
-        assert "batch 100" in after, "the end of the output of a command that failed"
-        assert "Why" in after
+        verdict, _, log = after.partition("Every figure: fast-axolotl show ")
+        assert "Why" in verdict
+        assert "Next" in verdict
+        assert len(verdict.splitlines()) <= 24
+        assert "what the command printed:" in log
+        assert "batch 100" in log, "the end of the output of a command that failed comes last"
+        assert "keeps the keyboard" not in log, "it has trained"
         assert one.is_put_back()
     assert (tmp_path / "run" / "log.txt").read_text().startswith("batch 0\n")
     assert sorted(read_run(tmp_path / "run").ranks) == [0]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_told"),
+    [
+        ("input('name? ')", True),
+        ("import sys; sys.exit(not sys.stdin.read())", True),
+        ("import sys; sys.stdin.read()", False),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", False),
+    ],
+)
+def test_a_command_that_fails_for_want_of_its_keyboard_is_told_so(
+    tmp_path: Path, code: str, is_told: bool
+) -> None:
+    flags = ("--live", "--no-accelerate", "--quiet", "--output", "run")
+    with terminal(tmp_path, "run", *flags, "--", sys.executable, "-c", code) as one:
+        one.wait()
+        hint = "--live keeps the keyboard: the command's stdin was empty; run it without --live\r\n"
+        assert plain(one.text).endswith(hint) is is_told
+        assert ("keeps the keyboard" in one.text) is is_told
 
 
 def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_terminal(
@@ -317,6 +341,8 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
     assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
     assert re.search(r"^ +\d s  Waiting  working set [\d.]+ MB", done.stderr, re.MULTILINE)
     assert "the command ended" in done.stderr
+    assert "Disk and swap" in done.stderr, "every figure, where it is no terminal"
+    assert "keeps the keyboard" not in done.stderr
     assert not (tmp_path / "run" / "log.txt").exists()
 
 
@@ -349,6 +375,55 @@ def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "the run finished, and none followed" in done.stdout
     assert f"fast-axolotl show {tmp_path / 'runs' / '02-candidate'}" in done.stdout
+    write_protocol(tmp_path, done=2)
+    done = watch(tmp_path)
+    assert "run 2 of 6 · candidate · warm-up · about" in done.stdout
+    assert "the run finished, and none followed" in done.stdout
+    assert f"The answer so far: fast-axolotl report {tmp_path}\n" in done.stdout
+
+
+def make_protocol(folder: Path, *, done: int) -> None:
+    write_protocol(folder, done=done)
+    for number, arm in enumerate(ORDER[:done], 1):
+        record = make_run(make_rank(wait=steady(0.3)), system=make_system())
+        write_run(folder / "runs" / f"{number:02d}-{arm}", record)
+
+
+def test_a_protocol_whose_runs_are_all_done_is_over_at_once_and_its_answer_is_named(
+    tmp_path: Path,
+) -> None:
+    make_protocol(tmp_path, done=6)
+    begin = time.monotonic()
+    done = watch(tmp_path)
+    assert time.monotonic() - begin < 15
+    first, *_, last = done.stdout.splitlines()
+    run = tmp_path / "runs" / "06-candidate"
+    assert first == f"fast-axolotl: watching run 6 of 6: candidate, pair 2 of 2, {run}"
+    assert "Watched until the last of 6 runs ended.\n" in done.stdout
+    assert last == f"The answer: fast-axolotl report {tmp_path}"
+
+
+def test_a_protocol_is_waited_for_and_followed_to_its_last_run(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    make_protocol(folder, done=0)
+    with terminal(tmp_path, "watch", "p", width=60) as one:
+        one.wait_for("run 1 of 6 has not begun")
+        one.wait_for("Nothing has been recorded yet.")
+        make_protocol(folder, done=5)
+        one.wait_for("p/runs/05-baseline")
+        one.wait_for("run 5 of 6 · baseline · pair 2 of 2")
+        make_protocol(folder, done=6)
+        assert one.wait() == 0
+        assert "Watched until the last of 6 runs ended." in plain(one.text)
+        assert "The answer: fast-axolotl report p" in plain(one.text)
+        assert one.is_put_back()
+
+
+def test_a_folder_that_is_no_protocol_and_holds_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    done = watch(tmp_path)
+    assert done.returncode == 1
+    assert "no record in here" in done.stderr
 
 
 def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:

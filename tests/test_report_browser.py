@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
 from browser import COMMAND, MISSING, Browser, start_browser
+from fast_axolotl.record.comparison import Cell
 from fast_axolotl.report.content import Report
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.picture import take_picture
@@ -26,6 +28,18 @@ POINTS = """
   drawn: plot.querySelectorAll(".scatterlayer path, .barlayer path").length,
 }))
 """
+
+
+OVERLAPS = """
+[...document.querySelectorAll(".matrix td")].flatMap((cell) => {
+  const parts = [...cell.querySelectorAll(".value, .picture, .ratio, .interval, .outcome, small")];
+  const boxes = parts.map((one) => one.getBoundingClientRect()).filter((one) => one.width);
+  return boxes.flatMap((one, place) => boxes.slice(place + 1).filter((other) =>
+    one.left < other.right - 1 && other.left < one.right - 1 &&
+    one.top < other.bottom - 1 && other.top < one.bottom - 1).map(() => cell.textContent));
+})
+"""
+"""Cells of the matrix in which two parts lie on each other."""
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +137,67 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
         "[...document.querySelectorAll('.plot')].map((one) => one.getBoundingClientRect().right)"
     )
     assert max(widths) <= 390
+    assert browser.messages == []
+
+
+def test_a_name_of_300_characters_widens_no_page(browser: Browser, tmp_path: Path) -> None:
+    names = ["/long/" + "abcdefghij" * 30, "other"]
+    report = as_report(lively_run(seconds=10), lively_run(seconds=10), names=names)
+    widest = (
+        "Math.max(...[...document.querySelectorAll('.answer *, .card *, .legend *, figcaption')]"
+        ".map((one) => one.getBoundingClientRect().right))"
+    )
+    for width in (390, 1280):
+        browser.resize(width, 844, is_phone=width < 400)
+        show(browser, report, tmp_path)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(widest) <= width
+
+
+def test_axes_show_their_titles_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    browser.resize(390, 844, is_phone=True)
+    show(browser, as_report(lively_run(seconds=30, gpus=1)), tmp_path)
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('.plot')].map((plot) => "
+        "[...plot.querySelectorAll('.g-xtitle text, .g-ytitle text, .g-y2title text')].map("
+        "(one) => [one.textContent, one.getBoundingClientRect().left,"
+        " one.getBoundingClientRect().right]))"
+    )
+    assert all(len(found) >= 2 for found in titles)
+    places = [place for found in titles for place in found]
+    assert {words for words, _, _ in places} >= {"step time (ms)", "time (s)", "memory (GB)"}
+    assert all(0 <= left < right <= 390 for _, left, right in places)
+
+
+def test_a_slide_fills_the_height_that_it_is_given(browser: Browser, tmp_path: Path) -> None:
+    report = protocol_report()
+    assert report.protocol is not None
+    matrix = report.protocol.matrix
+    by_difference = Cell(
+        value=0.004,
+        difference=-0.667,
+        difference_low=-0.682,
+        difference_high=-0.661,
+        outcome="better",
+        reason="compared by difference: a run is near 0, where ratios mean nothing",
+    )
+    stall = replace(matrix.rows[2], cells=(matrix.rows[2].cells[0], by_difference, by_difference))
+    matrix = replace(matrix, rows=(*matrix.rows[:2], stall, *matrix.rows[3:]))
+    report = replace(report, protocol=replace(report.protocol, matrix=matrix))
+    path = show(browser, report, tmp_path)
+    browser.resize(1600, 757)
+    browser.call("Page.navigate", url="about:blank")
+    browser.call("Page.navigate", url=f"{path.as_uri()}#slide=900")
+    browser.wait_for("document.documentElement?.dataset.drawn === ''")
+    bottom = browser.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
+    assert 860 < bottom <= 900
+    starts = browser.evaluate(
+        "[2, 3].map((place) => new Set([...document.querySelectorAll("
+        "`.matrix td:nth-child(${place + 1}) .picture`)].map("
+        "(one) => Math.round(one.getBoundingClientRect().left))).size)"
+    )
+    assert starts == [1, 1]
+    assert browser.evaluate(OVERLAPS) == []
     assert browser.messages == []
 
 

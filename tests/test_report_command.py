@@ -16,7 +16,7 @@ from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.comparison import Protocol
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
 from records import make_rank, make_run, make_system, steady
-from reports import make_protocol
+from reports import make_protocol, middle_of_a_protocol
 
 
 def write_record(record: RunRecord, folder: Path) -> Path:
@@ -77,6 +77,21 @@ def test_a_protocol_brings_the_last_counted_run_of_each_arm(tmp_path: Path) -> N
     assert [run.name for run in made.runs] == ["baseline", "drop-in", "streaming"]
     assert made.runs[0].summary.run_dir.endswith("runs/13-baseline")
     assert made.notes == ()
+
+
+def test_a_protocol_that_tells_which_run_stands_for_an_arm_is_followed(tmp_path: Path) -> None:
+    protocol = make_protocol()
+    arms = tuple(replace(arm, shown_run=arm.runs[2].folder) for arm in protocol.arms)
+    folder = some_protocol(tmp_path / "protocol", replace(protocol, arms=arms))
+    some_run(folder / arms[0].runs[2].folder)
+    made = make_report([folder], now=0.0)
+    assert made.runs[0].summary.run_dir.endswith("runs/07-baseline")
+
+
+def test_before_any_run_counts_the_warm_up_is_shown(tmp_path: Path) -> None:
+    folder = some_protocol(tmp_path / "protocol", middle_of_a_protocol())
+    made = make_report([folder], now=0.0)
+    assert [run.summary.run_dir[-11:] for run in made.runs] == ["01-baseline", "/02-drop-in"]
 
 
 def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:

@@ -24,15 +24,18 @@ from fast_axolotl.report.markup import Safe, embed_json, tag
 from fast_axolotl.report.page import MOST_RUNS, render_report, report_data
 from fast_axolotl.report.theme import COLOURS, contrast
 from fast_axolotl.report.values import describe_change, format_length, format_value
-from records import make_rank, make_run, make_system, steady
+from records import every, make_rank, make_run, make_system, steady
 from reports import (
     as_report,
+    embedded,
     lively_run,
     long_run,
     make_protocol,
     many_ranks,
+    middle_of_a_protocol,
     one_step,
     protocol_report,
+    slow_start,
     with_nans,
 )
 
@@ -61,12 +64,6 @@ class Elements(HTMLParser):
         assert self.open.pop() == name
 
 
-def embedded(html: str, name: str) -> Any:
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.S)
-    assert found is not None
-    return json.loads(found.group(1), parse_constant=pytest.fail)
-
-
 def references(value: Any) -> list[str]:
     if isinstance(value, dict):
         own = [value["ref"]] if "ref" in value else []
@@ -87,6 +84,7 @@ REPORTS = {
     "NaN": lambda: as_report(with_nans()),
     "no loop": lambda: as_report(make_run(system=make_system())),
     "a protocol without runs": lambda: as_report(protocol=make_protocol()),
+    "a protocol in the middle": lambda: as_report(protocol=middle_of_a_protocol()),
 }
 
 
@@ -239,7 +237,7 @@ def test_a_million_steps_are_a_page_in_time() -> None:
     html = render_report(report)
     assert time.perf_counter() - begin < 10.0
     assert len(html) < 6_000_000
-    assert "Beyond the scale (▲): 5.00 s at step 499," in html
+    assert "Beyond the scale (▲): 5.00 s at step 500,000" in html
 
 
 def test_the_same_report_is_the_same_page() -> None:
@@ -313,3 +311,58 @@ def test_markdown_of_runs_is_verdicts_and_a_table() -> None:
     assert text.startswith("**a\\|b: Data-bound (rate).**")
     assert "| figure | a\\|b | after |" in text
     assert "| stall, by the host | 30.0 % | 0.0 % |" in text
+
+
+def test_a_step_of_the_warm_up_does_not_flatten_the_chart() -> None:
+    figure = embedded(render_report(as_report(slow_start(30.0))), "report-figures")["stall-0"]
+    unit = figure["layout"]["yaxis"]["title"]["text"]
+    assert unit == "step time (ms)"
+    assert figure["layout"]["yaxis"]["range"][1] < 3000
+    beyond = next(trace for trace in figure["traces"] if trace["name"] == "beyond the scale")
+    assert beyond["text"] == ["30.00 s at step 0"]
+
+
+def test_the_longest_steps_of_points_are_a_line_with_their_numbers() -> None:
+    html = render_report(as_report(long_run(9_000)))
+    figure = embedded(html, "report-figures")["stall-0"]
+    longest = next(trace for trace in figure["traces"] if trace["name"] == "longest")
+    assert longest["line"]["width"] > 0
+    assert longest["customdata"] == {"ref": "runs/0/series/steps/high_step"}
+    assert "Up to 3 steps are one point." in html
+
+
+def test_a_longest_step_whose_number_is_not_known_is_not_named() -> None:
+    record = make_run(make_rank(wait=every(1000, 0.5), fetches=4000))
+    html = render_report(as_report(record))
+    assert re.search(r"Beyond the scale \(▲\): [\d.]+ ms among steps [\d,]+ to [\d,]+", html)
+
+
+@pytest.mark.parametrize("name", ["a run with GPUs", "64 ranks", "NaN", "two runs"])
+def test_every_axis_says_what_it_shows(name: str) -> None:
+    figures = embedded(render_report(REPORTS[name]()), "report-figures")
+    for figure in figures.values():
+        axes = {key: one for key, one in figure["layout"].items() if "axis" in key}
+        assert len(axes) >= 2
+        for key, one in axes.items():
+            assert one["title"]["text"], key
+            assert "ticksuffix" not in one
+    titles = {f["layout"]["xaxis"]["title"]["text"] for f in figures.values()}
+    assert titles <= {"time (s)", "rank", "step", "wait of a fetch"}
+
+
+def test_a_name_cannot_turn_the_page_around() -> None:
+    names = ["\u202eevil", "other"]
+    html = render_report(as_report(lively_run(seconds=10), lively_run(seconds=10), names=names))
+    shown = html[: html.index('id="report-data"')]
+    body = shown[shown.index("<h1>") :]
+    cells = re.sub(r'(data-arm|aria-label)="[^"]*"', "", body)
+    assert re.sub(r"<bdi>\u202eevil</bdi>", "", cells).count("\u202e") == 0
+    labels = re.findall(r'aria-label="([^"]*)"', body)
+    assert not [label for label in labels if "\u202e" in label]
+
+
+def test_pale_swatches_of_a_legend_have_an_edge_in_full_strength() -> None:
+    html = render_report(as_report(lively_run(seconds=10)))
+    swatches = re.findall(r"<rect[^>]*fill-opacity[^>]*>", html)
+    assert len(swatches) > 3
+    assert all('stroke="var(--' in swatch for swatch in swatches)

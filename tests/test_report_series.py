@@ -24,7 +24,7 @@ from fast_axolotl.report.downsampling import (
     round_figures,
 )
 from fast_axolotl.report.markup import plain
-from fast_axolotl.report.series import MOST_POINTS, read_series
+from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
 from records import every, make_rank, make_run, make_system, steady
 from reports import lively_run, long_run, many_ranks, one_step, with_nans
 
@@ -78,6 +78,7 @@ def test_merged_steps_lose_no_step_no_time_and_no_extreme(counts: list[int], ste
             wait_seconds=0.5 * count,
             low=1.0 / (place + 1),
             high=float(place),
+            high_step=place,
         )
         for place, count in enumerate(counts)
     ]
@@ -86,6 +87,7 @@ def test_merged_steps_lose_no_step_no_time_and_no_extreme(counts: list[int], ste
     assert sum(one.steps for one in merged) == sum(counts)
     assert sum(one.wall_seconds for one in merged) == pytest.approx(sum(counts))
     assert (min(one.low for one in merged), max(one.high for one in merged)) == (low, high)
+    assert all(one.high_step == one.high for one in merged)
     assert [one.phase for one in merged].count("warmup") == 1
 
 
@@ -172,6 +174,30 @@ def test_shares_of_the_waits_add_up() -> None:
     assert found["wait_share"][-1] > 0.9
 
 
+def test_waits_that_no_fetch_had_are_bars_of_no_height() -> None:
+    found = series_of(make_run(make_rank(wait=every(16, 0.3))))["waits"]
+    ratios = [b / a for a, b in zip(found["seconds"], found["seconds"][1:], strict=False)]
+    assert max(ratios[1:]) == pytest.approx(min(ratios[1:]), rel=1e-3)
+    assert found["fetch_share"].count(0) > 5
+    assert found["wait_share"].count(0) > 5
+
+
+def test_runs_beside_each_other_merge_their_steps_alike() -> None:
+    records = [long_run(9_000), long_run(4_000)]
+    pairs = [(record, summarise(record)) for record in records]
+    assert steps_together(pairs) == [3, 3]
+    assert steps_together(pairs[1:]) == [2]
+    short = one_step()
+    assert steps_together([pairs[0], (short, summarise(short))]) == [3, 1]
+    assert steps_together([]) == []
+
+
+def test_only_steady_steps_are_called_so() -> None:
+    found = series_of(lively_run(seconds=20))["steps"]
+    assert found["is_steady"][:6] == [False] * 5 + [True]
+    assert all(found["is_steady"][5:])
+
+
 def test_nans_reach_no_curve() -> None:
     found = series_of(with_nans())
     json.dumps(plain(found), allow_nan=False)
@@ -191,6 +217,7 @@ def test_a_million_steps_become_few_points_and_the_longest_stays() -> None:
     assert len(found["steps"]["t"]) <= MOST_POINTS + 2
     assert sum(found["steps"]["steps"]) == 1_000_000
     assert max(found["steps"]["high"]) == 5
+    assert found["steps"]["high_step"][found["steps"]["high"].index(5)] == 500_000
     assert len(found["memory"]["t"]) <= MOST_POINTS
     assert len(json.dumps(plain(found))) < 400_000
 

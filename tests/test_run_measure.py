@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import pty
 import signal
@@ -269,6 +270,31 @@ def test_the_longest_training_of_a_run_is_shown_and_the_others_are_named(
     err = capsys.readouterr().err
     assert f"this is the longest training of 3; the others: {first}, {third}" in err
     assert f"to see this again: fast-axolotl show {second}" in err
+
+
+class TerminalText(io.StringIO):
+    """What looks like a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_the_summary_is_no_longer_than_a_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run", 40)
+    monkeypatch.setattr(sys, "stderr", text := TerminalText())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    _print_summary(str(tmp_path / "run"), time.time() - 60.0)
+    lines = text.getvalue().splitlines()
+    assert len(lines) <= 24, text.getvalue()
+    assert lines[0].startswith(" Inconclusive (short)")
+    labels = [line.split("  ")[0] for line in lines]
+    assert {"Why", "Next", "stall", "step", "first step"} <= set(labels)
+    assert any(line.startswith("– tokens/s: ") for line in lines)
+    assert lines[-1] == f"Every figure: fast-axolotl show {tmp_path / 'run'}"
+    assert max(map(len, lines[:-1])) <= 80
 
 
 class StandIn:

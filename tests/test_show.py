@@ -13,7 +13,7 @@ from rich.console import Console
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import LineWriter, RunRecord, RunSummary
+from fast_axolotl.record import LineWriter, Log, RunRecord, RunSummary
 from fast_axolotl.record.summary import Verdict
 from fast_axolotl.report.figures import GROUPS
 from fast_axolotl.report.show import (
@@ -33,6 +33,7 @@ NOT_FIGURES = {
     "duration_seconds",
     "verdict",
     "world_size",
+    "deciding_rank",
     "ranks",
     "steps",
     "fetches",
@@ -164,8 +165,22 @@ def test_a_pipe_gets_plain_text_and_a_terminal_colours(monkeypatch: pytest.Monke
 def test_every_kind_of_verdict_has_a_title(kind: str, subtype: str, title: str) -> None:
     verdict = Verdict(kind=kind, subtype=subtype, headline="So.")  # type: ignore[arg-type]
     assert verdict_title(verdict) == title
-    summary = replace(summarise(make_run()), verdict=verdict)
+    summary = replace(summarise(make_run(make_rank())), verdict=verdict)
     assert render_summary(summary).startswith(f" {title}  So.")
+
+
+def test_what_went_wrong_comes_before_the_verdict() -> None:
+    rank = make_rank(end=None)
+    rank.add(Log(t=1.0, step=10, values={"loss": 2.0}))
+    rank.add(Log(t=2.0, step=20, values={"loss": float("nan")}))
+    record = make_run(rank)
+    lines = render_summary(summarise(record), record=record).splitlines()
+    assert lines[0] == "The losses are NaN from step 20 on."
+    assert lines[1].startswith("The run was cut off after 6.0 s, or still goes on")
+    assert render_summary(summarise(record)).startswith("The run was cut off")
+    file = io.StringIO()
+    show_summary(summarise(record), record=record, file=file)
+    assert file.getvalue().startswith("The losses are NaN")
 
 
 def test_markup_in_names_is_not_taken_for_style() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.record import RunRecord
-    from fast_axolotl.record.following import ProtocolFollower, RunFollower
+    from fast_axolotl.record.following import ProtocolFollower, ProtocolStage, RunFollower
     from fast_axolotl.report.live import SampledProcess
     from fast_axolotl.report.live_screen import Display
 
@@ -30,6 +31,9 @@ _DEAD_SECONDS = 10.0
 _NEXT_SECONDS = 20.0
 """Without another run of a protocol, for it to count as ended."""
 _FAILED_LINES = 20
+_NO_KEYBOARD = "--live keeps the keyboard: the command's stdin was empty; run it without --live"
+_END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|terminal)", re.I)
+"""In what a command prints that wanted to read."""
 
 
 def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
@@ -41,18 +45,21 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
     from fast_axolotl.record.following import ProtocolFollower, RunFollower
     from fast_axolotl.report.live import LiveView
     from fast_axolotl.report.live_screen import ScreenDisplay, open_display
+    from fast_axolotl.report.live_wording import stage_parts
     from fast_axolotl.report.show import summary_to_json
 
     is_protocol = ProtocolFollower.is_protocol(folder)
     follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
     follower.check()
     display = open_display(sys.stderr if as_json else sys.stdout)
+    begin = time.time()
     view = LiveView(
         follower,
         summarise,
         display,
         title=lambda: follower.record.path,
-        ending=lambda: _how_it_ended(follower),
+        ending=lambda: _how_it_ended(follower, begin),
+        stage=lambda: stage_parts(_stage_of(follower)),
     )
     ending = view.run(seconds)
     if as_json:
@@ -60,8 +67,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
         return
     if isinstance(display, ScreenDisplay):
         display.print_last()
-    path = follower.record.path
-    print(f"\nWatched until {ending}. Every figure: fast-axolotl show {path}")
+    print(f"\nWatched until {ending}.\n{_where_to_look(follower)}".rstrip())
 
 
 def show_process(
@@ -143,16 +149,31 @@ class LiveRun:
             self._is_log_shown = True
             _copy_log(self._log, is_running)
 
-    def print_end(self, *, is_failed: bool) -> None:
-        """Where the output is; of a command that failed, its end."""
+    def print_end(self, code: int) -> None:
+        """Where the output is; of a command that failed, its end, and what may have led to it."""
         from fast_axolotl.report.live_log import read_last_lines
 
         if self._log is None:
             return
-        if is_failed and not self._is_log_shown:
-            for line in read_last_lines(self._log, _FAILED_LINES):
+        print(f"fast-axolotl: what the command printed: {self._log}", file=sys.stderr)
+        lines = read_last_lines(self._log, _FAILED_LINES)
+        if code != 0 and not self._is_log_shown:
+            for line in lines:
                 print(line, file=sys.stderr)
-        print(f"fast-axolotl: what the command printed: {self._log}", file=sys.stderr, flush=True)
+        if code != 0 and self._may_have_asked(code, lines):
+            print(f"fast-axolotl: {_NO_KEYBOARD}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def _may_have_asked(self, code: int, lines: Sequence[str]) -> bool:
+        """Whether a command may have failed for want of its keyboard.
+
+        One that has trained does not ask any more, unless it says so; nor does one that was ended.
+        """
+        if "stdin" not in self.streams:
+            return False
+        is_told = any(_END_OF_INPUT.search(line) for line in lines)
+        is_ended = code < 0 or code > 128
+        return is_told or not (is_ended or any(self._folder.glob("rank-*.jsonl")))
 
     def _show(self, is_running: Callable[[], bool]) -> str:
         from fast_axolotl.measure.summary import summarise
@@ -185,14 +206,39 @@ def _copy_log(log: Path, is_running: Callable[[], bool]) -> None:
             time.sleep(0.1)
 
 
-def _how_it_ended(follower: RunFollower | ProtocolFollower) -> str:
+def _stage_of(follower: RunFollower | ProtocolFollower) -> ProtocolStage | None:
+    """How far the protocol is, where it is one."""
+    from fast_axolotl.record.following import ProtocolFollower
+
+    return follower.read_stage() if isinstance(follower, ProtocolFollower) else None
+
+
+def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
+    stage = _stage_of(follower)
+    if stage is None or (stage.run and not stage.done):
+        return f"Every figure: fast-axolotl show {follower.record.path}"
+    if not stage.done:
+        return ""
+    answer = "The answer" if stage.is_over else "The answer so far"
+    return f"{answer}: fast-axolotl report {follower.folder}"
+
+
+def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
     from fast_axolotl.record.following import RunFollower
 
     if isinstance(follower, RunFollower):
         return _how_run_ended(follower)
+    stage = follower.read_stage()
+    if stage is not None and stage.is_over:
+        return f"the last of {stage.planned_runs:,} runs ended"
+    if not follower.has_begun:
+        quiet = min(time.time() - begin, _seconds_since_written(follower.folder))
+        told = f"{_NEXT_SECONDS:.0f} s had passed without a run"
+        return told if quiet > _NEXT_SECONDS else ""
     ending = _how_run_ended(follower.run)
-    is_over = ending and _seconds_since_written(follower.run.folder) > _NEXT_SECONDS
+    quiet = _seconds_since_written(follower.run.folder)
+    is_over = ending and min(quiet, _seconds_since_written(follower.folder)) > _NEXT_SECONDS
     return f"{ending}, and none followed" if is_over else ""
 
 
@@ -225,8 +271,10 @@ def _name_end(record: RunRecord) -> str:
 
 
 def _seconds_since_written(folder: Path) -> float:
+    from fast_axolotl.record.comparison import PROTOCOL_FILE
+
     times = []
-    for path in folder.glob("*.jsonl"):
+    for path in (*folder.glob("*.jsonl"), folder / PROTOCOL_FILE):
         try:
             times.append(path.stat().st_mtime)
         except OSError:

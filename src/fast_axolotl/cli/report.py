@@ -16,7 +16,7 @@ from fast_axolotl.cli.options import AsJson
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.record.comparison import Arm, Protocol
+    from fast_axolotl.record.comparison import Protocol
     from fast_axolotl.report.content import Report, ReportRun
 
 __all__ = ["REPORT_EXAMPLES", "make_report", "report", "write_report"]
@@ -107,23 +107,20 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
 
 
 def _arm_runs(protocol: Protocol, folder: Path, notes: list[str]) -> list[ReportRun]:
-    """The last run of each arm that counts: the one that its verdict is of."""
+    """The run of each arm that stands for it: the one that its verdict is of."""
+    from fast_axolotl.report.content import shown_run
+
     found = []
     for arm in protocol.arms:
-        path = _last_run(arm, folder)
-        if path is None:
+        run = shown_run(arm)
+        if run is None:
             notes.append(f"No run of the arm {arm.name} counts, so it has no charts.")
             continue
         try:
-            found.append(_read(path, arm.name))
+            found.append(_read(folder / run.folder, arm.name))
         except FastAxolotlError as error:
             notes.append(f"The arm {arm.name} has no charts: {error}.")
     return found
-
-
-def _last_run(arm: Arm, folder: Path) -> Path | None:
-    counted = [run for run in arm.runs if run.status == "done" and run.pair >= 0]
-    return folder / counted[-1].folder if counted else None
 
 
 def _read(folder: Path, name: str) -> ReportRun:

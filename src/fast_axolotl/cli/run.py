@@ -22,6 +22,7 @@ from fast_axolotl.cli.parsing import parse_names
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.measuring import Order
     from fast_axolotl.record import RunRecord
 
@@ -100,7 +101,8 @@ def run(
     loop over a torch DataLoader, and of any command its memory, disk and GPU.
 
     With --live, the figures are shown while they come; what the command prints goes to log.txt in
-    the record's folder, and its last lines are shown, too.
+    the record's folder, and its last lines are shown, too. The keyboard is the view's then: a
+    command that asks for input finds none, and needs --measure instead.
 
     FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
@@ -176,38 +178,42 @@ def _run_measured(
     _say(f"measuring into {order.run_dir}")
     begin = time.time()
     try:
-        code = _supervise(program, command, environment, order, live=live)
+        code, view = _supervise(program, command, environment, order, live=live)
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             _refuse(error, error.__cause__)
         raise
     if not quiet:
         _print_summary(order.run_dir, begin)
+    if view is not None:
+        # Last, so that the error of a command that failed is not pushed out of sight.
+        view.print_end(code)
     end_as(code)
 
 
 def _supervise(
     program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
-) -> int:
+) -> tuple[int, LiveRun | None]:
+    """The command's exit code, and the view where there is one."""
     from fast_axolotl.integrations.supervising import supervise
 
     data_path = order.data_paths[0] if order.data_paths else None
-    if live:
-        from fast_axolotl.cli.live import LiveRun
+    if not live:
+        code = supervise(program, command, environment, order.run_dir, data_path=data_path)
+        return code, None
+    from fast_axolotl.cli.live import LiveRun
 
-        with LiveRun(order.run_dir, environment) as view:
-            code = supervise(
-                program,
-                command,
-                view.environment,
-                order.run_dir,
-                data_path=data_path,
-                streams=view.streams,
-                meanwhile=view.show,
-            )
-        view.print_end(is_failed=code != 0)
-        return code
-    return supervise(program, command, environment, order.run_dir, data_path=data_path)
+    with LiveRun(order.run_dir, environment) as view:
+        code = supervise(
+            program,
+            command,
+            view.environment,
+            order.run_dir,
+            data_path=data_path,
+            streams=view.streams,
+            meanwhile=view.show,
+        )
+    return code, view
 
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:
@@ -217,10 +223,14 @@ def _refuse(reason: UsageError, error: OSError) -> NoReturn:
 
 
 def _print_summary(run_dir: str, begin: float) -> None:
-    """The longest training of the run; a second one is recorded beside the first."""
+    """The longest training of the run; a second one is recorded beside the first.
+
+    In a terminal as much as a screen holds, elsewhere every figure.
+    """
     from fast_axolotl.integrations.measuring import find_folders
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
+    from fast_axolotl.report.short_summary import show_short_summary
     from fast_axolotl.report.show import show_summary
 
     try:
@@ -231,11 +241,16 @@ def _print_summary(run_dir: str, begin: float) -> None:
         # A full disk, say: the command's own exit code must not be lost over it.
         _say(str(error))
         return
-    show_summary(summary, file=sys.stderr)
+    is_terminal = sys.stderr.isatty()
+    if is_terminal:
+        show_short_summary(summary, longest, file=sys.stderr)
+    else:
+        show_summary(summary, record=longest, file=sys.stderr)
     others = [record.path for record in records if record is not longest]
     if others:
         _say(f"this is the longest training of {len(records)}; the others: {', '.join(others)}")
-    _say(f"to see this again: fast-axolotl show {longest.path}")
+    if not is_terminal:
+        _say(f"to see this again: fast-axolotl show {longest.path}")
 
 
 def _count_seconds(record: RunRecord) -> float:

@@ -30,8 +30,9 @@ def show(
     from fast_axolotl.record import read_run
     from fast_axolotl.report.show import show_summary, summary_to_json
 
-    summary = summarise(read_run(run))
+    record = read_run(run)
+    summary = summarise(record)
     if as_json:
         print(summary_to_json(summary))
     else:
-        show_summary(summary)
+        show_summary(summary, record=record)

@@ -58,7 +58,7 @@ def watch(
     """Watch a run as it goes on: what bounds it so far, throughput, memory, disk, swap.
 
     Of a RUN, which records itself, all figures; of any other PID what is seen from outside. Of a
-    protocol its runs, one after the other.
+    protocol its runs, one after the other, and how many of them are left.
 
     In a terminal: p pauses, r begins a new window, q quits. Elsewhere: one line a second.
 

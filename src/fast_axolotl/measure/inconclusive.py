@@ -90,8 +90,7 @@ def find_short(given: Evidence) -> Verdict | None:
         subtype="short",
         headline=f"Too short to judge: {count} in {took}.",
         evidence=(
-            f"{count} and {took} of the steady phase: {_ASKED}, are asked "
-            f"for{stalled}",
+            f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",
             *system_lines(figures),
         ),
         action=_run_longer(needed),

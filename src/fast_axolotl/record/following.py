@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.record.comparison import PROTOCOL_FILE, Protocol
 from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import (
     RankRecord,
@@ -28,7 +29,7 @@ from fast_axolotl.record.folder import (
 )
 from fast_axolotl.record.lines import End, Start, StepBlock, SystemSample, SystemStart
 
-__all__ = ["ProtocolFollower", "RunFollower", "restart_window"]
+__all__ = ["ProtocolFollower", "ProtocolStage", "RunFollower", "restart_window"]
 
 NEWEST = 128
 """Blocks and samples that keep their detail: two minutes, at one a second."""
@@ -155,17 +156,45 @@ class RunFollower:
             system.samples = condense_samples(system.samples, most=_MOST_SAMPLES, newest=NEWEST)
 
 
-class ProtocolFollower:
-    """Reads what is new in the newest run of a protocol's folder."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolStage:
+    """How far a protocol is."""
 
-    def __init__(self, folder: str | Path) -> None:
+    run: int
+    """Number of the newest run, from 1; 0 before the first has begun."""
+    arm: str
+    pair: int | None
+    """Of the newest run, from 0; −1 is a warm-up; ``None`` where nobody told what is planned."""
+    planned_runs: int
+    """0 where nobody told."""
+    planned_pairs: int
+    done: int
+    """Runs that have ended."""
+    seconds_left: float | None
+    """By the runs so far; ``None`` before the first has ended, and where that time is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every run that is planned has ended."""
+        return 0 < self.planned_runs <= self.done
+
+
+class ProtocolFollower:
+    """Reads what is new in the newest run of a protocol's folder, and how far the protocol is."""
+
+    def __init__(self, folder: str | Path, *, now: Callable[[], float] = time.time) -> None:
         self.folder = Path(folder)
+        self._now = now
+        self._protocol: Protocol | None = None
+        self._written: tuple[int, int] = (0, 0)
+        """Date and size of the file as it was read."""
+        self._read_protocol()
         self.run = RunFollower(self._find_newest() or self.folder)
 
     @staticmethod
     def is_protocol(folder: str | Path) -> bool:
         """Whether a folder is laid out as a protocol's: see ``comparison``."""
-        return (Path(folder) / "runs").is_dir()
+        return (Path(folder) / "runs").is_dir() or (Path(folder) / PROTOCOL_FILE).is_file()
 
     @property
     def record(self) -> RunRecord:
@@ -182,12 +211,39 @@ class ProtocolFollower:
         """Since a line about steps came, or following that run began."""
         return self.run.stepless_seconds
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a run to follow."""
+        return self.run.folder != self.folder
+
+    def read_stage(self) -> ProtocolStage | None:
+        """How far it is now; ``None`` where the folder tells nothing about the whole."""
+        self._read_protocol()
+        found = self._protocol
+        if found is None:
+            return None
+        done = [run for arm in found.arms for run in arm.runs]
+        number = max(0, _turn_of(self.run.folder)) if self.has_begun else 0
+        return ProtocolStage(
+            run=number,
+            arm=self.run.folder.name.partition("-")[2] if self.has_begun else "",
+            pair=_pair_of(number, found),
+            planned_runs=found.planned_runs,
+            planned_pairs=found.planned_pairs,
+            done=len(done),
+            seconds_left=self._seconds_left(found, [run.seconds for run in done]),
+        )
+
     def check(self) -> None:
-        """Refuse a folder in which no run has begun."""
-        self.run.check()
+        """Refuse a folder in which no run has begun and none is to be expected."""
+        if not self.has_begun and (self.folder / PROTOCOL_FILE).is_file():
+            Protocol.read(self.folder)
+        else:
+            self.run.check()
 
     def poll(self) -> int:
         """Read what is new, in the next run if that has begun; the number of new lines."""
+        self._read_protocol()
         newest = self._find_newest()
         if newest is not None and newest != self.run.folder:
             self.run = RunFollower(newest)
@@ -198,8 +254,46 @@ class ProtocolFollower:
         self.run.reset()
 
     def _find_newest(self) -> Path | None:
-        begun = [path.parent for path in self.folder.glob("runs/*/*.jsonl")]
-        return max(begun, key=_turn_of, default=None)
+        begun = {path.parent for path in self.folder.glob("runs/*/*.jsonl")}
+        # One that was damaged is made again, after later ones.
+        going_on = {path for path in begun if f"runs/{path.name}" not in self._done_folders}
+        return max(going_on or begun, key=_turn_of, default=None)
+
+    @property
+    def _done_folders(self) -> set[str]:
+        arms = self._protocol.arms if self._protocol is not None else ()
+        return {run.folder for arm in arms for run in arm.runs}
+
+    def _read_protocol(self) -> None:
+        try:
+            stat = (self.folder / PROTOCOL_FILE).stat()
+            written = stat.st_mtime_ns, stat.st_size
+            if written != self._written:
+                self._protocol = Protocol.read(self.folder)
+                self._written = written
+        except (OSError, DataError):
+            # A protocol is told by its runs, too; what was known stays.
+            return
+
+    def _seconds_left(self, found: Protocol, seconds: Sequence[float | None]) -> float | None:
+        """The mean of a run for each that is to come, and what remains of it for this one."""
+        known = [one for one in seconds if one is not None]
+        left = found.planned_runs - len(seconds)
+        if not known or left <= 0:
+            return None
+        mean = sum(known) / len(known)
+        # The file is written when a run has ended, and the next begins.
+        elapsed = self._now() - self._written[0] / 1e9
+        return mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
+
+
+def _pair_of(number: int, found: Protocol) -> int | None:
+    """Each arm has one run in a pair; warm-ups come first."""
+    arms = len(found.arms)
+    if not number or not arms or not found.planned_runs:
+        return None
+    warmups = found.planned_runs // arms - found.planned_pairs
+    return max(-1, (number - 1) // arms - warmups)
 
 
 def _turn_of(folder: Path) -> int:

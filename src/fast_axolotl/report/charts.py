@@ -21,6 +21,7 @@ __all__ = [
     "Panel",
     "Scale",
     "area",
+    "axis",
     "choose_scale",
     "colour",
     "known",
@@ -132,14 +133,20 @@ def time_axes(runs: Sequence[Curves], group: str, scale: Scale) -> list[Figure]:
     lengths = [end - begin for begin, end in bounds if end > begin]
     is_shared = bool(lengths) and max(lengths) <= _MOST_SPREAD * min(lengths)
     return [
-        {
-            "range": _stretch(begin, max(lengths) if is_shared else end - begin, scale),
-            "ticksuffix": f" {scale.unit}",
-            "showticksuffix": "last",
-            "hoverformat": ",.1f",
-        }
+        axis(
+            "time",
+            scale.unit,
+            range=_stretch(begin, max(lengths) if is_shared else end - begin, scale),
+            hoverformat=",.1f",
+            unifiedhovertitle={"text": f"%{{x:,.1f}} {scale.unit}"},
+        )
         for begin, end in bounds
     ]
+
+
+def axis(name: str, unit: str = "", **more: Any) -> Figure:
+    """An axis that says what it shows, and in which unit."""
+    return {"title": {"text": f"{name} ({unit})" if unit else name}, **more}
 
 
 def _bounds(run: Curves, group: str) -> tuple[float, float]:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.comparison import Arm, ArmRun, Protocol
 
-__all__ = ["Report", "ReportRun"]
+__all__ = [
+    "Report",
+    "ReportRun",
+    "counted_runs",
+    "describe_drawn",
+    "describe_progress",
+    "describe_run",
+    "no_counted_run",
+    "shown_run",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +43,64 @@ class Report:
     """When the page was made, in seconds since 1970."""
     version: str
     """Version of this package."""
+
+
+def counted_runs(arm: Arm) -> list[ArmRun]:
+    """Its runs that the matrix is of."""
+    return [run for run in arm.runs if run.status == "done" and run.pair >= 0]
+
+
+def shown_run(arm: Arm) -> ArmRun | None:
+    """The run that stands for an arm; where it was not told, the last that counts."""
+    told = [run for run in arm.runs if run.folder == arm.shown_run and run.status == "done"]
+    done = [run for run in arm.runs if run.status == "done"]
+    return next(reversed(told or counted_runs(arm) or done), None)
+
+
+def describe_run(arm: Arm) -> str:
+    """``08-baseline, the one nearest the median of 3``; empty where there is none."""
+    run = shown_run(arm)
+    if run is None:
+        return ""
+    count = len(counted_runs(arm))
+    name = run.folder.rstrip("/").rpartition("/")[2]
+    if run.pair < 0:
+        return f"{name}, a warm-up run"
+    if count == 1:
+        return f"{name}, the only one that counts"
+    if run.folder == arm.shown_run:
+        return f"{name}, the one nearest the median of {count}"
+    return f"{name}, the last of {count}"
+
+
+def describe_drawn(report: Report) -> str:
+    """Which run of each arm the charts are of; empty where there are no arms."""
+    if report.protocol is None:
+        return ""
+    drawn = {run.name for run in report.runs}
+    parts = [
+        f"{arm.name}: {words}"
+        for arm in report.protocol.arms
+        if arm.name in drawn and (words := describe_run(arm))
+    ]
+    rest = "; the matrix has the medians" if any(map(counted_runs, report.protocol.arms)) else ""
+    return f"One run of each arm{rest}. {'; '.join(parts)}." if parts else ""
+
+
+def describe_progress(protocol: Protocol) -> str:
+    """How far a protocol has come that has not made every run; empty for all others."""
+    runs = [run for arm in protocol.arms for run in arm.runs]
+    if not protocol.planned_runs or len(runs) >= protocol.planned_runs:
+        return ""
+    failed = sum(run.status == "failed" for run in runs)
+    words = f"{len(runs)} of {protocol.planned_runs} runs done"
+    words += f", {failed} of them failed" if failed else ""
+    if not protocol.pairs:
+        return f"{words}, no pair yet."
+    planned = f" of {protocol.planned_pairs}" if protocol.planned_pairs else ""
+    return f"{words}, {protocol.pairs}{planned} pairs."
+
+
+def no_counted_run(protocol: Protocol) -> str:
+    """Why an arm has no figures."""
+    return "No counted run yet." if describe_progress(protocol) else "No run counts."

@@ -7,10 +7,10 @@ from typing import Any
 
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.comparison import Protocol
-from fast_axolotl.report.content import Report, ReportRun
+from fast_axolotl.report.content import Report, ReportRun, describe_drawn
 from fast_axolotl.report.downsampling import finite
 from fast_axolotl.report.figures import GROUPS, Group, Row
-from fast_axolotl.report.markup import Safe, tag
+from fast_axolotl.report.markup import Safe, named, tag
 from fast_axolotl.report.values import (
     describe_value,
     format_date,
@@ -51,7 +51,7 @@ _DEFINITIONS = (
 
 def detail_sections(report: Report) -> list[Safe]:
     """Everything below the charts."""
-    found = [_figures(report.runs), _ranks(report.runs)]
+    found = [_figures(report), _ranks(report.runs)]
     if report.protocol is not None:
         found += [_dedupe(report.protocol.dedupe), _protocol_runs(report.protocol)]
     found += [_courses(report), _settings(report), _environment(report), _definitions()]
@@ -66,22 +66,24 @@ def _section(name: str, title: str, *children: Safe | None, is_open: bool = True
 
 def _table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], label: str) -> Safe:
     """A name and its values, run by run."""
-    top = tag("tr", [tag("th", name, scope="col") for name in head])
+    top = tag("tr", [tag("th", named(name), scope="col") for name in head])
     body = [
-        tag("tr", tag("th", name, scope="row"), [tag("td", value) for value in values])
+        tag("tr", tag("th", named(name), scope="row"), [tag("td", value) for value in values])
         for name, values in rows
     ]
     table = tag("table", tag("thead", top) if any(head) else None, tag("tbody", body))
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def _figures(runs: Sequence[ReportRun]) -> Safe | None:
-    if not runs:
+def _figures(report: Report) -> Safe | None:
+    if not report.runs:
         return None
-    groups = [_group(group, runs) for group in GROUPS]
-    is_open = len(runs) == 1
+    groups = [_group(group, report.runs) for group in GROUPS]
+    is_open = len(report.runs) == 1
+    whose = describe_drawn(report)
+    words = tag("p", whose, class_="small") if whose else None
     grid = tag("div", groups, class_="groups")
-    return _section("figures", "All figures", grid, is_open=is_open)
+    return _section("figures", "All figures", words, grid, is_open=is_open)
 
 
 def _group(group: Group, runs: Sequence[ReportRun]) -> Safe:
@@ -162,7 +164,7 @@ def _ranks(runs: Sequence[ReportRun]) -> Safe | None:
             for rank in run.summary.ranks
         ]
         if len(runs) > 1:
-            tables.append(tag("h3", run.name))
+            tables.append(tag("h3", named(run.name)))
         tables.append(_table(head, rows, f"Ranks of {run.name}"))
     return _section("ranks", "Rank by rank", *tables, is_open=False)
 

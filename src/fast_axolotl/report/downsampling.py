@@ -74,6 +74,8 @@ class StepPoint:
     low: float
     """The shortest step."""
     high: float
+    high_step: int | None
+    """Number of the longest step; ``None`` where single steps are not known."""
 
 
 def merge_steps(points: Iterable[StepPoint], steps: int) -> Iterator[StepPoint]:
@@ -91,7 +93,8 @@ def merge_steps(points: Iterable[StepPoint], steps: int) -> Iterator[StepPoint]:
         pending.wall_seconds += point.wall_seconds
         pending.wait_seconds += point.wait_seconds
         pending.low = min(pending.low, point.low)
-        pending.high = max(pending.high, point.high)
+        if point.high > pending.high:
+            pending.high, pending.high_step = point.high, point.high_step
     if pending is not None:
         yield pending
 

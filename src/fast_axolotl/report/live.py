@@ -93,9 +93,13 @@ class LiveView:
         ending: Callable[[], str],
         is_outside: bool = False,
         read_log: Callable[[], Sequence[str]] | None = None,
+        stage: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``ending`` is asked every second, and tells in a few words why it is over once it is."""
+        """``ending`` is asked every second, and tells in a few words why it is over once it is.
+
+        ``stage`` tells which part of a larger whole the record is.
+        """
         self._source = source
         self._summarise = summarise
         self._display = display
@@ -103,7 +107,9 @@ class LiveView:
         self._ending = ending
         self._is_outside = is_outside
         self._read_log = read_log
+        self._stage = stage
         self._clock = clock
+        self._path = source.record.path
         self._summary: RunSummary | None = None
         self._summary_due = clock()
         self._is_changed = True
@@ -145,8 +151,9 @@ class LiveView:
 
     def _make_frame(self, *, is_last: bool = False, is_over: bool = False) -> None:
         record = self._source.record
-        if not record.ranks and record.system is None:
-            return
+        if record.path != self._path:
+            # Another run has begun: neither the figures nor the window of the last are its own.
+            self._path, self._summary, self._reset_at = record.path, None, None
         is_due = self._clock() >= self._summary_due or is_last
         if self._summary is None or (self._is_changed and is_due):
             begin = self._clock()
@@ -163,6 +170,7 @@ class LiveView:
             window_seconds=None if self._reset_at is None else self._clock() - self._reset_at,
             is_over=is_over,
             log=self._read_log() if self._read_log is not None else (),
+            stage=self._stage(),
         )
 
     def _wait(self, begin: float, seconds: float | None) -> bool:

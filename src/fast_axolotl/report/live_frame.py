@@ -66,6 +66,8 @@ class Frame:
     summary: RunSummary
     step: int | None
     loss: float | None
+    has_begun: bool
+    """Whether anything is recorded."""
     has_blocks: bool
     """Whether there is a step in the window."""
     is_training: bool
@@ -95,6 +97,8 @@ class Frame:
     """Whether the run has ended: *now* is its end then."""
     log: tuple[str, ...] = ()
     """The last lines that the command printed."""
+    stage: tuple[str, ...] = ()
+    """Of a protocol: which of its runs this is, and how long the rest takes, in a few words."""
 
 
 def make_frame(
@@ -107,6 +111,7 @@ def make_frame(
     window_seconds: float | None = None,
     is_over: bool = False,
     log: Sequence[str] = (),
+    stage: Sequence[str] = (),
 ) -> Frame:
     """The frame of a record as it is now."""
     ranks = [record.ranks[number] for number in sorted(record.ranks)]
@@ -119,6 +124,7 @@ def make_frame(
         summary=summary,
         step=_last_step(ranks),
         loss=_last_loss(ranks),
+        has_begun=bool(ranks) or record.system is not None,
         has_blocks=any(recent),
         is_training=bool(ranks),
         is_outside=is_outside,
@@ -140,6 +146,7 @@ def make_frame(
         window_seconds=window_seconds,
         is_over=is_over,
         log=tuple(log),
+        stage=tuple(stage),
     )
 
 
@@ -217,7 +224,10 @@ def _draw_marks(ranks: Sequence[RankRecord], mark_seconds: float) -> tuple[Stall
     if not places:
         return ()
     last = max(places)
-    first = max(min(places), last - MOST_MARKS + 1)
+    # Before the blocks that are looked at begin, a rank waited as well, only nobody knows how long.
+    cut = [one for one, rank in zip(spread, ranks, strict=True) if len(rank.blocks) > most]
+    known = max((min(one) for one in cut if one), default=min(places))
+    first = max(min(places), known, last - MOST_MARKS + 1)
     return tuple(_mark_at(spread, place) for place in range(first, last + 1))
 
 

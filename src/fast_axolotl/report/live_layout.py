@@ -95,6 +95,7 @@ def _make_sections(
 ) -> list[_Section]:
     return [
         _Section(_header(frame, state, width), 0),
+        _Section(_row(Text(""), frame.stage, width), 2),
         _Section(_verdict(frame, width), 1),
         _Section(_action(frame, width), 9),
         _Section([Text("")], 14),
@@ -170,6 +171,8 @@ def _action(frame: Frame, width: int) -> list[Text]:
 
 
 def _figures(frame: Frame, width: int) -> list[_Section]:
+    if not frame.has_begun:
+        return []
     is_narrow = width < _NARROW
     rows: list[tuple[int, str, str, float | None, list[str]]] = []
     if frame.is_training:
@@ -231,7 +234,7 @@ def _row(label: Text, parts: Sequence[str], width: int, *, bar: float | None = N
 def _stall(frame: Frame, width: int) -> list[Text]:
     label = _label("stall", width)
     ceiling = find_ceiling(one.share for one in frame.marks)
-    parts = stall_parts(frame, None if width < _NARROW else ceiling)
+    parts = stall_parts(frame, ceiling, is_narrow=width < _NARROW)
     if not frame.marks:
         return _row(label, parts, width)
     line = label.copy()

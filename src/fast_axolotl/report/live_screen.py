@@ -25,7 +25,7 @@ from rich.live import Live
 
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.live_layout import Keys, ViewState, lay_out
-from fast_axolotl.report.live_wording import format_line
+from fast_axolotl.report.live_wording import describe_run, format_line
 
 __all__ = ["Display", "LineDisplay", "ScreenDisplay", "open_display"]
 
@@ -60,11 +60,13 @@ def open_display(file: IO[str]) -> Display:
 
 
 class LineDisplay:
-    """One line a frame."""
+    """One line a frame; of a protocol, one before the first of every run."""
 
     def __init__(self, file: IO[str], sleep: Callable[[float], None] = time.sleep) -> None:
         self._file = file
         self._sleep = sleep
+        self._told: str | None = None
+        """What the last line was about."""
 
     def __enter__(self) -> LineDisplay:
         return self
@@ -73,6 +75,10 @@ class LineDisplay:
         pass
 
     def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
+        if frame.stage and frame.has_begun and frame.title != self._told:
+            is_new = self._told is not None
+            print(describe_run(frame, is_new=is_new), file=self._file, flush=True)
+        self._told = frame.title
         print(format_line(frame, ending=ending), file=self._file, flush=True)
 
     def wait(self, seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fast_axolotl.record.following import ProtocolStage
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import format_bytes, format_seconds
@@ -12,6 +13,7 @@ from fast_axolotl.report.terminal import format_bytes, format_seconds
 __all__ = [
     "VerdictWords",
     "clock_time",
+    "describe_run",
     "describe_state",
     "describe_verdict",
     "disk_parts",
@@ -23,6 +25,7 @@ __all__ = [
     "outside_parts",
     "queue_parts",
     "rate_parts",
+    "stage_parts",
     "stall_parts",
     "step_parts",
     "swap_parts",
@@ -74,6 +77,8 @@ def describe_verdict(frame: Frame) -> VerdictWords:
 
 
 def _waiting_headline(frame: Frame) -> str:
+    if not frame.has_begun:
+        return "Nothing has been recorded yet."
     if frame.window_seconds is not None:
         return "No step has ended since the reset."
     return "No step has ended yet." if frame.is_training else "No training step has been seen yet."
@@ -97,7 +102,38 @@ def describe_state(frame: Frame, paused_seconds: float | None, ending: str) -> t
     return "running", "green"
 
 
-def stall_parts(frame: Frame, ceiling: float | None = None) -> list[str]:
+def stage_parts(stage: ProtocolStage | None) -> list[str]:
+    """Which run of a protocol this is, of which arm and pair, and how long the rest takes."""
+    if stage is None:
+        return []
+    of = f" of {stage.planned_runs:,}" if stage.planned_runs else ""
+    if not stage.run:
+        return [f"run 1{of} has not begun"]
+    parts = [f"run {stage.run:,}{of}", stage.arm]
+    if stage.pair is not None:
+        is_warmup = stage.pair < 0
+        parts.append("warm-up" if is_warmup else f"pair {stage.pair + 1} of {stage.planned_pairs}")
+    if stage.seconds_left is not None:
+        parts.append(f"about {_rough_time(stage.seconds_left)} left")
+    return [part for part in parts if part]
+
+
+def _rough_time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def describe_run(frame: Frame, *, is_new: bool) -> str:
+    """The line before the first of a run of a protocol; ``is_new`` where its begin was seen."""
+    run, *rest = frame.stage
+    begin = f"{run} begins" if is_new else f"watching {run}"
+    return f"fast-axolotl: {begin}: {', '.join([*rest, frame.title])}"
+
+
+def stall_parts(
+    frame: Frame, ceiling: float | None = None, *, is_narrow: bool = False
+) -> list[str]:
     """The stall now and of the window, the host's where it differs, and how to read the marks.
 
     ``ceiling`` is what the highest mark stands for; ``None``: that is not told.
@@ -109,7 +145,8 @@ def stall_parts(frame: Frame, ceiling: float | None = None) -> list[str]:
     if one.stall_source == "device" and one.host_stall_fraction is not None:
         parts.append(f"host {format_share(one.host_stall_fraction)}")
     if frame.marks and ceiling is not None:
-        parts.append(f"a mark is {frame.mark_seconds:.0f} s, the top {100 * ceiling:.0f} %")
+        mark = "" if is_narrow else f"a mark is {frame.mark_seconds:.0f} s, the "
+        parts.append(f"{mark}top {100 * ceiling:.0f} %")
     return parts
 
 
@@ -208,7 +245,8 @@ def format_line(frame: Frame, *, ending: str = "") -> str:
     one = frame.summary
     words = describe_verdict(frame)
     state, _ = describe_state(frame, None, ending)
-    parts = [f"{one.duration_seconds:6.0f} s", words.title or verdict_title(one.verdict)]
+    parts = [" · ".join(frame.stage)] if frame.stage else []
+    parts += [f"{one.duration_seconds:6.0f} s", words.title or verdict_title(one.verdict)]
     if state != "running":
         parts.append(state)
     if frame.step is not None:
@@ -219,7 +257,8 @@ def format_line(frame: Frame, *, ending: str = "") -> str:
         parts.append(" ".join(["stall", f"{format_share(frame.stall_now)} {_now(frame)}", *stall]))
         parts.append(f"{format_count(frame.rows_now)} rows/s")
         parts.append(f"{format_count(frame.tokens_now)} tokens/s")
-    parts.append(f"working set {memory_parts(frame)[0]}")
+    if frame.has_begun:
+        parts.append(f"working set {memory_parts(frame)[0]}")
     parts += [f"disk {', '.join(disk_parts(frame)[-1:])}"] if one.disk_bytes_per_second else []
     if frame.swap_in_now or frame.swap_out_now:
         parts.append(f"swap {', '.join(swap_parts(frame))}")

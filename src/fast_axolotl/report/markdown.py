@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.content import ReportRun
 from fast_axolotl.report.matrix_markup import compare_plainly
 from fast_axolotl.report.show import verdict_title
@@ -20,6 +21,8 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
     for run in runs:
         verdict = run.summary.verdict
         name = f"{_text(run.name)}: " if len(runs) > 1 else ""
+        for alarm in find_alarms(run.summary, run.record):
+            lines += [f"> **{name}{_text(alarm)}**", ""]
         lines += [f"**{name}{_text(verdict_title(verdict))}.** {_text(verdict.headline)}", ""]
         lines += [f"- {_text(line)}" for line in verdict.evidence]
         lines += [""] if verdict.evidence else []

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Child", "Safe", "embed_json", "join", "plain", "tag"]
+__all__ = ["Child", "Safe", "embed_json", "join", "named", "plain", "plain_name", "tag"]
 
 
 class Safe(str):
@@ -19,6 +19,9 @@ class Safe(str):
 
 Child = str | Iterable[str] | None
 """Text, HTML, several of them, or nothing."""
+
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F))
+"""Characters that turn the direction of the text behind them."""
 
 _VOID = {"meta", "link", "br", "hr", "input"}
 
@@ -42,6 +45,16 @@ def join(*children: Child) -> Safe:
         else:
             found += [join(one) for one in child]
     return Safe("".join(found))
+
+
+def named(name: str) -> Safe:
+    """A name of the user's; whatever its direction, the text around it keeps its own."""
+    return tag("bdi", name)
+
+
+def plain_name(name: str) -> str:
+    """The same for a sentence, where there are no elements."""
+    return name.translate(_DIRECTIONS)
 
 
 def _attribute(key: str, value: str | bool | None) -> str:

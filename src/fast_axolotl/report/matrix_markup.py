@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow
-from fast_axolotl.report.content import Report, ReportRun
+from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.report.content import Report, ReportRun, counted_runs, no_counted_run
 from fast_axolotl.report.downsampling import finite
-from fast_axolotl.report.markup import Safe, tag
+from fast_axolotl.report.markup import Safe, named, tag
 from fast_axolotl.report.values import describe_change, format_value
 
 __all__ = ["compare_plainly", "matrix_section"]
@@ -69,7 +69,7 @@ def matrix_section(report: Report) -> Safe | None:
     shown, shared = _take_out_shared(shown)
     notes[1:1] = shared
     if not shown:
-        notes.insert(0, "No figure was measured in any arm.")
+        notes[0] = _nothing(report.protocol)
     return tag(
         "section",
         tag("h2", "Matrix", id="matrix"),
@@ -78,6 +78,13 @@ def matrix_section(report: Report) -> Safe | None:
         _missing(missing),
         aria_labelledby="matrix",
     )
+
+
+def _nothing(protocol: Protocol | None) -> str:
+    """Why there is no table."""
+    if protocol is not None and not any(counted_runs(arm) for arm in protocol.arms):
+        return no_counted_run(protocol)
+    return "No figure was measured in any arm."
 
 
 def compare_plainly(runs: Sequence[ReportRun]) -> Matrix:
@@ -124,7 +131,7 @@ def _table(arms: Sequence[str], rows: Sequence[MatrixRow]) -> Safe:
     head = tag(
         "tr",
         tag("th", "figure", scope="col", role="columnheader"),
-        [tag("th", arm, scope="col", role="columnheader") for arm in arms],
+        [tag("th", named(arm), scope="col", role="columnheader") for arm in arms],
         role="row",
     )
     body = [_row(row, arms, half) for row in rows]

@@ -17,13 +17,13 @@ from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.report.charts import Chart, Curves, Legend, Panel
-from fast_axolotl.report.content import Report
+from fast_axolotl.report.content import Report, describe_drawn
 from fast_axolotl.report.detail_markup import detail_sections
 from fast_axolotl.report.downsampling import keep_extremes
-from fast_axolotl.report.markup import Safe, embed_json, join, plain, tag
+from fast_axolotl.report.markup import Safe, embed_json, join, named, plain, plain_name, tag
 from fast_axolotl.report.matrix_markup import matrix_section
 from fast_axolotl.report.run_charts import make_charts
-from fast_axolotl.report.series import MOST_POINTS, read_series
+from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
 from fast_axolotl.report.theme import theme_css
 from fast_axolotl.report.values import format_date, format_length
 from fast_axolotl.report.verdict_markup import verdict_section
@@ -45,6 +45,7 @@ _PLACES = {
     "matrix": "Matrix",
     "charts": "Charts",
     "figures": "All figures",
+    "runs": "Runs",
     "settings": "Settings",
     "environment": "Environment",
     "definitions": "What the words mean",
@@ -91,6 +92,9 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
             for run in arm["runs"]:
                 losses = run["losses"]
                 run["losses"] = [losses[row] for row in keep_extremes([losses], _MOST_LOSSES)]
+    shown = report.runs[:MOST_RUNS]
+    pairs = [(run.record, run.summary) for run in shown]
+    together = steps_together(pairs, most_points=most_points)
     found = {
         "title": report.title,
         "made": report.made,
@@ -100,9 +104,11 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
             {
                 "name": run.name,
                 "summary": asdict(run.summary),
-                "series": read_series(run.record, run.summary, most_points=most_points),
+                "series": read_series(
+                    run.record, run.summary, most_points=most_points, together=steps
+                ),
             }
-            for run in report.runs[:MOST_RUNS]
+            for run, steps in zip(shown, together, strict=True)
         ],
     }
     kept: dict[str, Any] = plain(found)
@@ -156,10 +162,17 @@ def _header(report: Report, places: Sequence[str]) -> Safe:
             ),
             class_="bar",
         ),
-        tag("h1", report.title),
+        tag("h1", _title(report)),
         tag("p", _subtitle(report), class_="small"),
         tag("nav", links, aria_label="Sections"),
     )
+
+
+def _title(report: Report) -> Safe:
+    if report.protocol is not None or not report.runs:
+        return named(report.title)
+    parts = [named(run.name) for run in report.runs]
+    return join([part for name in parts for part in (", ", name)][1:])
 
 
 def _subtitle(report: Report) -> str:
@@ -188,11 +201,13 @@ def _chart_section(charts: Sequence[Chart], report: Report) -> Safe | None:
     )
     count = len(report.runs)
     few = f"Charts are of the first {MOST_RUNS} of {count} runs." if count > MOST_RUNS else ""
+    whose = describe_drawn(report)
     return tag(
         "section",
         tag("h2", "Charts", id="charts"),
         tag("p", hint, class_="small hint"),
         tag("p", few, class_="small") if few else None,
+        tag("p", whose, class_="small") if whose else None,
         [_chart(chart) for chart in charts],
         class_="charts alone" if report.protocol is None and count == 1 else "charts",
         aria_labelledby="charts",
@@ -219,10 +234,10 @@ def _chart(chart: Chart) -> Safe:
 
 
 def _panel(chart: Chart, panel: Panel, number: int, is_named: bool) -> Safe:
-    title = tag("h4", panel.name) if is_named else None
+    title = tag("h4", named(panel.name)) if is_named else None
     if panel.figure is None:
         return tag("figure", title, tag("p", panel.text, class_="nothing"))
-    whose = f", {panel.name}" if panel.name and is_named else ""
+    whose = f", {plain_name(panel.name)}" if panel.name and is_named else ""
     plot = tag(
         "div",
         id=f"{chart.name}-{number}",
@@ -240,12 +255,18 @@ def _legend(one: Legend) -> Safe:
     inside = {
         "line": tag("rect", x="0", y="5", width="22", height="2", fill=colour),
         "dashed": tag("path", d="M0 6H22", stroke=colour, stroke_width="2", stroke_dasharray="4 3"),
-        "area": tag("rect", x="0", y="1", width="22", height="10", fill=colour, opacity="0.35"),
+        "area": _box(colour, x=1, width=20, opacity=0.35),
         "mark": tag("path", d="M11 1L16 6L11 11L6 6Z", fill=colour),
-        "bar": tag("rect", x="5", y="1", width="12", height="10", fill=colour, opacity="0.8"),
+        "bar": _box(colour, x=5, width=12, opacity=0.8),
     }[one.shape]
     picture = tag("svg", inside, width="22", height="12", aria_hidden="true")
-    return tag("li", picture, one.label)
+    return tag("li", picture, named(one.label))
+
+
+def _box(colour: str, *, x: int, width: int, opacity: float) -> Safe:
+    """A surface that may be pale; its edge is not."""
+    size = {"x": str(x), "y": "1", "width": str(width), "height": "10"}
+    return tag("rect", **size, fill=colour, fill_opacity=str(opacity), stroke=colour)
 
 
 def _footer(report: Report) -> Safe:

@@ -63,7 +63,8 @@ def _command(browser: str, page: Path, picture: Path, profile: str) -> list[str]
         f"--force-device-scale-factor={_SCALE}",
         f"--virtual-time-budget={_DRAWING_MILLISECONDS}",
         f"--screenshot={picture}",
-        f"{page.absolute().as_uri()}#slide",
+        # The window's own height is that of a window with a bar, which there is none of.
+        f"{page.absolute().as_uri()}#slide={_HEIGHT}",
     ]
 
 

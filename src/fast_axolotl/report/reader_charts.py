@@ -13,6 +13,7 @@ from fast_axolotl.report.charts import (
     Panel,
     Scale,
     area,
+    axis,
     choose_scale,
     colour,
     largest,
@@ -37,8 +38,8 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     rows = largest(run.series["throughput"].get(names[run.place], []) for run in shown)
     tokens = largest(run.series["throughput"].get("real_tokens_per_second", []) for run in shown)
     panels = [
-        _throughput_panel(run, axis, times, rows, tokens)
-        for run, axis in zip(runs, axes, strict=True)
+        _throughput_panel(run, time, times, rows, tokens)
+        for run, time in zip(runs, axes, strict=True)
     ]
     nouns = {"rows" if _is_rows(run) else "samples" for run in shown}
     label = f"{' or '.join(sorted(nouns))} a second"
@@ -63,7 +64,7 @@ def _reader_column(run: Curves) -> str:
     return ""
 
 
-def _throughput_panel(run: Curves, axis: Figure, times: Scale, rows: float, tokens: float) -> Panel:
+def _throughput_panel(run: Curves, time: Figure, times: Scale, rows: float, tokens: float) -> Panel:
     name = _reader_column(run) if run.has("throughput") else ""
     if not name:
         return Panel(name=run.name, text="No row was counted.", figure=None)
@@ -76,8 +77,10 @@ def _throughput_panel(run: Curves, axis: Figure, times: Scale, rows: float, toke
     demand = run.summary.demand_rows_per_second if noun == "rows" else None
     top = max(rows, demand if demand and demand < 3 * rows else 0.0) * 1.12 or 1.0
     layout: Figure = {
-        "xaxis": {**axis, "anchor": "y2" if tokens else "y"},
-        "yaxis": {"range": [0, top], "tickformat": "~s", "domain": [0.5 if tokens else 0, 1]},
+        "xaxis": {**time, "anchor": "y2" if tokens else "y"},
+        "yaxis": axis(
+            f"{noun}/s", range=[0, top], tickformat="~s", domain=[0.5 if tokens else 0, 1]
+        ),
         "shapes": phase_shapes(run, times),
         "annotations": [],
     }
@@ -85,7 +88,9 @@ def _throughput_panel(run: Curves, axis: Figure, times: Scale, rows: float, toke
         shape, _ = level(demand, "muted")
         layout["shapes"].append(shape)
     if tokens:
-        layout["yaxis2"] = {"range": [0, tokens * 1.12], "tickformat": "~s", "domain": [0, 0.4]}
+        layout["yaxis2"] = axis(
+            "tokens/s", range=[0, tokens * 1.12], tickformat="~s", domain=[0, 0.4]
+        )
         if "real_tokens_per_second" in run.series["throughput"]:
             y = run.ref("throughput", "real_tokens_per_second")
             more = {"form": ",.4~s", "yaxis": "y2", "alpha": 0.16, **dots}
@@ -175,16 +180,19 @@ def _waits_panel(run: Curves, ends: tuple[float, float], top: float) -> Panel:
         "hovertemplate": "%{y:.1%} near %{text}",
     }
     curve = line(x, run.ref("waits", "wait_share"), "wait", "waiting", form=".1%", width=2)
-    curve |= {"mode": "lines+markers", "marker": {"size": 4}, "line": {**curve["line"]}}
+    if len(labels) == 1:
+        curve |= {"mode": "markers", "marker": {"size": 8, "color": colour("wait")}}
     layout = {
-        "xaxis": {
-            "type": "log",
-            "range": list(ends),
-            "tickvals": [value for value, _ in _TICKS],
-            "ticktext": [words for _, words in _TICKS],
-            "hoverformat": ".2~s",
-        },
-        "yaxis": {"range": [0, top], "tickformat": ".0%"},
+        "xaxis": axis(
+            "wait of a fetch",
+            type="log",
+            range=list(ends),
+            tickvals=[value for value, _ in _TICKS],
+            ticktext=[words for _, words in _TICKS],
+            hoverformat=".2~s",
+            unifiedhovertitle={"text": "%{x:.2~s}s"},
+        ),
+        "yaxis": axis("share", range=[0, top], tickformat=".0%"),
         "bargap": 0.1,
     }
     figure = {"traces": [bars, curve], "layout": layout, "height": 260}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from fast_axolotl.report.charts import Chart, Curves, Figure, Legend, Panel, colour, line
+from fast_axolotl.report.charts import Chart, Curves, Figure, Legend, Panel, axis, colour, line
 from fast_axolotl.report.downsampling import finite
+from fast_axolotl.report.markup import plain_name
 from fast_axolotl.report.reader_charts import throughput_chart, waits_chart
 from fast_axolotl.report.stall_chart import stall_chart
 from fast_axolotl.report.system_charts import disk_chart, gpu_chart, memory_chart
@@ -71,8 +72,8 @@ def _rank_panel(run: Curves, stalls: list[float | None], top: float) -> Panel:
         "hovertemplate": "rank %{x}: %{y:.1%}<extra></extra>",
     }
     layout: Figure = {
-        "xaxis": {"range": [-0.7, max(rank.rank for rank in ranks) + 0.7], "tickformat": "d"},
-        "yaxis": {"range": [0, max(0.05, min(1.0, 1.12 * top))], "tickformat": ".0%"},
+        "xaxis": axis("rank", range=[-0.7, max(rank.rank for rank in ranks) + 0.7], tickformat="d"),
+        "yaxis": axis("stall", range=[0, max(0.05, min(1.0, 1.12 * top))], tickformat=".0%"),
         "hovermode": "closest",
         "bargap": 0.25,
     }
@@ -109,7 +110,7 @@ def _loss_chart(runs: Sequence[Curves]) -> Chart | None:
                 run.ref("losses", "step"),
                 run.ref("losses", "loss"),
                 role,
-                html.escape(run.name),
+                html.escape(plain_name(run.name)),
                 form=",.5~g",
                 width=3 if number == 0 else 1.8,
                 style=style,
@@ -118,7 +119,14 @@ def _loss_chart(runs: Sequence[Curves]) -> Chart | None:
         )
         legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
         parts.append(_loss_text(run, len(shown) > 1))
-    layout = {"xaxis": {"ticksuffix": " steps", "showticksuffix": "last"}, "yaxis": {}}
+    ends = {run.series["losses"]["first_not_finite"] for run in shown} - {None}
+    marks = [_mark_end(step) for step in sorted(ends)]
+    layout = {
+        "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
+        "yaxis": axis("loss"),
+        "shapes": [shape for shape, _ in marks],
+        "annotations": [words for _, words in marks],
+    }
     figure = {"traces": traces, "layout": layout, "height": 260}
     same = " Where runs learned the same, their curves lie on each other." if parts[1:] else ""
     return Chart(
@@ -130,10 +138,35 @@ def _loss_chart(runs: Sequence[Curves]) -> Chart | None:
     )
 
 
+def _mark_end(step: int) -> tuple[Figure, Figure]:
+    """A line over the whole height where losses stop being numbers, and the words on it."""
+    shape = {
+        "type": "line",
+        "xref": "x",
+        "x0": step,
+        "x1": step,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": colour("bad"), "width": 2},
+    }
+    words = {
+        "text": f"NaN or infinite: step {step:,}",
+        "xref": "x",
+        "x": step,
+        "yref": "paper",
+        "y": 1,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"color": colour("bad"), "size": 11},
+    }
+    return shape, words
+
+
 def _loss_text(run: Curves, is_named: bool) -> str:
     losses = run.series["losses"]
     known = [value for value in losses["loss"] if value is not None]
-    name = f"{run.name}: " if is_named else ""
+    name = f"{plain_name(run.name)}: " if is_named else ""
     if not known:
         return f"{name}no loss is a number."
     text = f"{name}from {known[0]:,.4g} to {known[-1]:,.4g}."

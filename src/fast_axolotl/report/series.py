@@ -7,7 +7,7 @@ first line of any of the run's files. The number of points is bounded; extremes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fast_axolotl.record import (
@@ -27,10 +27,13 @@ from fast_axolotl.report.downsampling import (
 )
 from fast_axolotl.report.system_series import disk_series, gpu_series, memory_series
 
-__all__ = ["MOST_POINTS", "read_series"]
+__all__ = ["MOST_POINTS", "read_series", "steps_together"]
 
 MOST_POINTS = 3000
 """Points of a curve: a few for every pixel of a wide screen, so that zooming shows more."""
+
+_MOST_SPREAD = 6.0
+"""Runs whose numbers of steps differ by more than this merge them on their own."""
 
 _MOST_WINDOWS = 240
 _MOST_MARKS = 200
@@ -40,10 +43,34 @@ _BINS_TOGETHER = 12
 Columns = dict[str, Any]
 
 
+def steps_together(
+    runs: Sequence[tuple[RunRecord, RunSummary]], *, most_points: int = MOST_POINTS
+) -> list[int]:
+    """How many steps of each run make a point: as many for all that are about as long."""
+    counts = [
+        0 if one.deciding_rank is None else _count_steps(record.ranks[one.deciding_rank])
+        for record, one in runs
+    ]
+    known = [count for count in counts if count]
+    if known and max(known) <= _MOST_SPREAD * min(known):
+        counts = [max(known)] * len(counts)
+    return [max(1, math.ceil(count / most_points)) for count in counts]
+
+
+def _count_steps(rank: RankRecord) -> int:
+    return sum(block.steps for block in rank.blocks if block.steps > 0 and _is_whole(block))
+
+
 def read_series(
-    record: RunRecord, summary: RunSummary, *, most_points: int = MOST_POINTS
+    record: RunRecord,
+    summary: RunSummary,
+    *,
+    most_points: int = MOST_POINTS,
+    together: int | None = None,
 ) -> Columns:
-    """Every curve of a run; what was not recorded is left out."""
+    """Every curve of a run; what was not recorded is left out. ``together``: steps of a point."""
+    if together is None:
+        (together,) = steps_together([(record, summary)], most_points=most_points)
     zero = _first_time(record)
     number = summary.deciding_rank
     found: Columns = {"rank": number}
@@ -51,7 +78,7 @@ def read_series(
         rank = record.ranks[number]
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
-        found["steps"] = _steps(rank, offset, is_device, most_points)
+        found["steps"] = _steps(rank, offset, is_device, together)
         found["stall"] = _stall(rank, offset)
         found["phases"] = _phases(rank, offset)
         found["slow"] = _slow(rank, offset)
@@ -74,16 +101,16 @@ def _first_time(record: RunRecord) -> float:
     return min(times, default=0.0)
 
 
-def _steps(rank: RankRecord, offset: float, is_device: bool, most: int) -> Columns:
+def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> Columns:
     blocks = [block for block in rank.blocks if block.steps > 0 and _is_whole(block)]
     if not blocks:
         return {}
-    together = math.ceil(sum(block.steps for block in blocks) / most)
     pieces = (piece for block in blocks for piece in _pieces(block, is_device))
     points = list(merge_steps(pieces, together)) if together > 1 else list(pieces)
-    found = {
+    found: Columns = {
         "t": round_figures((offset + point.t for point in points), 7),
         "step": [point.first_step for point in points],
+        "is_steady": [point.phase == "steady" for point in points],
         "mean": round_figures(point.wall_seconds / point.steps for point in points),
         "wait": round_figures(point.wait_seconds / point.steps for point in points),
     }
@@ -91,6 +118,7 @@ def _steps(rank: RankRecord, offset: float, is_device: bool, most: int) -> Colum
         found["steps"] = [point.steps for point in points]
         found["low"] = round_figures(point.low for point in points)
         found["high"] = round_figures(point.high for point in points)
+        found["high_step"] = [point.high_step for point in points]
     return found
 
 
@@ -111,6 +139,7 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
             wait_seconds=_wait(block, is_device),
             low=min(mean, times.quantile(0.0) or mean),
             high=max(mean, times.quantile(1.0) or mean),
+            high_step=block.first_step if block.steps == 1 else None,
         )
         return
     t = block.t - sum(walls)
@@ -126,6 +155,7 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
             wait_seconds=_wait(block, is_device) * one / (wall or 1.0) if wait is None else wait,
             low=one,
             high=one,
+            high_step=block.first_step + number,
         )
 
 
@@ -295,13 +325,14 @@ def _waits(rank: RankRecord, is_device: bool) -> Columns:
     waited = sum(bar[1] for bar in bars.values())
     if not fetches:
         return {}
-    order = sorted(bars)
+    order = range(min(bars), max(bars) + 1)
+    empty = [0.0, 0.0]
     return {
         "fetches": int(fetches),
         "seconds": round_figures(_bar_middle(number) for number in order),
-        "fetch_share": round_figures(bars[number][0] / fetches for number in order),
+        "fetch_share": round_figures(bars.get(number, empty)[0] / fetches for number in order),
         "wait_share": round_figures(
-            bars[number][1] / waited if waited else 0.0 for number in order
+            bars.get(number, empty)[1] / waited if waited else 0.0 for number in order
         ),
     }
 

@@ -19,7 +19,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fast_axolotl.record import RunSummary, Verdict
+from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.figures import GROUPS, Group, Row, format_percent
 from fast_axolotl.report.terminal import format_seconds
 
@@ -54,23 +55,32 @@ VERDICT_STYLES = {
 }
 
 
-def show_summary(summary: RunSummary, *, file: IO[str] | None = None) -> None:
-    """Print a run to stdout, or to a file."""
+def show_summary(
+    summary: RunSummary, *, record: RunRecord | None = None, file: IO[str] | None = None
+) -> None:
+    """Print a run to stdout, or to a file; its record tells of losses that are no numbers."""
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
-        _print_all(console, summary)
+        _print_all(console, summary, record)
     else:
-        console.file.write(render_summary(summary))
+        console.file.write(render_summary(summary, record=record))
 
 
-def render_summary(summary: RunSummary, *, width: int = _PIPE_WIDTH) -> str:
+def render_summary(
+    summary: RunSummary, *, record: RunRecord | None = None, width: int = _PIPE_WIDTH
+) -> str:
     """What is printed to a pipe, as text."""
     text = io.StringIO()
-    _print_all(Console(file=text, highlight=False, markup=False, width=width), summary)
+    _print_all(Console(file=text, highlight=False, markup=False, width=width), summary, record)
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def _print_all(console: Console, summary: RunSummary) -> None:
+def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) -> None:
+    alarms = find_alarms(summary, record)
+    for alarm in alarms:
+        console.print(Text(alarm, style="bold red"))
+    if alarms:
+        console.print()
     _print_verdict(console, summary.verdict)
     _print_course(console, summary)
     for group in GROUPS:
@@ -122,7 +132,9 @@ def _print_bullet(console: Console, line: str, mark: str = "•", style: str = "
 
 def _print_course(console: Console, summary: RunSummary) -> None:
     ended = summary.end_reason + (f": {summary.error}" if summary.error else "")
-    ranks = "" if summary.world_size < 2 else f" on the deciding one of {summary.world_size} ranks"
+    ranks = ""
+    if summary.world_size > 1 and summary.deciding_rank is not None:
+        ranks = f" on rank {summary.deciding_rank}, the deciding one of {summary.world_size}"
     pairs = [
         ("folder", summary.run_dir),
         ("started", _date(summary.started)),

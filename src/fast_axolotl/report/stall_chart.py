@@ -13,9 +13,9 @@ from fast_axolotl.report.charts import (
     Panel,
     Scale,
     area,
+    axis,
     choose_scale,
     colour,
-    known,
     largest,
     level,
     line,
@@ -47,8 +47,8 @@ def stall_chart(runs: Sequence[Curves]) -> Chart:
         (largest([one.get("host", []), one.get("device", [])]) for one in _stalls(runs)), default=0
     )
     panels = [
-        _stall_panel(run, axis, times, scale, top, share)
-        for run, axis in zip(runs, axes, strict=True)
+        _stall_panel(run, time, times, scale, top, share)
+        for run, time in zip(runs, axes, strict=True)
     ]
     legend = [
         Legend(role="step", label="time of a step"),
@@ -79,46 +79,55 @@ def _stalls(runs: Sequence[Curves]) -> list[dict[str, Any]]:
 
 
 def _highs(run: Curves) -> list[float]:
+    """The longest step of every point."""
     steps = run.series["steps"]
-    return known(steps.get("high", steps["mean"]))
+    return [value or 0.0 for value in steps.get("high", steps["mean"])]
 
 
 def _top_of(run: Curves) -> float:
-    """Where the scale ends: above all steps, unless a handful of them dwarfs the rest."""
-    ordered = sorted(_highs(run), reverse=True)
+    """Where the scale ends: above all steady steps, unless a handful of them dwarfs the rest."""
+    highs = _highs(run)
+    steady = zip(highs, run.series["steps"]["is_steady"], strict=True)
+    ordered = sorted([high for high, is_steady in steady if is_steady] or highs, reverse=True)
     if len(ordered) > 4 * _MOST_DWARFING and ordered[0] > 5 * ordered[_MOST_DWARFING]:
         return 1.5 * ordered[_MOST_DWARFING]
     return 1.08 * ordered[0]
 
 
+def _points_above(run: Curves, top: float) -> list[tuple[float, str, float]]:
+    """Points beyond the scale: when, at which step, and how long the longest one took."""
+    steps = run.series["steps"]
+    numbers = steps.get("high_step", steps["step"])
+    found = []
+    for row, (t, high, number) in enumerate(zip(steps["t"], _highs(run), numbers, strict=True)):
+        if high <= top:
+            continue
+        where = f"at step {number:,}" if number is not None else ""
+        if not where:
+            first, count = steps["step"][row], steps["steps"][row]
+            where = f"among steps {first:,} to {first + count - 1:,}"
+        found.append((t, where, high))
+    return found
+
+
 def _stall_panel(
-    run: Curves, axis: Figure, times: Scale, scale: Scale, top: float, share: float
+    run: Curves, time: Figure, times: Scale, scale: Scale, top: float, share: float
 ) -> Panel:
     if not run.has("steps"):
         return Panel(name=run.name, text=_UNSEEN, figure=None)
-    over = [
-        (t, step, high)
-        for t, step, high in zip(
-            run.series["steps"]["t"], run.series["steps"]["step"], _highs(run), strict=False
-        )
-        if high > top
-    ]
+    over = _points_above(run, top)
     threshold, words = level(_STALL_LIMIT, "muted", axis="y2", text="10 %")
     words |= {"xanchor": "left", "yanchor": "middle"}
     layout = {
-        "xaxis": {**axis, "anchor": "y2"},
-        "yaxis": {
-            "domain": [0.42, 1],
-            "range": [0, top * scale.by],
-            "ticksuffix": f" {scale.unit}",
-            "showticksuffix": "last",
-        },
-        "yaxis2": {
-            "domain": [0, 0.32],
-            "range": [0, min(1.0, max(0.25, 1.15 * share))],
-            "tickformat": ".0%",
-            "nticks": 4,
-        },
+        "xaxis": {**time, "anchor": "y2"},
+        "yaxis": axis("step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]),
+        "yaxis2": axis(
+            "stall",
+            domain=[0, 0.32],
+            range=[0, min(1.0, max(0.25, 1.15 * share))],
+            tickformat=".0%",
+            nticks=4,
+        ),
         "shapes": [*phase_shapes(run, times), *_mark_shapes(run, times), threshold],
         "annotations": [words, *_phase_words(run, times)],
     }
@@ -135,22 +144,34 @@ def _step_traces(run: Curves, times: Scale, scale: Scale) -> list[Figure]:
     x = run.ref("steps", "t", times.by)
     unit = f" {scale.unit}"
     found = []
-    is_single = len(run.series["steps"]["t"]) == 1
-    dots = {"mode": "lines+markers", "marker": {"size": 8}} if is_single else {}
+    dots: Figure = {}
+    if len(run.series["steps"]["t"]) == 1:
+        dots = {"mode": "lines+markers", "marker": {"size": 8}}
+    mean = {"unit": unit, **dots}
     if "low" in run.series["steps"]:
-        edge = {"width": 0, "unit": unit}
         low, high = run.ref("steps", "low", scale.by), run.ref("steps", "high", scale.by)
         fill = {"fill": "tonexty", "fillcolor": colour("step", 0.22)}
-        found.append(line(x, low, "step", "shortest", **edge))
-        found.append(line(x, high, "step", "longest", **edge, **fill))
-    found.append(line(x, run.ref("steps", "mean", scale.by), "step", "step", unit=unit, **dots))
+        longest = {"unit": unit, **fill, **_numbers(run, "high_step", unit)}
+        found.append(line(x, low, "step", "shortest", width=0, unit=unit))
+        found.append(line(x, high, "step", "longest", width=0.8, **longest))
+    else:
+        mean |= _numbers(run, "step", unit)
+    found.append(line(x, run.ref("steps", "mean", scale.by), "step", "step", **mean))
     wait = run.ref("steps", "wait", scale.by)
     found.append(area(x, wait, "wait", "waiting", unit=unit, width=1, alpha=0.35, **dots))
     return found
 
 
+def _numbers(run: Curves, column: str, unit: str) -> Figure:
+    """The number of the step behind its time, where every one is known."""
+    if None in run.series["steps"][column]:
+        return {}
+    words = f"%{{y:,.4~g}}{unit} at step %{{customdata:,}}"
+    return {"customdata": run.ref("steps", column), "hovertemplate": words}
+
+
 def _outlier_traces(
-    run: Curves, times: Scale, scale: Scale, top: float, over: list[tuple[float, int, float]]
+    run: Curves, times: Scale, scale: Scale, top: float, over: list[tuple[float, str, float]]
 ) -> list[Figure]:
     found: list[Figure] = []
     mark = {"type": "scatter", "mode": "markers", "cliponaxis": False}
@@ -182,7 +203,7 @@ def _outlier_traces(
                 "name": "beyond the scale",
                 "x": [t * times.by for t, _, _ in over],
                 "y": [0.985 * top * scale.by] * len(over),
-                "text": [f"{format_seconds(high)} at step {step:,}" for _, step, high in over],
+                "text": [f"{format_seconds(high)} {where}" for _, where, high in over],
                 "hovertemplate": "%{text}",
                 "marker": {"symbol": "triangle-up", "size": 9, "color": colour("step")},
             }
@@ -254,7 +275,7 @@ def _mark_shapes(run: Curves, times: Scale) -> list[Figure]:
     ]
 
 
-def _stall_text(run: Curves, over: list[tuple[float, int, float]]) -> str:
+def _stall_text(run: Curves, over: list[tuple[float, str, float]]) -> str:
     one = run.summary
     parts = []
     if one.world_size > 1:
@@ -264,6 +285,9 @@ def _stall_text(run: Curves, over: list[tuple[float, int, float]]) -> str:
             f"Half of the steps took {format_seconds(one.step_p50_seconds)} or less, 95 % took "
             f"{format_seconds(one.step_p95_seconds)} or less."
         )
+    together = max(run.series["steps"].get("steps", [1]))
+    if together > 1:
+        parts.append(f"Up to {together:,} steps are one point.")
     if one.stall_fraction is not None:
         whose = {"device": "the device", "host": "the loop"}.get(one.stall_source, "the loop")
         parts.append(f"For {one.stall_fraction:.1%} of the time {whose} waited for data.")
@@ -273,9 +297,9 @@ def _stall_text(run: Curves, over: list[tuple[float, int, float]]) -> str:
         few = f", every {marks['every']}th drawn" if marks["every"] > 1 else ""
         parts.append(f"{marks['all']:,} {name} boundaries{few}.")
     if over:
-        _, step, high = max(over, key=lambda item: item[2])
+        _, where, high = max(over, key=lambda item: item[2])
         parts.append(
-            f"Beyond the scale (▲): {format_seconds(high)} at step {step:,}"
+            f"Beyond the scale (▲): {format_seconds(high)} {where}"
             + (f" and {len(over) - 1:,} more points." if len(over) > 1 else ".")
         )
     return " ".join(parts).replace("%", " %").replace("  %", " %") or _UNSEEN

@@ -12,6 +12,7 @@ from fast_axolotl.report.charts import (
     Panel,
     Scale,
     area,
+    axis,
     choose_scale,
     known,
     largest,
@@ -53,7 +54,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
     top = 1.1 * max([highest, *near]) or 1.0
     scale = choose_scale("bytes", top)
     panels = [
-        _memory_panel(run, axis, times, scale, top) for run, axis in zip(runs, axes, strict=True)
+        _memory_panel(run, time, times, scale, top) for run, time in zip(runs, axes, strict=True)
     ]
     legend = [
         Legend(role="pss", label="working set (ΣPSS)", shape="area"),
@@ -72,7 +73,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
     )
 
 
-def _memory_panel(run: Curves, axis: Figure, times: Scale, scale: Scale, top: float) -> Panel:
+def _memory_panel(run: Curves, time: Figure, times: Scale, scale: Scale, top: float) -> Panel:
     if not run.has("memory"):
         return Panel(name=run.name, text=_UNWATCHED, figure=None)
     x = run.ref("memory", "t", times.by)
@@ -88,12 +89,8 @@ def _memory_panel(run: Curves, axis: Figure, times: Scale, scale: Scale, top: fl
         draw = area if name == "pss_bytes" else line
         traces.append(draw(x, y, role, label, **more))
     layout: Figure = {
-        "xaxis": axis,
-        "yaxis": {
-            "range": [0, top * scale.by],
-            "ticksuffix": unit,
-            "showticksuffix": "last",
-        },
+        "xaxis": time,
+        "yaxis": axis("memory", scale.unit, range=[0, top * scale.by]),
         "shapes": phase_shapes(run, times),
         "annotations": [],
     }
@@ -151,8 +148,8 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
     swap = _swap_top(shown)
     scales = choose_scale("rate", top), choose_scale("rate", swap)
     panels = [
-        _disk_panel(run, axis, times, scales, top, swap)
-        for run, axis in zip(runs, axes, strict=True)
+        _disk_panel(run, time, times, scales, top, swap)
+        for run, time in zip(runs, axes, strict=True)
     ]
     legend = [
         Legend(role="step", label="read from the device", shape="area"),
@@ -179,20 +176,17 @@ def _swap_top(shown: Sequence[Curves]) -> float:
 
 
 def _disk_panel(
-    run: Curves, axis: Figure, times: Scale, scales: tuple[Scale, Scale], top: float, swap: float
+    run: Curves, time: Figure, times: Scale, scales: tuple[Scale, Scale], top: float, swap: float
 ) -> Panel:
     if not run.has("disk"):
         return Panel(name=run.name, text=_UNWATCHED, figure=None)
     x = run.ref("disk", "t", times.by)
     reads, swaps = scales
     layout: Figure = {
-        "xaxis": {**axis, "anchor": "y2" if swap else "y"},
-        "yaxis": {
-            "range": [0, top * reads.by],
-            "domain": [0.5 if swap else 0, 1],
-            "ticksuffix": f" {reads.unit}",
-            "showticksuffix": "last",
-        },
+        "xaxis": {**time, "anchor": "y2" if swap else "y"},
+        "yaxis": axis(
+            "reads", reads.unit, range=[0, top * reads.by], domain=[0.5 if swap else 0, 1]
+        ),
         "shapes": phase_shapes(run, times),
         "annotations": [],
     }
@@ -214,12 +208,9 @@ def _disk_panel(
         layout["shapes"].append(shape)
         layout["annotations"].append(words)
     if swap:
-        layout["yaxis2"] = {
-            "range": [0, 1.12 * swap * swaps.by],
-            "domain": [0, 0.4],
-            "ticksuffix": f" {swaps.unit}",
-            "showticksuffix": "last",
-        }
+        layout["yaxis2"] = axis(
+            "swap", swaps.unit, range=[0, 1.12 * swap * swaps.by], domain=[0, 0.4]
+        )
     figure = {"traces": traces, "layout": layout, "height": 320 if swap else 240}
     return Panel(name=run.name, text=_disk_text(run), figure=figure)
 
@@ -251,7 +242,7 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     times = time_scale(shown, "gpus")
     axes = time_axes(runs, "gpus", times)
     memory = largest(run.series["gpus"]["memory_bytes"] for run in shown)
-    panels = [_gpu_panel(run, axis, times, memory) for run, axis in zip(runs, axes, strict=True)]
+    panels = [_gpu_panel(run, time, times, memory) for run, time in zip(runs, axes, strict=True)]
     return Chart(
         name="gpu",
         title="GPU",
@@ -265,7 +256,7 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     )
 
 
-def _gpu_panel(run: Curves, axis: Figure, times: Scale, memory: float) -> Panel:
+def _gpu_panel(run: Curves, time: Figure, times: Scale, memory: float) -> Panel:
     if not run.has("gpus"):
         reason = run.summary.reasons.get("gpu_utilization", "no GPU was sampled")
         return Panel(name=run.name, text=f"Nothing to draw: {reason}.", figure=None)
@@ -277,14 +268,11 @@ def _gpu_panel(run: Curves, axis: Figure, times: Scale, memory: float) -> Panel:
         area(x, run.ref("gpus", "memory_bytes", scale.by), "anon", "memory", alpha=0.16, **more),
     ]
     layout = {
-        "xaxis": {**axis, "anchor": "y2"},
-        "yaxis": {"range": [0, 1.03], "tickformat": ".0%", "domain": [0.5, 1]},
-        "yaxis2": {
-            "range": [0, 1.12 * memory * scale.by or 1.0],
-            "domain": [0, 0.4],
-            "ticksuffix": f" {scale.unit}",
-            "showticksuffix": "last",
-        },
+        "xaxis": {**time, "anchor": "y2"},
+        "yaxis": axis("utilisation", range=[0, 1.03], tickformat=".0%", domain=[0.5, 1]),
+        "yaxis2": axis(
+            "memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0], domain=[0, 0.4]
+        ),
         "shapes": phase_shapes(run, times),
     }
     one = run.summary

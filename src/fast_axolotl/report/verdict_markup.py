@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fast_axolotl.record import RunSummary, Verdict
-from fast_axolotl.record.comparison import Arm, Protocol
-from fast_axolotl.report.content import Report, ReportRun
-from fast_axolotl.report.markup import Safe, join, tag
+from fast_axolotl.record.comparison import Arm, Matrix, Protocol
+from fast_axolotl.report.alarms import find_alarms
+from fast_axolotl.report.content import (
+    Report,
+    ReportRun,
+    counted_runs,
+    describe_progress,
+    describe_run,
+    no_counted_run,
+    shown_run,
+)
+from fast_axolotl.report.downsampling import finite
+from fast_axolotl.report.markup import Safe, join, named, tag
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.values import format_length, format_value
 
@@ -37,13 +49,14 @@ _TILES = (
 def verdict_section(report: Report) -> Safe:
     """The answer."""
     if report.protocol is not None:
-        return _protocol_verdict(report.protocol)
+        return _protocol_verdict(report, report.protocol)
     if len(report.runs) == 1:
         return _run_verdict(report.runs[0])
     cards = [_run_card(run) for run in report.runs]
     return tag(
         "section",
         tag("h2", "Verdicts", id="verdict"),
+        _alarms(report.runs),
         tag("div", cards, class_="cards"),
         aria_labelledby="verdict",
     )
@@ -53,11 +66,25 @@ def _badge(kind: str, words: str) -> Safe:
     return tag("span", words, class_=f"badge {_TONES.get(kind, 'plain')}")
 
 
+def _alarms(runs: Sequence[ReportRun]) -> list[Safe]:
+    """What to know before any verdict, with the runs' names where there are several."""
+    return [
+        _alarm(join(named(run.name) if len(runs) > 1 else None, ": " if runs[1:] else None, alarm))
+        for run in runs
+        for alarm in find_alarms(run.summary, run.record)
+    ]
+
+
+def _alarm(words: str) -> Safe:
+    return tag("p", tag("strong", words), class_="alarm", role="alert")
+
+
 def _run_verdict(run: ReportRun) -> Safe:
     verdict = run.summary.verdict
     return tag(
         "section",
         tag("h2", "Verdict", id="verdict", class_="unseen"),
+        _alarms([run]),
         tag(
             "div",
             tag("p", _badge(verdict.kind, verdict_title(verdict)), class_="badges"),
@@ -97,7 +124,7 @@ def _run_card(run: ReportRun) -> Safe:
     verdict = run.summary.verdict
     return tag(
         "article",
-        tag("h3", run.name),
+        tag("h3", named(run.name)),
         tag("p", _badge(verdict.kind, verdict_title(verdict)), class_="badges"),
         tag("p", verdict.headline),
         _next(verdict.action),
@@ -105,13 +132,18 @@ def _run_card(run: ReportRun) -> Safe:
     )
 
 
-def _protocol_verdict(protocol: Protocol) -> Safe:
+def _protocol_verdict(report: Report, protocol: Protocol) -> Safe:
+    runs = {run.name: run for run in reversed(report.runs)}
+    progress = describe_progress(protocol)
+    cards = [_arm_card(arm, protocol, runs.get(arm.name)) for arm in protocol.arms]
     return tag(
         "section",
         tag("h2", "The answer", id="verdict", class_="unseen"),
         _loss_alarm(protocol),
-        tag("div", _paragraphs(protocol), class_="answer"),
-        tag("div", [_arm_card(arm) for arm in protocol.arms], class_="cards"),
+        _alarms(report.runs),
+        tag("p", tag("strong", progress), class_="progress") if progress else None,
+        tag("div", _paragraphs(protocol), class_="answer") if protocol.paragraph else None,
+        tag("div", cards, class_="cards"),
         tag("p", _course(protocol), class_="small"),
         aria_labelledby="verdict",
     )
@@ -130,23 +162,21 @@ def _loss_alarm(protocol: Protocol) -> Safe | None:
     """Runs that learn something else are not compared by their speed."""
     if protocol.are_losses_equal is not False:
         return None
-    return tag("p", tag("strong", protocol.losses), class_="alarm", role="alert")
+    return _alarm(protocol.losses)
 
 
-def _arm_card(arm: Arm) -> Safe:
-    kind, _, subtype = arm.verdict.partition(" ")
-    badge = None
-    if kind in _TONES:
-        title = verdict_title(Verdict(kind=kind, subtype=subtype, headline=""))  # type: ignore[arg-type]
-        badge = tag("p", _badge(kind, title), class_="badges")
-    failed = sum(run.status == "failed" for run in arm.runs)
+def _arm_card(arm: Arm, protocol: Protocol, run: ReportRun | None) -> Safe:
+    kind = arm.verdict.partition(" ")[0]
+    failed = sum(one.status == "failed" for one in arm.runs)
+    which = describe_run(arm)
     return tag(
         "article",
-        tag("h3", arm.name),
+        tag("h3", named(arm.name)),
         tag("p", arm.text, class_="small") if arm.text else None,
-        badge,
-        tag("p", arm.headline or "No run of this arm counts."),
+        _arm_badges(arm),
+        tag("p", _arm_headline(arm, protocol.matrix, run) or no_counted_run(protocol)),
         _next(arm.action),
+        tag("p", "Run ", named(which), ".", class_="small which") if which else None,
         tag("p", tag("strong", f"{failed} of {len(arm.runs)} runs failed."), class_="failed")
         if failed
         else None,
@@ -154,8 +184,33 @@ def _arm_card(arm: Arm) -> Safe:
     )
 
 
+def _arm_badges(arm: Arm) -> Safe | None:
+    kind, _, subtype = arm.verdict.partition(" ")
+    badges = []
+    if kind in _TONES:
+        title = verdict_title(Verdict(kind=kind, subtype=subtype, headline=""))  # type: ignore[arg-type]
+        badges.append(_badge(kind, title))
+    run = shown_run(arm)
+    if run is not None and run.pair < 0:
+        badges.append(_badge("", "warm-up run"))
+    return tag("p", badges, class_="badges") if badges else None
+
+
+def _arm_headline(arm: Arm, matrix: Matrix, run: ReportRun | None) -> str:
+    """The headline of the run that is shown, with the stall that the matrix has of all runs."""
+    own = None if run is None else finite(run.summary.stall_fraction)
+    if run is None or own is None:
+        return arm.headline
+    name = f"{run.summary.stall_source or 'host'}_stall_fraction"
+    rows = [row for row in matrix.rows if row.name == name and arm.name in matrix.arms]
+    values = [finite(row.cells[matrix.arms.index(arm.name)].value) for row in rows]
+    if not values or values[0] is None:
+        return arm.headline
+    return arm.headline.replace(format_value(own, "share"), format_value(values[0], "share"))
+
+
 def _course(protocol: Protocol) -> Safe:
-    counted = sum(run.status == "done" and run.pair >= 0 for a in protocol.arms for run in a.runs)
+    counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
     pairs = f"{protocol.pairs} pairs" if protocol.pairs != 1 else "One pair"
     parts = [f"{pairs}, {counted} runs that count, in {format_length(protocol.seconds)}."]
     if protocol.losses and protocol.are_losses_equal is not False:

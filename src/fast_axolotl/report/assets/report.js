@@ -38,7 +38,7 @@
     const layout = {
       width,
       height,
-      margin: { l: 58, r: figure.right || 14, t: 22, b: 30 },
+      margin: { l: 62, r: figure.right || 14, t: 22, b: 46 },
       paper_bgcolor: ink("card"),
       plot_bgcolor: ink("card"),
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("ink") },
@@ -67,6 +67,11 @@
         spikethickness: 1,
         spikedash: "dot",
         ...own[name],
+        title: {
+          font: { color: ink("muted"), size: 11 },
+          standoff: name[0] === "x" ? 6 : 10,
+          ...own[name].title,
+        },
       };
     }
     return layout;
@@ -165,17 +170,31 @@
 
   // --- a slide: the top of the page in one screen ---
 
-  function fit() {
-    if (location.hash !== "#slide") return;
-    let [low, high] = [0.3, 1.6];
+  // "#slide=900" tells how high the picture is, which a browser without a window does not know.
+  const isSlide = location.hash.startsWith("#slide");
+
+  function fits() {
+    const height = Number(location.hash.split("=")[1]) || innerHeight;
+    const bottom = document.querySelector("main").getBoundingClientRect().bottom;
+    const tables = [...document.querySelectorAll("section > .scroll")];
+    return bottom < height - 8 && tables.every((one) => one.scrollWidth <= one.clientWidth);
+  }
+
+  function grow(low, high, set) {
     for (let round = 0; round < 8; round += 1) {
       const middle = (low + high) / 2;
-      document.body.style.zoom = middle;
-      const bottom = document.querySelector("main").getBoundingClientRect().bottom;
-      if (bottom < innerHeight - 8) low = middle;
+      set(middle);
+      if (fits()) low = middle;
       else high = middle;
     }
-    document.body.style.zoom = low;
+    set(low);
+  }
+
+  function fit() {
+    if (!isSlide) return;
+    root.style.removeProperty("--air");
+    grow(0.3, 1.6, (size) => { document.body.style.zoom = size; });
+    grow(0.25, 0.75, (size) => { root.style.setProperty("--air", `${size}rem`); });
     draw();
   }
 
@@ -206,7 +225,7 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => { if (!before) { draw(); fit(); } }, 120);
   });
-  if (location.hash === "#slide") root.dataset.view = "slide";
+  if (isSlide) root.dataset.view = "slide";
   nameToggle();
   unpack().then(draw).then(fit).catch(refuse).finally(() => { root.dataset.drawn = ""; });
 })();
