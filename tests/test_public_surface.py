@@ -340,6 +340,7 @@ FLAGS = {
         "--run-minutes",
         "--sequence-len",
         "--steps",
+        "--title",
         "--warmup",
         "-o",
         "config",

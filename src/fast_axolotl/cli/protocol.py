@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +29,7 @@ PROTOCOL_EXAMPLES = "\n\n".join(
         "  fast-axolotl protocol config.yml --command "
         "'axolotl train {config} --launcher torchrun' --max-minutes 60",
         "  fast-axolotl protocol --baseline 'python train.py --workers 0' "
-        "--candidate 'python train.py --workers 4' --output protocols/workers",
+        "--candidate 'python train.py --workers 4' --title 'four workers' -o protocols/workers",
     ]
 )
 
@@ -88,6 +89,9 @@ _Output = Annotated[
         "Default: fast-axolotl-protocols/TIME.",
     ),
 ]
+_Title = Annotated[
+    str | None, typer.Option(help="Heads the result and its report. Default: what is compared.")
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
 
@@ -108,6 +112,7 @@ def protocol(
     drop_caches: _DropCaches = False,
     keep_outputs: _KeepOutputs = False,
     output: _Output = None,
+    title: _Title = None,
     as_json: _AsJson = False,
     as_markdown: _AsMarkdown = False,
 ) -> None:
@@ -158,7 +163,7 @@ def protocol(
             data_path=None if data_path is None else str(data_path),
         )
     folder = output or _new_folder()
-    result = run_plan(plan, folder)
+    result = run_plan(plan if title is None else replace(plan, title=title), folder)
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
     print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
     if not result.pairs:
