@@ -144,7 +144,7 @@ def _cache(folder: Path) -> Path:
 
 def _warm_up(folder: Path) -> WarmUp:
     """Fills the cache of kernels, as ``fast-axolotl warmup`` does, and tells what that takes."""
-    done = _child(folder, "fast_axolotl.cli", "warmup", "--json")
+    done = _child(folder, "fast_axolotl", "warmup", "--json")
     seconds: dict[str, float] = json.loads(done)["seconds"]
     imported = seconds.pop("import of numba")
     return WarmUp(import_seconds=imported, compile_seconds=seconds)

@@ -92,4 +92,5 @@ def plan_axolotl_story(folder: Path) -> Plan:
     }
     path = write_config(config, folder / "config.yml")
     pins = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
-    return plan_axolotl(path, steps=(1, 2, 3, 4, 5), pairs=_PAIRS, pins=pins)
+    plan = plan_axolotl(path, steps=(1, 2, 3, 4, 5), pairs=_PAIRS, pins=pins)
+    return replace(plan, title="the demo: Axolotl as it is, accelerated, and streamed")

@@ -21,7 +21,7 @@ DEMO_EXAMPLES = "Examples:\n\n  fast-axolotl demo\n\n  fast-axolotl demo --axolo
 def demo(
     axolotl: Annotated[
         bool,
-        typer.Option("--axolotl", help="The real Axolotl, as it is and accelerated: some 11 minutes."),
+        typer.Option("--axolotl", help="The real Axolotl, as it is and accelerated: 11 minutes."),
     ] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="The report to write.")] = Path(
         "demo-report.html"

@@ -35,15 +35,16 @@ def describe_result(
     are_losses_equal: bool | None,
     dedupe: Mapping[str, Any],
 ) -> str:
-    """One paragraph. That the losses differ is told before it, wherever it is shown."""
-    sentences = []
-    for arm in arms[1:]:
-        sentences += _describe_arm(arms[0], arm, matrix, is_trusted=are_losses_equal is not False)
+    """A line for each arm. That losses differ is told before it, wherever it is shown."""
+    is_trusted = are_losses_equal is not False
+    lines = [
+        " ".join(_describe_arm(arms[0], arm, matrix, is_trusted=is_trusted)) for arm in arms[1:]
+    ]
     if len(arms) == 1 and arms[0].headline:
-        sentences.append(f"{arms[0].name}: {arms[0].headline}")
+        lines.append(f"{arms[0].name}: {arms[0].headline}")
     if dedupe:
-        sentences.append(dedupe["sentence"])
-    return " ".join(dict.fromkeys(sentences))
+        lines.append(dedupe["sentence"])
+    return "\n".join(dict.fromkeys(lines))
 
 
 def label_of(matrix: Matrix, name: str) -> str:
@@ -190,8 +191,9 @@ def _advise(
     advice = []
     if primary.outcome == "no detectable change" and start is not None:
         if start.outcome == "better":
-            advice.append(f"{use} What it gains is the time before the first step.")
-        elif is_relieved:
+            gained = f"{use} What it gains is the time before the first step."
+            return [gained, *([f"After that: {arm.action}"] if arm.action else [])]
+        if is_relieved:
             advice.append(
                 "What the shorter waits gain does not stand out from the noise of these runs: give "
                 "more pairs, or more steps."

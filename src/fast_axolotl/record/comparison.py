@@ -155,7 +155,7 @@ class Protocol:
     dedupe: dict[str, Any] = field(default_factory=dict)
     """Dedupe on its own, on the user's rows: figures and reasons."""
     paragraph: str
-    """The answer in plain words, and what to do."""
+    """The answer in plain words, and what to do; a line for each arm."""
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

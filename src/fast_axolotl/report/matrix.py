@@ -68,7 +68,9 @@ def protocol_markdown(protocol: Protocol) -> str:
     lines = [f"## {_escape(protocol.title)}", ""]
     if protocol.are_losses_equal is False:
         lines += [f"> **{_escape(protocol.losses)}**", ""]
-    lines += [_escape(protocol.paragraph), "", *_matrix_lines(protocol.matrix), ""]
+    for paragraph in protocol.paragraph.split("\n"):
+        lines += [_escape(paragraph), ""]
+    lines += [*_matrix_lines(protocol.matrix), ""]
     lines += [f"- {_escape(line)}" for line in _facts(protocol)]
     for arm in protocol.arms:
         for folder, tail in _failures(arm):

@@ -150,12 +150,9 @@ def _protocol_verdict(report: Report, protocol: Protocol) -> Safe:
 
 
 def _paragraphs(protocol: Protocol) -> list[Safe]:
-    """The answer, with a line for each arm that it speaks of by name."""
-    text = protocol.paragraph
-    for arm in protocol.arms:
-        text = text.replace(f" {arm.name}: ", f"\n{arm.name}: ")
+    """The answer, a paragraph for each arm."""
     size = "headline" if len(protocol.paragraph) <= _MOST_LARGE else "headline long"
-    return [tag("p", line, class_=size) for line in text.split("\n")]
+    return [tag("p", line, class_=size) for line in protocol.paragraph.split("\n")]
 
 
 def _loss_alarm(protocol: Protocol) -> Safe | None:
