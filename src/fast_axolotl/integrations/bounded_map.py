@@ -22,6 +22,9 @@ __all__ = ["TOKEN_BYTES", "BoundedMap", "weigh"]
 TOKEN_BYTES = 4
 """Bytes of text that make a token, by rule of thumb."""
 
+_ROOM = 2
+"""Batches that are there at a time: the one that is handed out, and the next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Taken:
@@ -32,8 +35,8 @@ class _Taken:
     columns: dict[str, list[Any]]
     position: dict[str, Any] | None
     """Of the source, before the first row."""
-    weight: int = 1
-    """For ``Prefetcher``: batches are counted."""
+    weight: int
+    """For ``Prefetcher``, of ``_ROOM``: one that ended at its bytes takes all of it."""
 
 
 class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
@@ -42,7 +45,8 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     In a worker of a loader the next batch is made in a thread while rows of this one are handed
     out, so that the worker's queue does not run dry at the end of every batch. There nothing else
     draws random numbers, so a function that does draws the same ones. In the training process,
-    where the model draws too, batches are made when they are asked for.
+    where the model draws too, batches are made when they are asked for; and so where a batch ended
+    at its bytes, of which two would be too many.
     """
 
     budget: int
@@ -90,10 +94,12 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
             yield taken, self._apply(taken.columns)
 
     def _made_ahead(self) -> Iterator[tuple[_Taken, dict[str, list[Any]]]]:
-        """Batches, one of them made ahead: that is half of a budget of two."""
-        ahead: Prefetcher[_Taken, dict[str, list[Any]]] = Prefetcher(
-            self._batches(), lambda taken: (self._apply(taken.columns), 1), num_threads=1, budget=2
-        )
+        """Batches, one of them made ahead."""
+
+        def make(taken: _Taken) -> tuple[dict[str, list[Any]], int]:
+            return self._apply(taken.columns), taken.weight
+
+        ahead = Prefetcher(self._batches(), make, num_threads=1, budget=_ROOM)
         try:
             yield from ahead
         finally:
@@ -114,7 +120,8 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
             if not examples:
                 return
             columns = hf._examples_to_batch(examples)
-            yield _Taken(key=first, columns=columns, position=position)
+            weight = _ROOM if size >= self.budget else 1
+            yield _Taken(key=first, columns=columns, position=position, weight=weight)
 
     def _position(self) -> dict[str, Any] | None:
         return self.ex_iterable.state_dict() if self._state_dict else None
