@@ -146,7 +146,7 @@ def _watch_to_the_end(sampler: SystemSampler, seconds: float | None) -> str:
 
 
 def _line(watched: Watched) -> str:
-    from fast_axolotl.report.terminal import format_bytes
+    from fast_axolotl.report.terminal import format_bytes, format_share
 
     sample = watched.samples[-1]
     cores = watched.rate("cpu_seconds")
@@ -162,7 +162,7 @@ def _line(watched: Watched) -> str:
     if watched.rate("swap_in_bytes") or watched.rate("swap_out_bytes"):
         parts.append(f"swap in {format_bytes(watched.rate('swap_in_bytes'))}/s")
         parts.append(f"out {format_bytes(watched.rate('swap_out_bytes'))}/s")
-    parts += [f"GPU {gpu.index} {_percent(gpu.utilization)}" for gpu in sample.gpus]
+    parts += [f"GPU {gpu.index} {format_share(gpu.utilization)}" for gpu in sample.gpus]
     return "  ".join(parts)
 
 
@@ -185,7 +185,7 @@ def _title(names: list[str]) -> str:
 
 
 def _pairs(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    from fast_axolotl.report.terminal import format_bytes, format_seconds
+    from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
 
     def size(name: str) -> str:
         return format_bytes(figures[name])
@@ -208,12 +208,15 @@ def _pairs(figures: dict[str, Any]) -> list[tuple[str, str]]:
             "high-water mark",
             f"{size('hwm_bytes')}, {_number(figures['spike_ratio'], '.2f')} × resident",
         ),
-        ("memory limit", f"{size('limit_bytes')}, peak {_percent(figures['limit_share'])} of it"),
+        (
+            "memory limit",
+            f"{size('limit_bytes')}, peak {format_share(figures['limit_share'])} of it",
+        ),
         ("device reads", f"{size('read_bytes_per_second')}/s"),
         ("read calls", f"{size('read_chars_per_second')}/s, cached ones included"),
         (
             "device capacity",
-            f"{size('disk_bytes_per_second')}/s, {_percent(figures['disk_share'])} of it used",
+            f"{size('disk_bytes_per_second')}/s, {format_share(figures['disk_share'])} of it used",
         ),
         (
             "swap of the machine",
@@ -221,8 +224,8 @@ def _pairs(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "pressure",
-            f"memory {_percent(figures['psi_memory_full'])}, "
-            f"I/O {_percent(figures['psi_io_full'])} of the time",
+            f"memory {format_share(figures['psi_memory_full'])}, "
+            f"I/O {format_share(figures['psi_io_full'])} of the time",
         ),
     ]
     if figures["gpu_names"]:
@@ -231,18 +234,14 @@ def _pairs(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_gpus(figures: dict[str, Any]) -> str:
-    from fast_axolotl.report.terminal import format_bytes
+    from fast_axolotl.report.terminal import format_bytes, format_share
 
     return (
-        f"{_percent(figures['gpu_utilization'])} busy, "
+        f"{format_share(figures['gpu_utilization'])} busy, "
         f"{format_bytes(figures['gpu_memory_bytes'])}, "
         f"{_number(figures['gpu_power_watts'], '.0f')} W, "
         f"{_number(figures['gpu_clock_mhz'], '.0f')} MHz ({', '.join(figures['gpu_names'])})"
     )
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share * 100:.1f} %"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.report.terminal import format_bytes, format_seconds
+from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
 
-__all__ = ["GROUPS", "Group", "Row", "format_percent"]
+__all__ = ["GROUPS", "Group", "Row"]
 
 Format = Callable[[Any], str]
 
@@ -38,11 +38,6 @@ class Group:
 
     title: str
     rows: tuple[Row, ...]
-
-
-def format_percent(value: float) -> str:
-    """``12.3 %``."""
-    return f"{100 * value:.1f} %"
 
 
 def _plain(value: float) -> str:
@@ -82,11 +77,11 @@ GROUPS = (
     Group(
         title="Waiting for data",
         rows=(
-            _row("stall", "stall_fraction", format_percent, "of the steady time"),
+            _row("stall", "stall_fraction", format_share, "of the steady time"),
             Row(
                 label="by device / by host",
                 fields=("device_stall_fraction", "host_stall_fraction"),
-                formats=(format_percent, format_percent),
+                formats=(format_share, format_share),
                 parts=("device", "host"),
             ),
             Row(
@@ -95,7 +90,7 @@ GROUPS = (
                 formats=4 * (_duration,),
                 parts=_SPREAD,
             ),
-            _row("worst 1 % of fetches", "worst_percent_share", format_percent, "of all waiting"),
+            _row("worst 1 % of fetches", "worst_percent_share", format_share, "of all waiting"),
             Row(
                 label="period of long waits",
                 fields=("stall_period_fetches", "stall_period_rows"),
@@ -103,7 +98,7 @@ GROUPS = (
                 parts=("fetches", "samples"),
                 is_part_behind=True,
             ),
-            _row("with a cached batch", "cached_stall_fraction", format_percent, "shorter a step"),
+            _row("with a cached batch", "cached_stall_fraction", format_share, "shorter a step"),
             Row(
                 label="ready queue",
                 fields=("queue_depth", "queue_capacity", "queue_drift_per_step"),
@@ -140,8 +135,8 @@ GROUPS = (
                 "label is not −100",
             ),
             _row("padded tokens", "padded_tokens_per_second", _unit("tokens/s"), "all positions"),
-            _row("padding", "padding_share", format_percent, "of all positions"),
-            _row("packing efficiency", "packing_efficiency", format_percent),
+            _row("padding", "padding_share", format_share, "of all positions"),
+            _row("packing efficiency", "packing_efficiency", format_share),
             _row("attended length", "mean_attended_length", _unit("tokens"), "Σℓ² ÷ Σℓ"),
             _row("steps", "steps_per_second", _unit("steps/s")),
             Row(
@@ -157,9 +152,9 @@ GROUPS = (
         rows=(
             _row("FLOPs a token", "model_flops_per_token", _flops),
             _row("FLOPs a second", "model_flops_per_second", _flops),
-            _row("MFU", "mfu", format_percent, "of the peak"),
-            _row("HFU", "hfu", format_percent, "recomputed activations counted"),
-            _row("of the matmul rate", "matmul_share", format_percent, "measured on this device"),
+            _row("MFU", "mfu", format_share, "of the peak"),
+            _row("HFU", "hfu", format_share, "recomputed activations counted"),
+            _row("of the matmul rate", "matmul_share", format_share, "measured on this device"),
             _row("peak of a device", "peak_tflops", _unit("TFLOP/s"), "{peak_source}"),
         ),
     ),
@@ -183,12 +178,10 @@ GROUPS = (
             Row(
                 label="limit",
                 fields=("limit_bytes", "limit_share"),
-                formats=(format_bytes, format_percent),
+                formats=(format_bytes, format_share),
                 parts=("", "used"),
             ),
-            _row(
-                "memory pressure", "psi_memory_full", format_percent, "PSI full: every task waited"
-            ),
+            _row("memory pressure", "psi_memory_full", format_share, "PSI full: every task waited"),
         ),
     ),
     Group(
@@ -199,10 +192,10 @@ GROUPS = (
             Row(
                 label="capacity of the device",
                 fields=("disk_bytes_per_second", "disk_share"),
-                formats=(_bytes_rate, format_percent),
+                formats=(_bytes_rate, format_share),
                 parts=("", "used"),
             ),
-            _row("disk pressure", "psi_io_full", format_percent, "PSI full: every task waited"),
+            _row("disk pressure", "psi_io_full", format_share, "PSI full: every task waited"),
             Row(
                 label="swap",
                 fields=("swap_in_bytes_per_second", "swap_out_bytes_per_second"),
@@ -215,7 +208,7 @@ GROUPS = (
     Group(
         title="GPU (NVML)",
         rows=(
-            _row("utilisation", "gpu_utilization", format_percent, "a kernel ran; not how well"),
+            _row("utilisation", "gpu_utilization", format_share, "a kernel ran; not how well"),
             _row("memory", "gpu_memory_bytes", format_bytes, "highest of one device"),
             _row("power", "gpu_power_watts", _unit("W"), "mean of a device"),
             _row("clock", "gpu_clock_mhz", _unit("MHz"), "mean of a device"),
@@ -224,15 +217,15 @@ GROUPS = (
     Group(
         title="Profiler window and ranks",
         rows=(
-            _row("device idle", "device_idle_fraction", format_percent),
-            _row("exposed communication", "exposed_communication_fraction", format_percent),
+            _row("device idle", "device_idle_fraction", format_share),
+            _row("exposed communication", "exposed_communication_fraction", format_share),
             _row(
                 "pure communication",
                 "pure_communication_fraction",
-                format_percent,
+                format_share,
                 "least of all ranks",
             ),
-            _row("skew of ranks", "rank_skew", format_percent, "own time: slowest over median"),
+            _row("skew of ranks", "rank_skew", format_share, "own time: slowest over median"),
         ),
     ),
     Group(

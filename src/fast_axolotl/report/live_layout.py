@@ -22,7 +22,6 @@ from fast_axolotl.report.live_wording import (
     describe_verdict,
     disk_parts,
     format_count,
-    format_share,
     gpu_parts,
     memory_parts,
     outside_parts,
@@ -34,7 +33,7 @@ from fast_axolotl.report.live_wording import (
 )
 from fast_axolotl.report.marks import draw_bar, find_ceiling, mark_of
 from fast_axolotl.report.show import VERDICT_STYLES, verdict_title
-from fast_axolotl.report.terminal import format_seconds
+from fast_axolotl.report.terminal import format_seconds, format_share
 
 __all__ = ["Keys", "ViewState", "lay_out"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 from fast_axolotl.record.following import ProtocolStage
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.show import verdict_title
-from fast_axolotl.report.terminal import format_bytes, format_seconds
+from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
 
 __all__ = [
     "VerdictWords",
@@ -19,7 +19,6 @@ __all__ = [
     "disk_parts",
     "format_count",
     "format_line",
-    "format_share",
     "gpu_parts",
     "memory_parts",
     "outside_parts",
@@ -276,11 +275,6 @@ def _stall_by_rank(frame: Frame) -> str:
     told = [f"{rank.rank} {format_share(rank.stall_now)}" for rank in ranks]
     left = len(frame.ranks) - len(ranks)
     return ", ".join([*told, *([f"{left} others less"] if left else [])])
-
-
-def format_share(share: float | None) -> str:
-    """``23.1 %``."""
-    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def format_count(value: float | None) -> str:

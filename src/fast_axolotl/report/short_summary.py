@@ -14,10 +14,9 @@ from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.report.alarms import find_alarms
-from fast_axolotl.report.figures import format_percent
 from fast_axolotl.report.live_wording import format_count
 from fast_axolotl.report.show import VERDICT_STYLES, verdict_title
-from fast_axolotl.report.terminal import format_bytes, format_seconds
+from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
 
 __all__ = ["show_short_summary"]
 
@@ -54,7 +53,7 @@ def _figure_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Those that are known."""
     one = summary
     rows = [
-        ("stall", one.stall_fraction, f"{_percent(one.stall_fraction)} of the steady time"),
+        ("stall", one.stall_fraction, f"{format_share(one.stall_fraction)} of the steady time"),
         ("tokens/s", one.tokens_per_second, format_count(one.tokens_per_second)),
         ("samples/s", one.samples_per_second, format_count(one.samples_per_second)),
         (
@@ -63,7 +62,7 @@ def _figure_rows(summary: RunSummary) -> list[tuple[str, str]]:
             f"p50 {format_seconds(one.step_p50_seconds)} · p95 "
             f"{format_seconds(one.step_p95_seconds)}",
         ),
-        ("MFU", one.mfu, f"{_percent(one.mfu)} of the peak"),
+        ("MFU", one.mfu, f"{format_share(one.mfu)} of the peak"),
         ("working set", one.working_set_bytes, _memory(one)),
         (
             "first step",
@@ -103,12 +102,8 @@ def _memory(summary: RunSummary) -> str:
     parts = [format_bytes(summary.working_set_bytes)]
     parts += [] if peak is None else [f"highest {format_bytes(peak)}"]
     if summary.limit_bytes and summary.limit_share is not None:
-        parts.append(f"{_percent(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
+        parts.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
     return ", ".join(parts)
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else format_percent(share)
 
 
 def _print_rows(console: Console, rows: list[tuple[str, str]], *, style: str) -> None:

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.report.alarms import find_alarms
-from fast_axolotl.report.figures import GROUPS, Group, Row, format_percent
-from fast_axolotl.report.terminal import format_seconds
+from fast_axolotl.report.figures import GROUPS, Group, Row
+from fast_axolotl.report.terminal import format_seconds, format_share
 
 __all__ = [
     "VERDICT_STYLES",
@@ -237,8 +237,8 @@ def _print_ranks(console: Console, summary: RunSummary) -> None:
     for rank in summary.ranks:
         table.add_row(
             str(rank.rank),
-            _or_dash(rank.stall_fraction, format_percent),
-            _or_dash(rank.host_stall_fraction, format_percent),
+            _or_dash(rank.stall_fraction, format_share),
+            _or_dash(rank.host_stall_fraction, format_share),
             f"{rank.steps:,}",
             format_seconds(rank.step_p50_seconds),
             _or_dash(rank.samples_per_second, "{:,.1f}".format),

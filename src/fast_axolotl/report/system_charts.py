@@ -22,7 +22,7 @@ from fast_axolotl.report.charts import (
     time_axes,
     time_scale,
 )
-from fast_axolotl.report.terminal import format_bytes
+from fast_axolotl.report.terminal import format_bytes, format_share
 from fast_axolotl.report.values import format_length
 
 __all__ = ["disk_chart", "gpu_chart", "memory_chart"]
@@ -112,7 +112,7 @@ def _memory_text(run: Curves) -> str:
             f"{format_bytes(one.working_set_peak_bytes)}."
         )
     if parts and one.limit_bytes is not None and one.limit_share is not None:
-        share = _percent(one.limit_share)
+        share = format_share(one.limit_share)
         parts.append(f"That is {share} of the limit, {format_bytes(one.limit_bytes)}.")
     if one.hwm_bytes is not None:
         ratio = "" if one.spike_ratio is None else f", {one.spike_ratio:.2f} × the resident size"
@@ -222,7 +222,7 @@ def _disk_text(run: Curves) -> str:
         share = ""
         if one.disk_share is not None and one.disk_bytes_per_second is not None:
             capacity = format_bytes(one.disk_bytes_per_second)
-            share = f", {_percent(one.disk_share)} of the {capacity}/s that the device gives"
+            share = f", {format_share(one.disk_share)} of the {capacity}/s that the device gives"
         parts.append(f"{format_bytes(one.read_bytes_per_second)}/s from the device{share}.")
     if one.read_chars_per_second is not None:
         parts.append(f"{format_bytes(one.read_chars_per_second)}/s asked for by reads.")
@@ -278,7 +278,7 @@ def _gpu_panel(run: Curves, time: Figure, times: Scale, memory: float) -> Panel:
     one = run.summary
     parts = []
     if one.gpu_utilization is not None:
-        parts.append(f"A kernel ran for {_percent(one.gpu_utilization)} of the time.")
+        parts.append(f"A kernel ran for {format_share(one.gpu_utilization)} of the time.")
     if one.gpu_memory_bytes is not None:
         parts.append(f"At most {format_bytes(one.gpu_memory_bytes)} on one device.")
     if one.gpu_power_watts is not None:
@@ -286,7 +286,3 @@ def _gpu_panel(run: Curves, time: Figure, times: Scale, memory: float) -> Panel:
     text = " ".join(parts) or "Devices were seen, and no figure of them."
     figure = {"traces": traces, "layout": layout, "height": 320}
     return Panel(name=run.name, text=text, figure=figure)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -25,6 +25,7 @@ from rich.table import Table
 __all__ = [
     "format_bytes",
     "format_seconds",
+    "format_share",
     "phase_progress",
     "show_matrix",
     "show_pairs",
@@ -109,6 +110,11 @@ def format_seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
+
+
+def format_share(share: float | None) -> str:
+    """In per cent; a dash for what was not measured."""
+    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def _console() -> Console:
