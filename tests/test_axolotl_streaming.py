@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -283,6 +284,32 @@ def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
     theirs, mine = (read(dataset) for dataset in pair(ours, "json", files_of(tmp_path, 2)))
     assert mine == theirs
     assert mine[0] != mine[1]
+
+
+class Rows(list[Any]):
+    """A list that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_a_batch_that_ended_at_its_bytes_is_gone_before_the_next_is_made(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_worker: bool
+) -> None:
+    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
+    made: list[weakref.ref[Rows]] = []
+    most = 0
+
+    def count(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        nonlocal most
+        most = max(most, sum(one() is not None for one in made))
+        found = Rows(rows["id"])
+        made.append(weakref.ref(found))
+        return {"n": found}
+
+    mapped = exchange(ours, load("json", files_of(tmp_path, 1)), 2000).map(
+        count, batched=True, batch_size=37
+    )
+    assert len(list(mapped)) > 100
+    assert most == 0
 
 
 def test_an_error_ahead_comes_after_the_rows_before_it(

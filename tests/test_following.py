@@ -107,6 +107,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
 def test_a_protocol_is_followed_from_run_to_run(tmp_path: Path) -> None:
     first, tenth = (tmp_path / "runs" / name for name in ("2-baseline", "10-candidate"))
     (tmp_path / "runs").mkdir()
+    assert not ProtocolFollower.is_protocol(tmp_path)
     with pytest.raises(DataError, match="no record in here"):
         ProtocolFollower(tmp_path).check()
     write_run(first, make_run(make_rank()))

@@ -52,6 +52,29 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not [thread for thread in left if thread.is_alive()]
 
 
+def test_the_end_of_an_iterator_inside_of_a_task_is_not_the_end_of_all() -> None:
+    def stop(piece: Piece) -> tuple[int, int]:
+        return next(iter(())) if piece.number == 2 else double(piece)
+
+    ahead = Prefetcher(pieces(5), stop, num_threads=1, budget=10)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(ahead)
+
+
+def test_nothing_is_taken_after_an_error() -> None:
+    taken: list[int] = []
+
+    def fail(piece: Piece) -> tuple[int, int]:
+        taken.append(piece.number)
+        raise ValueError(f"piece {piece.number}")
+
+    ahead = Prefetcher(pieces(), fail, num_threads=2, budget=1000)
+    with pytest.raises(ValueError, match="piece 0"):
+        next(ahead)
+    ahead.close()
+    assert len(taken) <= 4
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_results_come_in_the_order_of_the_tasks(num_threads: int) -> None:
     turns = [threading.Event() for _ in range(6)]

@@ -137,7 +137,7 @@ def test_steps_are_read_in_any_order() -> None:
     assert parse_steps("5, 2,1") == (1, 2, 5)
 
 
-@pytest.mark.parametrize("text", ["num_workers", "=2"])
+@pytest.mark.parametrize("text", ["num_workers", "=2", "num_workers=2,max_steps"])
 def test_pins_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="KEY=VALUE"):
         parse_pins(text)

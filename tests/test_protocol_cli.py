@@ -142,7 +142,7 @@ def test_a_failing_command_is_told_and_the_other_one_counts(tmp_path: Path, loop
     assert code == 1, err
     assert "ZeroDivisionError" in out
     assert "real tokens" in out
-    assert "candidate has failed in the run that counts" in out
+    assert "No run of candidate that counts has succeeded" in out
 
 
 def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:

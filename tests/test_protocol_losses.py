@@ -17,7 +17,13 @@ def test_what_is_not_a_number_in_both_arms_is_equal_to_nothing() -> None:
     found = compare_losses([(2.0, math.nan)], [(2.0, math.nan)], "drop-in")
     assert found.is_equal is None
     assert "not numbers, first at logged loss 2: mend that first" in found.sentence
-    assert compare_losses([(2.0, 1.0)], [(2.0, math.nan)], "drop-in").is_equal is False
+
+
+def test_what_is_not_a_number_in_one_arm_is_never_chance() -> None:
+    scattered = [(1.0, 0.9, 0.8), (1.0, 0.91, 0.8)]
+    check = compare_losses(scattered, [(1.0, 0.9, math.nan), (1.0, math.nan, math.nan)], "drop-in")
+    assert check.is_equal is False
+    assert "drop-in logged some that are not numbers, first at logged loss 2" in check.sentence
 
 
 def test_one_digit_makes_a_difference() -> None:
@@ -30,7 +36,7 @@ def test_one_digit_makes_a_difference() -> None:
 def test_a_loss_that_is_not_a_number_in_one_arm_is_a_difference() -> None:
     check = compare_losses([(2.0, 1.5)], [(2.0, math.nan)], "drop-in")
     assert check.is_equal is False
-    assert "inf" in check.sentence
+    assert "not numbers, first at logged loss 2" in check.sentence
 
 
 def test_another_number_of_losses_is_a_difference() -> None:

@@ -514,11 +514,27 @@ ACTIONS: dict[str, tuple[RunRecord, str]] = {
     ),
     "a stream of one file": (
         hosted("transformers", wait=steady(0.3), settings={"num_workers": 2, "num_shards": 2}),
-        "Write the data as more files: it has 2, and a stream's workers share files",
+        "Divide the data into more shards (files; num_shards of to_iterable_dataset): 2 workers ",
     ),
     "a stream of few files": (
         hosted("transformers", wait=steady(0.8), settings={"num_workers": 1, "num_shards": 3}),
-        "TrainingArguments(dataloader_num_workers=3)",
+        "TrainingArguments(dataloader_num_workers=3); now 1, and there are shards for 3",
+    ),
+    "a stream of fewer files than workers, on full cores": (
+        hosted("transformers", wait=steady(0.3), settings={"num_workers": 8, "num_shards": 2}),
+        "8 workers share 2, and each takes one at least",
+    ),
+    "bursts of a stream of one file": (
+        hosted(
+            wait=every(8, 0.3),
+            fetches=3000,
+            settings={"num_workers": 1, "prefetch_factor": 2, "num_shards": 1, **STREAM},
+        ),
+        "Divide the data into more shards",
+    ),
+    "a stream that is read by us already, on full cores": (
+        hosted(wait=steady(0.3), settings={"num_workers": 8, **AHEAD}),
+        "fill 8 cores: prepare the rows beforehand (axolotl preprocess)",
     ),
     "streamed packs that are small already": (
         hosted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,13 +27,12 @@ _ROOM = 2
 """Batches that are there at a time: the one that is handed out, and the next."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Taken:
-    """Rows of one batch, before the function has seen them."""
-
+@dataclass(slots=True, kw_only=True)
+class _Batch:
     key: Any
     """Of the first row."""
     columns: dict[str, list[Any]]
+    """What the function is given, then what it has made of it, then nothing."""
     position: dict[str, Any] | None
     """Of the source, before the first row."""
     weight: int
@@ -44,9 +44,9 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
 
     In a worker of a loader the next batch is made in a thread while rows of this one are handed
     out, so that the worker's queue does not run dry at the end of every batch. There nothing else
-    draws random numbers, so a function that does draws the same ones. In the training process,
-    where the model draws too, batches are made when they are asked for; and so where a batch ended
-    at its bytes, of which two would be too many.
+    draws random numbers in Axolotl's streams, so a function that does draws the same ones. In the
+    training process, where the model draws too, batches are made when they are asked for; and so
+    where a batch ended at its bytes, of which two would be too many.
     """
 
     budget: int
@@ -77,51 +77,57 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
             if previous:
                 self.ex_iterable.load_state_dict(previous)
                 skip = state["num_examples_since_previous_state"]
-        for taken, made in self._made_ahead() if is_ahead else self._made():
-            self._mark(taken.position)
-            for example in hf._batch_to_examples(made):
+        for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
+            self._mark(batch.position)
+            for example in hf._batch_to_examples(batch.columns):
                 if state:
                     state["num_examples_since_previous_state"] += 1
                 if skip:
                     skip -= 1
                 else:
-                    yield taken.key, example
+                    yield batch.key, example
+            # Else it would be held while the next one is made.
+            batch.columns.clear()
         self._mark(self._position())
 
-    def _made(self) -> Iterator[tuple[_Taken, dict[str, list[Any]]]]:
-        """Batches, each made when it is asked for."""
-        for taken in self._batches():
-            yield taken, self._apply(taken.columns)
-
-    def _made_ahead(self) -> Iterator[tuple[_Taken, dict[str, list[Any]]]]:
+    def _made_ahead(self) -> Iterator[_Batch]:
         """Batches, one of them made ahead."""
 
-        def make(taken: _Taken) -> tuple[dict[str, list[Any]], int]:
-            return self._apply(taken.columns), taken.weight
+        def make(batch: _Batch) -> tuple[_Batch, int]:
+            return self._make(batch), batch.weight
 
         ahead = Prefetcher(self._batches(), make, num_threads=1, budget=_ROOM)
         try:
-            yield from ahead
+            for _, batch in ahead:
+                yield batch
         finally:
             ahead.close()
 
-    def _batches(self) -> Iterator[_Taken]:
+    def _make(self, batch: _Batch) -> _Batch:
+        batch.columns = self._apply(batch.columns)
+        return batch
+
+    def _batches(self) -> Iterator[_Batch]:
         """The rows of every batch, and where they begin."""
-        rows = iter(self.ex_iterable)
-        while True:
-            position = self._position()
-            examples, size, first = [], 0, None
-            for key, example in rows:
-                first = key if first is None else first
-                examples.append(example)
-                size += weigh(example)
-                if len(examples) == self.batch_size or size >= self.budget:
-                    break
-            if not examples:
-                return
-            columns = hf._examples_to_batch(examples)
-            weight = _ROOM if size >= self.budget else 1
-            yield _Taken(key=first, columns=columns, position=position, weight=weight)
+        return iter(functools.partial(self._take, iter(self.ex_iterable)), None)
+
+    def _take(self, rows: Iterator[Any]) -> _Batch | None:
+        position = self._position()
+        examples, size, first = [], 0, None
+        for key, example in rows:
+            first = key if first is None else first
+            examples.append(example)
+            size += weigh(example)
+            if len(examples) == self.batch_size or size >= self.budget:
+                break
+        if not examples:
+            return None
+        return _Batch(
+            key=first,
+            columns=hf._examples_to_batch(examples),
+            position=position,
+            weight=_ROOM if size >= self.budget else 1,
+        )
 
     def _position(self) -> dict[str, Any] | None:
         return self.ex_iterable.state_dict() if self._state_dict else None

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchWatch", "read_settings", "ready_batches", "watch_torch"]
 
+_MOST_ADAPTERS = 4
+_ITERABLE = 1
+"""``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
+
 LOG = logging.getLogger("fast_axolotl")
 
 IsTraining = Callable[[Any], bool]
@@ -283,12 +287,15 @@ def _read_stream(iterator: Any) -> dict[str, Any]:
     if getattr(iterator, "_dataset_kind", None) != _ITERABLE:
         return {"streaming": False}
     dataset = getattr(iterator, "_dataset", None)
-    # accelerate's adapters hold the dataset that they divide.
-    for _ in range(_MOST_ADAPTERS):
-        count = getattr(dataset, "num_shards", None)
-        if isinstance(count, int):
-            return {"streaming": True, "num_shards": count}
-        dataset = getattr(dataset, "dataset", None)
+    try:
+        # accelerate's adapters hold the dataset that they divide.
+        for _ in range(_MOST_ADAPTERS):
+            count = getattr(dataset, "num_shards", None)
+            if isinstance(count, int):
+                return {"streaming": True, "num_shards": count}
+            dataset = getattr(dataset, "dataset", None)
+    except Exception:  # noqa: BLE001 - a property of anybody's dataset may raise anything
+        pass
     return {"streaming": True}
 
 
@@ -296,9 +303,6 @@ def _nothing() -> None:
     """A reference to nothing."""
 
 
-_MOST_ADAPTERS = 4
-_ITERABLE = 1
-"""``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
 _WATCHES: list[TorchWatch] = []
 _ORIGINALS: list[Callable[[Any], Any]] = []
 """The ``__next__`` that ours stands in for, while it does."""

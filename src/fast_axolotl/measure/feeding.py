@@ -47,14 +47,15 @@ def _can_read_ahead(given: Evidence) -> bool:
 
 
 def _read_ahead(given: Evidence) -> str:
-    settings = [name_setting(given.source, "dataset_use_rust_streaming", "true")]
-    settings.append(name_setting(given.source, "fast_axolotl_streaming_force", "true"))
-    if not given.number("num_workers"):
-        settings.append(name_loader(given.source, num_workers=1))
-    return (
-        f"Pack the next rows while these are trained on: set {', '.join(settings)}, and start "
-        "Axolotl by fast-axolotl run --."
-    )
+    loader = "" if given.number("num_workers") else name_loader(given.source, num_workers=1)
+    return f"Pack the next rows while these are trained on: {_use_our_reader(given, loader)}."
+
+
+def _use_our_reader(given: Evidence, *more: str) -> str:
+    names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
+    settings = [name_setting(given.source, name, "true") for name in names]
+    told = ", ".join(filter(None, (*settings, *more)))
+    return f"set {told}, and start Axolotl by fast-axolotl run --"
 
 
 def _speed_up(given: Evidence) -> str:
@@ -63,17 +64,17 @@ def _speed_up(given: Evidence) -> str:
     stall = min(given.stall, 0.95)
     # Where the loop itself reads, reading takes stall ÷ (1 − stall) times as long as the model.
     wanted = _at_least(workers / (1.0 - stall)) if workers else _at_least(stall / (1 - stall)) + 1
-    most = given.cores or max(MOST_UNSEEN_WORKERS, 2 * workers)
+    cores = given.cores or max(MOST_UNSEEN_WORKERS, 2 * workers)
     shards = given.number("num_shards")
-    if shards and shards <= workers < most:
-        return (
-            f"Write the data as more files: it has {shards}, and a stream's workers share files, "
-            f"so no more than {shards} of {workers} read."
-        )
-    most = min(most, shards or most)
+    most = min(cores, shards or cores)
     if workers < most:
         count = min(max(workers + 1, wanted), most)
         return f"Set {name_loader(given.source, num_workers=count)}; {_why_workers(given, count)}."
+    if shards and (shards < workers or shards < cores):
+        return (
+            "Divide the data into more shards (files; num_shards of to_iterable_dataset): "
+            f"{workers} workers share {shards}, and each takes one at least."
+        )
     if given.setting("dispatcher") and given.figures.world_size > 1:
         return (
             f"Let every rank read its own share: {_dispatch_off(given)}; but only if the data has "
@@ -88,7 +89,8 @@ def _why_workers(given: Evidence, count: int) -> str:
     if not workers:
         why = "now the training process itself reads"
     elif count < _at_least(workers / (1.0 - min(given.stall, 0.95))):
-        why = f"now {workers}, and there are cores for {count}"
+        limit = "shards" if count == given.number("num_shards") else "cores"
+        why = f"now {workers}, and there are {limit} for {count}"
     else:
         why = f"now {workers}, and {workers} ÷ (1 − stall) keep up"
     if given.setting("dispatcher") and given.figures.world_size > 1:
@@ -113,11 +115,9 @@ def _dispatch_off(given: Evidence) -> str:
 
 
 def _read_cheaper(given: Evidence) -> str:
-    if given.source == "axolotl" and given.is_stream:
-        return (
-            "set dataset_use_rust_streaming: true, and fast_axolotl_streaming_force: true for "
-            "files below 1 GiB or a sequence_len below 10,000"
-        )
+    is_ours = given.setting("dataset_use_rust_streaming")
+    if given.source == "axolotl" and given.is_stream and not is_ours:
+        return _use_our_reader(given)
     if given.source == "axolotl":
         return (
             "prepare the rows beforehand (axolotl preprocess), with dataset_prepared_path on a "
@@ -132,11 +132,14 @@ def _deepen(given: Evidence) -> str:
     wanted = _ready_batches(given)
     if figures.queue_capacity is not None and figures.queue_capacity >= wanted:
         return _speed_up(given)
-    stall = min(given.stall, 0.95)
+    stall, shards = min(given.stall, 0.95), given.number("num_shards")
     each = workers or max(2, _at_least(stall / (1.0 - stall)) + 1)
+    each = each if workers else min(each, shards or each)
     values: dict[str, int] = {} if workers else {"num_workers": each}
     if given.source == "axolotl" and given.is_stream:
-        each = max(each, min(math.ceil(wanted / TORCH_PREFETCH), given.cores or each + 1))
+        most = given.cores or each + 1
+        most = min(most, shards or most)
+        each = max(each, min(math.ceil(wanted / TORCH_PREFETCH), most))
         if each == workers:
             return _speed_up(given)
         values, ready = {"num_workers": each}, TORCH_PREFETCH * each
@@ -201,7 +204,8 @@ def _join_epochs(given: Evidence) -> str:
             "plan of packs; do it ahead, or less often with more rows an epoch."
         )
     if given.source == "axolotl":
-        more = min(2 * workers, given.cores or 2 * workers)
+        limits = (given.cores, given.number("num_shards"))
+        more = min(2 * workers, *(limit for limit in limits if limit))
         sooner = f"set {name_loader(given.source, num_workers=more)}, so that batches come sooner"
         return (
             f"Each epoch begins with new workers{cost}, and Axolotl has no setting that keeps "

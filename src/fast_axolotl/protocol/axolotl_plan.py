@@ -43,8 +43,8 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
 """What one run has tokenised, the next would find there."""
-_COMMA = re.compile(r",(?=\s*[\w.]+\s*=)|,\s*$")
-"""Between two settings; a comma inside of a list is followed by no name and ``=``."""
+_PIN = re.compile(r"""(?:[^,\[{("']|\[[^]]*]|\{[^}]*}|\([^)]*\)|"[^"]*"|'[^']*'|["'\[{(])+""")
+"""One setting: a comma in brackets or in quotes is part of it."""
 _SEED = 42
 """As Axolotl has it where the configuration does not say."""
 
@@ -153,7 +153,7 @@ def parse_pins(text: str) -> dict[str, Any]:
     """``num_workers=2,max_steps=60``; values are read as YAML."""
     yaml = importlib.import_module("yaml")
     pins = {}
-    for part in filter(None, (part.strip() for part in _COMMA.split(text))):
+    for part in filter(None, (part.strip() for part in _PIN.findall(text))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--pin {part!r}: write KEY=VALUE, with commas between several")

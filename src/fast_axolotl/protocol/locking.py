@@ -47,8 +47,7 @@ def _lock(opened: int) -> bool:
     try:
         import fcntl
     except ImportError:
-        # Windows: nobody is kept out.
-        return True
+        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -42,6 +42,13 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
             sentence="Losses: both arms logged some that are not numbers, first at logged loss "
             f"{min(filter(None, broken))}: mend that first.",
         )
+    if any(broken):
+        who = name if broken[1] else "the baseline"
+        return LossCheck(
+            is_equal=False,
+            sentence=f"DIFFERENT losses: {who} logged some that are not numbers, first at logged "
+            f"loss {broken[0] or broken[1]}, and the other arm none.",
+        )
     counts = {len(run) for run in (*first, *second)}
     runs = len(first) + len(second)
     if len({_text(run) for run in (*first, *second)}) == 1:

@@ -105,6 +105,9 @@ class Prefetcher(Generic[_Task, _Result]):
         slot = self._take()
         if slot is None:
             raise StopIteration
+        if isinstance(slot.error, StopIteration):
+            # As it is, it would read as the end of the data.
+            raise RuntimeError("decoding raised StopIteration") from slot.error
         if slot.error is not None:
             raise slot.error
         return slot.task, slot.result  # type: ignore[return-value]
@@ -165,6 +168,8 @@ def _work(shared: _Shared[_Task, _Result]) -> None:
             result, size, error = None, 0, caught
         with shared.changed:
             slot.result, slot.error, slot.done = result, error, True
+            # Nobody asks for what comes after an error.
+            shared.exhausted = shared.exhausted or error is not None
             shared.reserved += size - slot.reserved
             slot.reserved = size
             shared.ready += size

@@ -194,7 +194,12 @@ class ProtocolFollower:
     @staticmethod
     def is_protocol(folder: str | Path) -> bool:
         """Whether a folder is laid out as a protocol's: see ``comparison``."""
-        return (Path(folder) / "runs").is_dir() or (Path(folder) / PROTOCOL_FILE).is_file()
+        root = Path(folder)
+        if (root / PROTOCOL_FILE).is_file():
+            return True
+        # A record may lie in a folder of outputs, beside a "runs" of TensorBoard's.
+        is_record = any(root.glob("*.jsonl"))
+        return not is_record and any(root.glob("runs/*/*.jsonl"))
 
     @property
     def record(self) -> RunRecord:

@@ -216,8 +216,6 @@ def _facts(protocol: Protocol) -> list[str]:
     if protocol.losses and protocol.are_losses_equal is not False:
         lines.append(protocol.losses)
     lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
-    if protocol.dedupe.get("sentence"):
-        lines.append(str(protocol.dedupe["sentence"]))
     lines += _missing(protocol.matrix)
     minutes = f"{protocol.seconds / 60:.1f} min"
     pairs = "1 pair" if protocol.pairs == 1 else f"{protocol.pairs} pairs"

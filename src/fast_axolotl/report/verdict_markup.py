@@ -166,14 +166,17 @@ def _arm_card(arm: Arm, protocol: Protocol, run: ReportRun | None) -> Safe:
     kind = arm.verdict.partition(" ")[0]
     failed = sum(one.status == "failed" for one in arm.runs)
     which = describe_run(arm)
+    stall = _median_stall(arm, protocol.matrix, run)
     return tag(
         "article",
         tag("h3", named(arm.name)),
         tag("p", arm.text, class_="small") if arm.text else None,
         _arm_badges(arm),
-        tag("p", _arm_headline(arm, protocol.matrix, run) or no_counted_run(protocol)),
+        tag("p", arm.headline or no_counted_run(protocol)),
         _next(arm.action),
-        tag("p", "Run ", named(which), ".", class_="small which") if which else None,
+        tag("p", "Run ", named(which), f". {stall}".rstrip(), class_="small which")
+        if which
+        else None,
         tag("p", tag("strong", f"{failed} of {len(arm.runs)} runs failed."), class_="failed")
         if failed
         else None,
@@ -193,17 +196,14 @@ def _arm_badges(arm: Arm) -> Safe | None:
     return tag("p", badges, class_="badges") if badges else None
 
 
-def _arm_headline(arm: Arm, matrix: Matrix, run: ReportRun | None) -> str:
-    """The headline of the run that is shown, with the stall that the matrix has of all runs."""
-    own = None if run is None else finite(run.summary.stall_fraction)
-    if run is None or own is None:
-        return arm.headline
-    name = f"{run.summary.stall_source or 'host'}_stall_fraction"
-    rows = [row for row in matrix.rows if row.name == name and arm.name in matrix.arms]
+def _median_stall(arm: Arm, matrix: Matrix, run: ReportRun | None) -> str:
+    """What the matrix has of all runs; the headline is of the one that is shown."""
+    source = (run.summary.stall_source if run is not None else "") or "host"
+    rows = [row for row in matrix.rows if row.name == f"{source}_stall_fraction"]
     values = [finite(row.cells[matrix.arms.index(arm.name)].value) for row in rows]
     if not values or values[0] is None:
-        return arm.headline
-    return arm.headline.replace(format_value(own, "share"), format_value(values[0], "share"))
+        return ""
+    return f"Median stall of its runs: {format_value(values[0], 'share')}."
 
 
 def _course(protocol: Protocol) -> Safe:
