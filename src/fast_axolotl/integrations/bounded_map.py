@@ -35,8 +35,8 @@ class _Batch:
     """What the function is given, then what it has made of it, then nothing."""
     position: dict[str, Any] | None
     """Of the source, before the first row."""
-    weight: int
-    """For ``Prefetcher``, of ``_ROOM``: one that ended at its bytes takes all of it."""
+    weight: int = 1
+    """For ``Prefetcher``: batches are counted."""
 
 
 class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
@@ -45,8 +45,7 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     In a worker of a loader the next batch is made in a thread while rows of this one are handed
     out, so that the worker's queue does not run dry at the end of every batch. There nothing else
     draws random numbers in Axolotl's streams, so a function that does draws the same ones. In the
-    training process, where the model draws too, batches are made when they are asked for; and so
-    where a batch ended at its bytes, of which two would be too many.
+    training process, where the model draws too, batches are made when they are asked for.
     """
 
     budget: int
@@ -122,12 +121,7 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
                 break
         if not examples:
             return None
-        return _Batch(
-            key=first,
-            columns=hf._examples_to_batch(examples),
-            position=position,
-            weight=_ROOM if size >= self.budget else 1,
-        )
+        return _Batch(key=first, columns=hf._examples_to_batch(examples), position=position)
 
     def _position(self) -> dict[str, Any] | None:
         return self.ex_iterable.state_dict() if self._state_dict else None
