@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -287,7 +288,7 @@ def test_in_a_terminal_the_summary_is_no_longer_than_a_screen(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     _print_summary(str(tmp_path / "run"), time.time() - 60.0)
-    lines = text.getvalue().splitlines()
+    lines = re.sub(r"\x1b\[[0-?]*[a-zA-Z]", "", text.getvalue()).splitlines()
     assert len(lines) <= 24, text.getvalue()
     assert lines[0].startswith(" Inconclusive (short)")
     labels = [line.split("  ")[0] for line in lines]
