@@ -9,7 +9,6 @@ configuration; and again, until the model is the limit or no setting is named.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -32,7 +31,7 @@ from fast_axolotl.bench.machine import describe_machine
 from fast_axolotl.bench.matrix import Machine, Table, machine_notes, save_json
 from fast_axolotl.bench.reader import scratch_folder
 from fast_axolotl.protocol.figures import read_figures
-from fast_axolotl.protocol.launching import launch
+from fast_axolotl.protocol.launching import launch, with_own_programs
 from fast_axolotl.protocol.losses import compare_losses
 
 __all__ = ["AdviceResult", "Round", "advice_tables", "find_settings", "run_advice_bench"]
@@ -90,7 +89,6 @@ class AdviceResult:
 
 def run_advice_bench(
     *,
-    rows: int = _ROWS,
     steps: int = _STEPS,
     work_dir: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -101,7 +99,7 @@ def run_advice_bench(
     with scratch_folder(work_dir) as folder:
         progress("model, tokenizer and rows are generated")
         runner = _Runner(folder=folder, steps=steps)
-        runner.prepare(rows)
+        runner.prepare()
         settings: dict[str, Any] = {}
         is_accelerated = False
         while len(rounds) < _MOST_ROUNDS:
@@ -116,7 +114,7 @@ def run_advice_bench(
     return AdviceResult(
         machine=machine,
         date=datetime.now(timezone.utc).date().isoformat(),
-        command="fast-axolotl bench advice",
+        command=f"fast-axolotl bench advice --steps {steps}",
         rounds=tuple(rounds),
         is_cured=rounds[0].verdict.startswith("data") and rounds[-1].verdict.startswith("compute"),
         seconds=time.monotonic() - begin,
@@ -160,11 +158,11 @@ class _Runner:
     steps: int
     first_losses: tuple[float, ...] = ()
 
-    def prepare(self, rows: int) -> None:
+    def prepare(self) -> None:
         write_model(self.folder / "model")
         chosen = random.Random(0)
         with (self.folder / "chat.jsonl").open("w", encoding="utf-8") as file:
-            for _ in range(rows):
+            for _ in range(_ROWS):
                 file.write(json.dumps(conversation(chosen, _TURNS)) + "\n")
 
     def run(self, number: int, settings: Mapping[str, Any], is_accelerated: bool) -> Round:
@@ -178,10 +176,9 @@ class _Runner:
         )
         path = write_config({**config, **settings}, self.folder / f"config-{number}.yml")
         environment = {
-            **child_environment(self.folder, self.folder / "kernels"),
+            **with_own_programs(child_environment(self.folder, self.folder / "kernels")),
             # The model has one core, the loader the other.
             "OMP_NUM_THREADS": "1",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         command = [sys.executable, "-m", "fast_axolotl", "run", "--measure", "--quiet"]
         command += [] if is_accelerated else ["--no-accelerate"]

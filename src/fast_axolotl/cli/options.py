@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["AsJson", "Format", "Inputs", "JsonField", "OnConflict", "OnError", "Split"]
+__all__ = [
+    "AsJson",
+    "DataPath",
+    "Format",
+    "Inputs",
+    "JsonField",
+    "OnConflict",
+    "OnError",
+    "Split",
+]
 
 Inputs = Annotated[
     list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
@@ -24,5 +34,8 @@ OnConflict = Annotated[
 ]
 JsonField = Annotated[
     str | None, typer.Option(help="The field of a JSON document that holds the rows.")
+]
+DataPath = Annotated[
+    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]

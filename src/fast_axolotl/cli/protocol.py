@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fast_axolotl.cli.options import DataPath
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,9 +72,6 @@ _Command = Annotated[
     str | None,
     typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
 ]
-_DataPath = Annotated[
-    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
-]
 _DropCaches = Annotated[
     bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
 ]
@@ -108,7 +106,7 @@ def protocol(
     pin: _Pin = None,
     sequence_len: _SequenceLen = None,
     command: _Command = None,
-    data_path: _DataPath = None,
+    data_path: DataPath = None,
     drop_caches: _DropCaches = False,
     keep_outputs: _KeepOutputs = False,
     output: _Output = None,
@@ -124,50 +122,62 @@ def protocol(
 
     The same command with the same --output continues a protocol that was interrupted.
     """
-    from fast_axolotl.protocol import plan_axolotl, plan_commands
-    from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS, parse_pins, parse_steps
-
     if config is not None:
         if baseline or candidate:
             raise UsageError("give a configuration, or --baseline and --candidate, not both")
-        plan = plan_axolotl(
-            config,
-            steps=STEPS if steps is None else parse_steps(steps),
-            command=command or COMMAND,
-            pins=parse_pins(pin) if pin else {},
-            sequence_len=sequence_len,
-            pairs=pairs,
-            warmup=warmup,
-            max_minutes=max_minutes,
-            run_minutes=run_minutes,
-            drop_caches=drop_caches,
-            data_path=None if data_path is None else str(data_path),
-            keep_outputs=keep_outputs,
-        )
+        plan = _plan_config(config, steps, command, pin, sequence_len, keep_outputs)
     else:
-        if not baseline or not candidate:
-            raise UsageError("give a configuration, or both --baseline and --candidate")
         if steps or pin or sequence_len or command or keep_outputs:
             raise UsageError(
                 "--steps, --pin, --sequence-len, --command and --keep-outputs are about a "
                 "configuration of Axolotl; two commands take neither"
             )
-        plan = plan_commands(
-            baseline,
-            candidate,
-            pairs=pairs,
-            warmup=warmup,
-            max_minutes=max_minutes,
-            run_minutes=run_minutes,
-            drop_caches=drop_caches,
-            data_path=None if data_path is None else str(data_path),
-        )
+        plan = _plan_commands(baseline, candidate)
+    plan = replace(
+        plan,
+        title=title or plan.title,
+        pairs=pairs,
+        warmup=warmup,
+        max_minutes=max_minutes,
+        run_minutes=run_minutes,
+        drop_caches=drop_caches,
+        data_path=str(data_path) if data_path is not None else plan.data_path,
+    )
     folder = output or _new_folder()
-    result = run_plan(plan if title is None else replace(plan, title=title), folder)
+    result = run_plan(plan, folder)
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
     print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
     if not result.pairs:
         raise typer.Exit(1)
+
+
+def _plan_config(
+    config: Path,
+    steps: str | None,
+    command: str | None,
+    pin: str | None,
+    sequence_len: int | None,
+    keep_outputs: bool,
+) -> Plan:
+    from fast_axolotl.protocol import plan_axolotl
+    from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS, parse_pins, parse_steps
+
+    return plan_axolotl(
+        config,
+        steps=STEPS if steps is None else parse_steps(steps),
+        command=command or COMMAND,
+        pins=parse_pins(pin) if pin else {},
+        sequence_len=sequence_len,
+        keep_outputs=keep_outputs,
+    )
+
+
+def _plan_commands(baseline: str | None, candidate: str | None) -> Plan:
+    from fast_axolotl.protocol import plan_commands
+
+    if not baseline or not candidate:
+        raise UsageError("give a configuration, or both --baseline and --candidate")
+    return plan_commands(baseline, candidate)
 
 
 def run_plan(plan: Plan, folder: Path) -> Protocol:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from fast_axolotl.cli.options import DataPath
 from fast_axolotl.cli.parsing import parse_names
 from fast_axolotl.errors import DataError, UsageError
 
@@ -60,9 +61,6 @@ _Output = Annotated[
     Path | None,
     typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
 ]
-_DataPath = Annotated[
-    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
-]
 _PeakTflops = Annotated[
     float | None,
     typer.Option(help="Of one device, where its name is not known here.", min=0.001),
@@ -85,7 +83,7 @@ def run(
     measure: _Measure = False,
     live: _Live = False,
     output: _Output = None,
-    data_path: _DataPath = None,
+    data_path: DataPath = None,
     peak_tflops: _PeakTflops = None,
     profile_steps: _ProfileSteps = 0,
     matmul: _Matmul = False,
@@ -108,7 +106,6 @@ def run(
     """
     from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
     from fast_axolotl.integrations.measuring import Order
-    from fast_axolotl.integrations.supervising import cannot_start
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
@@ -133,6 +130,12 @@ def run(
     _say(status_line(environment))
     if order is not None:
         _run_measured(program, command, environment, order, live=live, quiet=quiet)
+    _take_over(program, command, environment)
+
+
+def _take_over(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+    from fast_axolotl.integrations.supervising import cannot_start
+
     sys.stdout.flush()
     try:
         # The command takes this process over: signals and the exit code are its own.

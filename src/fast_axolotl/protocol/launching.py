@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Launch", "launch", "read_tail"]
+__all__ = ["Launch", "launch", "read_tail", "with_own_programs"]
 
 Launch = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[], None]], int]
 """Runs a command with an environment and a file for its log, and calls back now and then."""
@@ -57,6 +58,14 @@ def launch(
                     tick()
         finally:
             _end_group(child)
+
+
+def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
+    """Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there."""
+    beside = str(Path(sys.executable).parent)
+    folders = environment.get("PATH", "").split(os.pathsep)
+    path = os.pathsep.join(dict.fromkeys([*filter(None, folders), beside]))
+    return {**environment, "PATH": path}
 
 
 def read_tail(log: Path) -> str:

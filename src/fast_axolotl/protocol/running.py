@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import shutil
 import sys
 import time
@@ -216,7 +215,7 @@ class _Running:
         return failed >= _MOST_FAILURES and not any(run.status == "done" for run in earlier)
 
     def _command(self, turn: Turn, folder: Path) -> tuple[list[str], dict[str, str]]:
-        arm, environment = turn.arm, _with_own_programs(self.environment)
+        arm, environment = turn.arm, launching.with_own_programs(self.environment)
         own = {name: str(folder / name.lower()) for name in (*arm.own_folders, *arm.own_caches)}
         environment |= {name: own[name] for name in arm.own_caches}
         command = list(arm.command)
@@ -298,14 +297,6 @@ class _Running:
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
         write_json(self.root / PROTOCOL_FILE, protocol.to_json())
         return protocol
-
-
-def _with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there."""
-    beside = str(Path(sys.executable).parent)
-    folders = environment.get("PATH", "").split(os.pathsep)
-    path = os.pathsep.join(dict.fromkeys([*filter(None, folders), beside]))
-    return {**environment, "PATH": path}
 
 
 def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:

@@ -49,45 +49,33 @@ def _verdict_rows(verdict: Verdict) -> list[tuple[str, str]]:
     return [*rows, *([("Next", verdict.action)] if verdict.action else [])]
 
 
+def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
+    """Label, field of the summary, and the figure in words."""
+    step = [format_seconds(one) for one in (summary.step_p50_seconds, summary.step_p95_seconds)]
+    first = format_seconds(summary.first_step_seconds)
+    return [
+        ("stall", "stall_fraction", f"{format_share(summary.stall_fraction)} of the steady time"),
+        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
+        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
+        ("step", "step_p50_seconds", f"p50 {step[0]} · p95 {step[1]}"),
+        ("MFU", "mfu", f"{format_share(summary.mfu)} of the peak"),
+        ("working set", "working_set_bytes", _memory(summary)),
+        ("first step", "first_step_seconds", f"{first} after the first fetch began"),
+    ]
+
+
 def _figure_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Those that are known."""
-    one = summary
-    rows = [
-        ("stall", one.stall_fraction, f"{format_share(one.stall_fraction)} of the steady time"),
-        ("tokens/s", one.tokens_per_second, format_count(one.tokens_per_second)),
-        ("samples/s", one.samples_per_second, format_count(one.samples_per_second)),
-        (
-            "step",
-            one.step_p50_seconds,
-            f"p50 {format_seconds(one.step_p50_seconds)} · p95 "
-            f"{format_seconds(one.step_p95_seconds)}",
-        ),
-        ("MFU", one.mfu, f"{format_share(one.mfu)} of the peak"),
-        ("working set", one.working_set_bytes, _memory(one)),
-        (
-            "first step",
-            one.first_step_seconds,
-            f"{format_seconds(one.first_step_seconds)} after the first fetch began",
-        ),
-    ]
-    return [(label, text) for label, value, text in rows if value is not None]
+    rows = _figures(summary)
+    return [(label, text) for label, name, text in rows if getattr(summary, name) is not None]
 
 
 def _missing_lines(summary: RunSummary) -> list[str]:
     """Why the others are not known, once for each reason. MFU is for those who asked for it."""
-    fields = {
-        "stall": "stall_fraction",
-        "tokens/s": "tokens_per_second",
-        "samples/s": "samples_per_second",
-        "step": "step_p50_seconds",
-        "working set": "working_set_bytes",
-        "first step": "first_step_seconds",
-    }
     told: dict[str, list[str]] = {}
-    for label, name in fields.items():
-        if getattr(summary, name) is None:
-            reason = summary.reasons.get(name, "not recorded")
-            told.setdefault(reason, []).append(label)
+    for label, name, _ in _figures(summary):
+        if getattr(summary, name) is None and name != "mfu":
+            told.setdefault(summary.reasons.get(name, "not recorded"), []).append(label)
     return [f"{', '.join(labels)}: {reason}" for reason, labels in told.items()]
 
 
