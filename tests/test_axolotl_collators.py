@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from conftest import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_collators as ours
 from fast_axolotl.integrations.patching import MARK, Unfamiliar
+from fast_axolotl.measure.counting import BatchCounter
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -185,6 +187,22 @@ def test_columns_keep_their_order_and_none_is_added(
 def test_lengths_are_left_out_of_packs(batching: Any, kind: str) -> None:
     features = example(kind, [5, 9, 14], (*ALL, "length"))
     same(batching, kind, features, pad_to_multiple_of=8)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", [PACKS, V2])
+def test_the_meter_counts_the_rows_inside_packs(batching: Any, kind: str, side: str) -> None:
+    packs = example(kind, [5, 9, 14])
+    for item in itertools.chain.from_iterable(packs):
+        item["attention_mask"] = [1] * len(item["labels"])
+    collator = getattr(batching, kind)(tokenizer(padding_side=side), pad_to_multiple_of=32)
+    batch = collator(packs)
+    counter = BatchCounter()
+    assert counter.count(batch).rows == 3
+    if side == "right":  # how Axolotl pads, and then it may leave the mask out
+        del batch["attention_mask"]
+        counter.pad_token_id = collator.tokenizer.pad_token_id
+        assert counter.count(batch).rows == 3
 
 
 @pytest.mark.parametrize("kind", [PACKS, V2])

@@ -85,6 +85,8 @@ def check_record(record: RunRecord) -> None:
     assert sum(block.steps for block in rank.blocks) == STEPS
     assert sum(block.fetches for block in rank.blocks) == 2 * STEPS + 1
     assert sum(block.trainable_tokens or 0 for block in rank.blocks) > 0
+    rows, samples = (sum(getattr(one, name) for one in rank.blocks) for name in ("rows", "samples"))
+    assert rows > samples  # packed
     assert rank.values["num_workers"] == 1
     assert rank.values["gradient_accumulation"] == 2
     assert rank.values["sample_packing"] is True

@@ -70,6 +70,7 @@ def test_packed_sequences_are_found_by_positions_and_by_the_ids_of_the_mask(
         assert found.real == found.sequence_tokens == sum(every)
         assert found.sequences == len(every)
         assert found.sequence_squares == sum(length**2 for length in every)
+        assert found.rows == (None if batch is by_ids else len(every))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +83,7 @@ def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
         }
     )
     assert (found.real, found.sequences, found.sequence_squares) == (5, 2, 4 + 9)
+    assert found.rows == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,9 +112,29 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
         }
     )
     assert (found.real, found.padded) == (5 + 7, 24)
-    assert (found.sequences, found.sequence_tokens) == (4, 12)
+    assert (found.rows, found.sequences, found.sequence_tokens) == (4, 4, 12)
     assert found.sequence_squares == 9 + 4 + 25 + 4
     assert "tokens_per_second" not in counter.take_reasons()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("mask", "positions", "rows"),
+    [
+        ([[1, 1, 1, 1], [1, 1, 1, 1]], [[0, 1, 0, 1], [0, 1, 2, 3]], 3),
+        ([[1, 1, 0, 0], [1, 1, 1, 0]], [[0, 1, 2, 3], [0, 1, 2, 3]], 2),
+        ([[0, 0, 1, 1], [0, 1, 1, 1]], [[0, 1, 2, 3], [0, 1, 2, 3]], 2),
+        ([[1, 1, 1, 1], [1, 1, 1, 1]], [[0, 1, 2, 3], [4, 5, 6, 7]], 1),
+        ([[0, 0], [0, 0]], [[0, 0], [0, 0]], 0),
+        ([[], []], [[], []], 0),
+    ],
+    ids=["packed", "right", "left", "continued", "padding", "empty"],
+)
+def test_a_row_begins_where_positions_do_not_grow_or_padding_ends(
+    kind: str, mask: list[list[int]], positions: list[list[int]], rows: int
+) -> None:
+    batch = {"attention_mask": array(mask, kind), "position_ids": array(positions, kind)}
+    assert count({"input_ids": array(mask, kind)} | batch).rows == rows
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -298,15 +298,18 @@ def test_blocks_are_joined_within_a_phase_and_the_newest_left_alone() -> None:
     assert condense_blocks(blocks, most=len(blocks), newest=8) is blocks
 
 
-def test_what_one_of_two_blocks_does_not_know_is_the_other_s() -> None:
+def test_what_one_of_two_blocks_did_not_count_is_not_known_of_both() -> None:
     def block(step: int, **named: object) -> StepBlock:
         values = {"phase": "steady", "steps": 1, "fetches": 1, "host_wait_seconds": 0.0, **named}
         return StepBlock(t=step, first_step=step, first_fetch=step, wall_seconds=1.0, **values)  # type: ignore[arg-type]
 
-    pair = [block(0, real_tokens=5, queue_depth=4.0), block(1), block(2)]
+    pair = [block(0, real_tokens=5, sequences=3, queue_depth=4.0), block(1), block(2)]
     [joined, last] = condense_blocks(pair, most=2, newest=1)
-    assert (joined.real_tokens, joined.rows, joined.queue_depth) == (5, None, 4.0)
+    assert (joined.real_tokens, joined.rows) == (None, None)
+    assert (joined.sequences, joined.queue_depth) == (3, 4.0)  # looked at now and then
     assert last is pair[2]
+    idle = [block(0, real_tokens=5), block(1, fetches=0), block(2)]
+    assert condense_blocks(idle, most=2, newest=1)[0].real_tokens == 5
     apart = [block(0, device_wait_seconds=0.5), block(1), block(2)]
     assert condense_blocks(apart, most=2, newest=1) == apart
 

@@ -76,6 +76,7 @@ class Totals:
         if self.counted is not None:
             rates = {
                 "samples_per_second": self.counted.samples,
+                "rows_per_second": self.counted.rows,
                 "tokens_per_second": self.counted.real,
                 "trainable_tokens_per_second": self.counted.trainable,
                 "padded_tokens_per_second": self.counted.padded,
@@ -146,6 +147,7 @@ class _Block:
             host_wait_seconds=_round(totals.host),
             device_wait_seconds=_round(totals.device) if has_device else None,
             samples=counted.samples,
+            rows=counted.rows,
             real_tokens=counted.real,
             trainable_tokens=counted.trainable,
             padded_tokens=counted.padded,

@@ -5,11 +5,13 @@ Tensors, arrays and record batches are known by what they can do. Of a dictionar
     padded     all positions of ``input_ids``
     real       positions where ``attention_mask`` is not 0 (ids of packed sequences included)
     trainable  positions where ``labels`` is not −100
+    rows       real positions where ``position_ids`` do not grow: there a packed row begins
 
 Sequence lengths inside packed rows are looked at in every 16th batch: places where
 ``position_ids`` do not grow, else changes of the mask's ids, else whole rows.
-Cost: two passes over the mask and the labels, some 20 µs for 4 × 2048 positions on a CPU. A tensor
-on a device is never read, since that would wait for the device: its shape is all there is.
+Cost: two passes over the mask and the labels, some 20 µs for 4 × 2048 positions on a CPU, and as
+much again over position ids. A tensor on a device is never read, since that would wait for the
+device: its shape is all there is.
 
 A batch may be anything. One that cannot be counted (nested, sparse, of a type never seen) has no
 count and a reason, and the next one is counted again.
@@ -51,6 +53,8 @@ class BatchCount:
     """What was counted in one batch, or in several together; ``None`` could not be counted."""
 
     samples: int = 0
+    rows: int | None = None
+    """Source rows inside the samples, where position ids tell them apart."""
     real: int | None = None
     trainable: int | None = None
     padded: int | None = None
@@ -63,6 +67,7 @@ class BatchCount:
     def __add__(self, other: BatchCount) -> BatchCount:
         return BatchCount(
             samples=self.samples + other.samples,
+            rows=_add(self.rows, other.rows),
             real=_add(self.real, other.real),
             trainable=_add(self.trainable, other.trainable),
             padded=_add(self.padded, other.padded),
@@ -140,23 +145,22 @@ class BatchCounter:
             self._note("trainable_tokens_per_second", _NO_LABELS)
         else:
             found.trainable = _count_nonzero(_view(labels) != _IGNORED_LABEL)
-        mask = _column(batch, "attention_mask", shape)
-        positions = _column(batch, "position_ids", shape)
-        if mask is not None:
-            found.real = _count_nonzero(_view(mask))
-        elif self.pad_token_id is not None:
-            found.real = _count_before_padding(_view(batch["input_ids"]), self.pad_token_id)
-        elif positions is not None:
-            self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
-        else:
+        mask = _view(_column(batch, "attention_mask", shape))
+        positions = _view(_column(batch, "position_ids", shape))
+        if mask is None and self.pad_token_id is not None:
+            mask = _flag_before_padding(_view(batch["input_ids"]), self.pad_token_id)
+        elif mask is None and positions is None:
             # A model that is given no mask attends to every position.
             self._note("real_tokens", _NO_MASK)
             found.real = found.padded
+        elif mask is None:
+            self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
+        if mask is not None:
+            found.real = _count_nonzero(mask)
+        is_full = mask is None or found.real == found.padded
+        if positions is not None and found.real is not None:
+            found.rows = _count_starts(positions, None if is_full else mask)
         if is_looked_at and found.padded:
-            if mask is None and self.pad_token_id is not None and found.real is not None:
-                mask = _flag_before_padding(_view(batch["input_ids"]), self.pad_token_id)
-                positions = None if positions is None else _view(positions)
-            is_full = mask is None or found.real == found.padded
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequences = len(lengths)
             found.sequence_tokens = sum(lengths)
@@ -256,23 +260,29 @@ def _count_bytes(batch: Any) -> int | None:
     return total if is_known else None
 
 
-def _count_before_padding(ids: Any, pad_token_id: int) -> int | None:
-    """Positions up to the last one of each row that is no padding; ``None`` of unusual arrays.
+def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
+    """Which positions come no later than the last one of their row that is no padding; ``None`` of
+    unusual arrays.
 
     Where a text ends in the very token that rows are padded with, that one token is not counted.
     """
     try:
-        reversed_rows = (ids != pad_token_id).reshape(-1, ids.shape[-1])[:, ::-1]
-        padding = reversed_rows.argmax(1)
-        padding[~reversed_rows.any(1)] = ids.shape[-1]
+        flags = ids != pad_token_id
+        for row in flags.reshape(-1, ids.shape[-1]):
+            row[: len(row) - int(row[::-1].argmax()) if row.any() else 0] = True
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
-    return int(reversed_rows.size - padding.sum())
+    return flags
 
 
-def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
-    """Which positions come no later than the last one of their row that is no padding."""
-    return (ids != pad_token_id)[..., ::-1].cumsum(-1)[..., ::-1] != 0
+def _count_starts(positions: Any, mask: Any) -> int:
+    """Sequences that begin: where positions do not grow, or padding (mask 0) ends."""
+    flat = positions.reshape(-1)
+    starts = flat[1:] <= flat[:-1]
+    if mask is None:
+        return min(len(flat), 1) + _count_nonzero(starts)
+    is_real = mask.reshape(-1) != 0
+    return int(is_real[0]) + _count_nonzero(is_real[1:] & (starts | ~is_real[:-1]))
 
 
 def _count_positions(shape: Any) -> int:
@@ -325,7 +335,7 @@ def _cut(places: list[int], length: int) -> list[int]:
 def _view(array: Any) -> Any:
     """A tensor as an array over the same memory: numpy counts three times as fast as torch."""
     view = getattr(array, "numpy", None)
-    if view is None:
+    if view is None:  # an array, or nothing
         return array
     try:
         return view()

@@ -16,22 +16,9 @@ from fast_axolotl.record.lines import Mark, StepBlock, SystemSample
 
 __all__ = ["condense_blocks", "condense_marks", "condense_samples", "join_blocks"]
 
-_SUMMED = (
-    "steps",
-    "fetches",
-    "wall_seconds",
-    "host_wait_seconds",
-    "device_wait_seconds",
-    "samples",
-    "rows",
-    "real_tokens",
-    "trainable_tokens",
-    "padded_tokens",
-    "num_bytes",
-    "sequences",
-    "sequence_tokens",
-    "sequence_squares",
-)
+_SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
+_COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
+_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares")
 _MOST_SLOW = 16
 _FIRST_MARKS = 64
 
@@ -61,7 +48,12 @@ def _join_pairs(blocks: Sequence[StepBlock]) -> list[StepBlock]:
 
 def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
     """Two blocks that follow each other as one."""
-    sums = {name: _add(getattr(first, name), getattr(second, name)) for name in _SUMMED}
+    sums = {name: _add(getattr(first, name), getattr(second, name)) for name in _SUMMED + _SAMPLED}
+    # What one of them fetched and did not count leaves no count of both.
+    fetched = [one for one in (first, second) if one.fetches]
+    for name in _COUNTED:
+        counts = [getattr(one, name) for one in fetched or (first, second)]
+        sums[name] = None if None in counts else sum(counts)
     slow = sorted((*first.slow, *second.slow), key=lambda one: -one.seconds)[:_MOST_SLOW]
     has_device = first.device_waits is not None or second.device_waits is not None
     return replace(
