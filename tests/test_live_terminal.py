@@ -22,6 +22,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.measure import procfs
+from fast_axolotl.protocol.locking import hold
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
 from records import make_rank, make_run, make_system, steady
@@ -380,6 +381,9 @@ def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
     assert "run 2 of 6 · candidate · warm-up · about" in done.stdout
     assert "the run finished, and none followed" in done.stdout
     assert f"The answer so far: fast-axolotl report {tmp_path}\n" in done.stdout
+    with hold(tmp_path):
+        done = watch(tmp_path, "--seconds", "1")
+    assert "Watched until the time was up" in done.stdout, "it is at work between two runs"
 
 
 def make_protocol(folder: Path, *, done: int) -> None:

@@ -29,7 +29,7 @@ _SETTLED_SECONDS = 3.0
 _DEAD_SECONDS = 10.0
 """Without a line, for a run whose processes are gone to count as cut off."""
 _NEXT_SECONDS = 20.0
-"""Without another run of a protocol, for it to count as ended."""
+"""Without another run of a protocol whose process is not seen here, for it to count as ended."""
 _FAILED_LINES = 20
 _NO_KEYBOARD = "--live keeps the keyboard: the command's stdin was empty; run it without --live"
 _END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|terminal)", re.I)
@@ -225,6 +225,7 @@ def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
 
 def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
+    from fast_axolotl.protocol.locking import read_holder
     from fast_axolotl.record.following import RunFollower
 
     if isinstance(follower, RunFollower):
@@ -232,6 +233,9 @@ def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str
     stage = follower.read_stage()
     if stage is not None and stage.is_over:
         return f"the last of {stage.planned_runs:,} runs ended"
+    holder = read_holder(follower.folder)
+    if holder is not None and _is_alive(holder):
+        return ""
     if not follower.has_begun:
         quiet = min(time.time() - begin, _seconds_since_written(follower.folder))
         told = f"{_NEXT_SECONDS:.0f} s had passed without a run"

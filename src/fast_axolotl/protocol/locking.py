@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fast_axolotl.errors import DataError, UsageError
 
-__all__ = ["LOCK_FILE", "hold"]
+__all__ = ["LOCK_FILE", "hold", "read_holder"]
 
 LOCK_FILE = ".lock"
 
@@ -31,16 +31,26 @@ def hold(folder: Path) -> Iterator[tuple[int, ...]]:
         ) from error
     try:
         if not _lock(opened):
-            holder = os.pread(opened, 32, 0).decode(errors="replace").strip()
             raise UsageError(
-                f"{folder} is in use: process {holder or 'unknown'}, or a run that it has started, "
-                "is still at work; wait for it, or end it"
+                f"{folder} is in use: process {read_holder(folder) or 'unknown'}, or a run that it "
+                "has started, is still at work; wait for it, or end it"
             )
         os.ftruncate(opened, 0)
         os.pwrite(opened, str(os.getpid()).encode(), 0)
-        yield (opened,)
+        try:
+            yield (opened,)
+        finally:
+            os.ftruncate(opened, 0)
     finally:
         os.close(opened)
+
+
+def read_holder(folder: Path) -> int | None:
+    """The process that has locked a folder; one that was killed is told still."""
+    try:
+        return int((folder / LOCK_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _lock(opened: int) -> bool:
