@@ -326,6 +326,23 @@ def slow_start(seconds: float = 30.0) -> RunRecord:
     return record
 
 
+def drained_run(steps: int = 800) -> RunRecord:
+    """A queue of 64 batches hides a loader that is too slow, until it is empty at step 384."""
+
+    def wait(fetch: int) -> float:
+        return 0.02 + (0.3 if fetch % 50 == 0 else 0.0) if fetch >= 384 or fetch % 100 == 0 else 0.0
+
+    rank = make_rank(
+        wait=wait,
+        queue=lambda step: max(0.0, 64 - step / 6),
+        own_seconds=0.1,
+        warmup_steps=65,
+        fetches=steps - 65,
+        settings={"num_workers": 2, "prefetch_factor": 32},
+    )
+    return make_run(rank)
+
+
 def many_ranks(count: int = 64, seconds: int = 60) -> RunRecord:
     chance = random.Random(5)
     ranks = [

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fast_axolotl.cli.compare import compare
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol import compare_folders, parse_check, plan_commands, run_protocol
+from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell
 from protocol_fakes import FakeLaunch, write_record
 from records import make_rank, make_system
@@ -61,7 +61,25 @@ def test_one_run_each_breaks_no_limit_unless_that_is_asked_for(tmp_path: Path) -
     careful = compare_folders(first, second, limits=limits)
     assert not careful.is_broken
     assert "--single" in careful.checks[0].sentence
-    assert compare_folders(first, second, limits=limits, is_single=True).is_broken
+    asked = compare_folders(first, second, limits=limits, is_single=True)
+    assert asked.is_broken
+    assert "of a single run" in asked.checks[0].sentence
+
+
+def test_pairs_that_are_all_alike_are_not_a_single_run(tmp_path: Path) -> None:
+    launch = FakeLaunch()
+    plan = plan_commands("cmd a", "cmd b", pairs=3, warmup=0)
+    run_protocol(plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock)
+    found = compare_folders(tmp_path / "p", limits=[parse_check("samples_per_second < 0.97")])
+    assert "95 % interval 1 to 1" in found.checks[0].sentence
+
+
+def test_a_protocol_of_dedupe_alone_has_nothing_to_compare(tmp_path: Path) -> None:
+    launch = FakeLaunch()
+    plan = Plan(title="dedupe", arms=())
+    run_protocol(plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock)
+    with pytest.raises(DataError, match="no arms to compare"):
+        compare_folders(tmp_path / "p", make_record(tmp_path / "a", 0.01))
 
 
 def test_the_arms_of_one_protocol_are_compared(tmp_path: Path) -> None:

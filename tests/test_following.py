@@ -240,6 +240,9 @@ def test_a_spoilt_line_is_noted_and_left_out(tmp_path: Path) -> None:
     follower.poll()
     assert follower.record.notes == ["rank-0.jsonl, line 4: not a line of a record"]
     assert follower.is_complete
+    file.write_bytes(b"".join(lines[:4]))
+    follower.poll()
+    assert follower.record.notes == [], "of a file that is no more"
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from protocol_fakes import FakeLaunch, folder_of
 
 
 def plan(**changes: Any) -> Plan:
-    return plan_commands("cmd a", "cmd b", **{"pairs": 3, "warmup": 1, **changes})
+    return replace(plan_commands("cmd a", "cmd b", pairs=3), **changes)
 
 
 def run(wanted: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> Protocol:

@@ -111,6 +111,7 @@ def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
 def test_a_list_can_be_pinned() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
+    assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
 
 
 def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
@@ -125,6 +126,8 @@ def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
     assert {arm.own_folders for arm in plan.arms} == {("output_dir",)}
+    assert plan.notes[0].startswith("Each run has its own output_dir, cache of datasets; shared")
+    assert "shared are dataset_prepared_path, downloads" in plan.notes[0]
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,6", "one", "4"])
@@ -211,7 +214,7 @@ def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
     )
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
-    assert "2,000 rows, 1,600 kept by both alike: 10.0× faster" in found["sentence"]
+    assert "2,000 rows, 1,600 kept by both alike: 10.0× the speed" in found["sentence"]
 
 
 def test_a_dedupe_that_fails_or_differs_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
 
 import fast_axolotl
 from fast_axolotl.cli.protocol import protocol
@@ -36,15 +35,6 @@ with measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False) as meter:
         meter.tokens(400)
 """
 
-START = """
-import typer
-from fast_axolotl.cli import app, main
-from fast_axolotl.cli.protocol import protocol
-if "protocol" not in [item.callback.__name__ for item in app.registered_commands]:
-    app.command()(protocol)
-main()
-"""
-
 
 @pytest.fixture
 def loop(tmp_path: Path) -> str:
@@ -57,7 +47,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     source = Path(fast_axolotl.__file__).parents[1]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
     return subprocess.Popen(
-        [sys.executable, "-c", START, "protocol", *arguments],
+        [sys.executable, "-m", "fast_axolotl", "protocol", *arguments],
         cwd=folder,
         env={**inherited, "PYTHONPATH": str(source)},
         stdout=subprocess.PIPE,
@@ -172,24 +162,17 @@ def test_arguments_that_do_not_go_together_are_refused(
         protocol(**given)  # type: ignore[arg-type]
 
 
-def test_the_help_names_the_flags() -> None:
-    app = typer.Typer()
-    app.command()(protocol)
-    command = typer.main.get_command(app)
-    flags = {text for item in command.params for text in item.opts}
-    assert {"--baseline", "--candidate", "--pairs", "--warmup", "--max-minutes"} <= flags
-    assert {"--steps", "--pin", "--sequence-len", "--drop-caches", "--output", "-o"} <= flags
-
-
 def test_the_tail_of_a_log_leaves_out_old_progress(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    log.write_text("fast-axolotl: measuring into x\n  1%\r 50%\r100%\n\nValueError: no\n")
+    log.write_bytes(
+        b"fast-axolotl: measuring into x\n  1%\r 50%\r100%\n\n\x1b[31mValueError\x1b[0m: no\r\n"
+    )
     assert read_tail(log).splitlines() == [
         "fast-axolotl: measuring into x",
         "100%",
         "ValueError: no",
     ]
-    assert "cannot be read" in read_tail(tmp_path / "nothing")
+    assert read_tail(tmp_path / "nothing") == ""
 
 
 def test_what_a_command_leaves_in_the_background_is_ended(tmp_path: Path) -> None:

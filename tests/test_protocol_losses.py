@@ -27,10 +27,17 @@ def test_what_is_not_a_number_in_one_arm_is_never_chance() -> None:
 
 
 def test_one_digit_makes_a_difference() -> None:
-    check = compare_losses([(2.0, 1.5)], [(2.0, 1.500001)], "drop-in")
+    check = compare_losses([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], "drop-in")
     assert check.is_equal is False
     assert check.sentence.startswith("DIFFERENT")
     assert "first at logged loss 2" in check.sentence
+
+
+def test_one_run_of_the_baseline_cannot_tell_a_difference_from_chance() -> None:
+    check = compare_losses([(2.0, 1.5)], [(2.0, 1.500001)], "drop-in")
+    assert check.is_equal is None
+    assert "differs from the baseline by up to 1e-06, first at logged loss 2" in check.sentence
+    assert "give more --pairs" in check.sentence
 
 
 def test_a_loss_that_is_not_a_number_in_one_arm_is_a_difference() -> None:
@@ -66,4 +73,4 @@ def test_arms_that_both_scatter_are_held_against_the_larger_spread() -> None:
 
 def test_nothing_logged_is_nothing_known() -> None:
     assert compare_losses([()], [()], "drop-in").is_equal is None
-    assert "one of the arms" in compare_losses([(1.0,)], [()], "drop-in").sentence
+    assert "one arm has logged none" in compare_losses([(1.0,)], [()], "drop-in").sentence

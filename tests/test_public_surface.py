@@ -184,6 +184,7 @@ FIELDS = {
         "steps",
         "fetches",
         "warmup_steps",
+        "first_steady_step",
         "measured_seconds",
         "stall_fraction",
         "stall_source",

@@ -101,6 +101,11 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
     assert parse_line({"kind": "hologram", "t": 1}) is None
     found = parse_line({"kind": "mark", "t": 1, "name": "x", "colour": "red"})
     assert found == Mark(t=1, name="x")
+    slow = {"fetch": 3, "row": 9, "seconds": 0.5}
+    line = json.loads(dump_line(BLOCK)) | {"slow": [slow | {"colour": "red"}]}
+    found = parse_line(line)
+    assert isinstance(found, StepBlock)
+    assert found.slow == (SlowFetch(**slow),)
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
@@ -151,6 +156,14 @@ def test_a_file_without_a_start_is_left_out(tmp_path: Path) -> None:
     assert record.notes == ["rank-1.jsonl has no start line and was left out"]
 
 
+def test_a_file_that_cannot_be_opened_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "rank-0.jsonl", START)
+    (tmp_path / "rank-1.jsonl").mkdir()
+    record = read_run(tmp_path)
+    assert sorted(record.ranks) == [0]
+    assert record.notes[0].startswith("rank-1.jsonl cannot be read: Is a directory")
+
+
 def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
     late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
     write(tmp_path / "rank-0.jsonl", late)
@@ -196,6 +209,13 @@ def test_bytes_that_are_no_text_are_written_all_the_same(tmp_path: Path) -> None
     write(tmp_path / "rank-0.jsonl", START, Mark(t=1, name="shard", text=name), BLOCK)
     rank = read_run(tmp_path).ranks[0]
     assert (len(rank.marks), len(rank.blocks)) == (1, 1)
+
+
+def test_the_bytes_of_a_file_are_counted_as_they_are_written(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "rank-0.jsonl")
+    writer.write(Mark(t=1, name="shard", text="grüße.jsonl"))
+    writer.close()
+    assert writer.num_bytes == writer.path.stat().st_size
 
 
 def test_a_disk_that_refuses_ends_the_writing(tmp_path: Path) -> None:

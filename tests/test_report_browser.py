@@ -182,7 +182,9 @@ def test_a_slide_fills_the_height_that_it_is_given(browser: Browser, tmp_path: P
         reason="compared by difference: a run is near 0, where ratios mean nothing",
     )
     stall = replace(matrix.rows[2], cells=(matrix.rows[2].cells[0], by_difference, by_difference))
-    matrix = replace(matrix, rows=(*matrix.rows[:2], stall, *matrix.rows[3:]))
+    small = Cell(value=51_196.0, ratio=0.99993, low=0.99988, high=0.99997, outcome="worse")
+    tokens = replace(matrix.rows[3], cells=(*matrix.rows[3].cells[:2], small))
+    matrix = replace(matrix, rows=(*matrix.rows[:2], stall, tokens, *matrix.rows[4:]))
     report = replace(report, protocol=replace(report.protocol, matrix=matrix))
     path = show(browser, report, tmp_path)
     browser.resize(1600, 757)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
-from fast_axolotl.cli.report import REPORT_EXAMPLES, make_report, report
+from fast_axolotl.cli.report import make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.comparison import Protocol
@@ -154,8 +154,7 @@ def test_a_picture_without_a_browser_names_the_cure(
     assert find_browser(lambda name: f"/bin/{name}" if name == BROWSERS[1] else None) == (
         f"/bin/{BROWSERS[1]}"
     )
-    monkeypatch.setattr("fast_axolotl.report.picture.shutil.which", lambda name: None)
-    monkeypatch.setattr(find_browser, "__defaults__", (lambda name: None,))
+    monkeypatch.setenv("PATH", str(tmp_path))
     page = tmp_path / "page.html"
     with pytest.raises(MissingExtraError, match="apt install chromium"):
         report([some_run(tmp_path / "run")], output=page, png=tmp_path / "slide.png")
@@ -168,5 +167,28 @@ def test_a_browser_that_takes_no_picture_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "slide.png").exists()
 
 
-def test_the_command_has_examples() -> None:
-    assert "fast-axolotl report" in REPORT_EXAMPLES
+def fake_browser(folder: Path) -> str:
+    """A command that takes a picture of four bytes."""
+    path = folder / "browser"
+    path.write_text(
+        '#!/bin/sh\nfor word; do case "$word" in --screenshot=*) '
+        'printf fake > "${word#--screenshot=}";; esac; done\n',
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_picture_makes_its_folder(tmp_path: Path) -> None:
+    picture = tmp_path / "deep" / "er" / "slide.png"
+    take_picture(tmp_path / "page.html", picture, browser=fake_browser(tmp_path))
+    assert picture.read_bytes() == b"fake"
+
+
+def test_a_picture_that_cannot_be_written_is_named_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    browser = fake_browser(tmp_path)
+    for picture in (tmp_path / "file" / "slide.png", tmp_path):
+        with pytest.raises(DataError, match=r"cannot be written.*another name with --png") as found:
+            take_picture(tmp_path / "page.html", picture, browser=browser)
+        assert found.value.path == str(picture)

@@ -22,7 +22,7 @@ from fast_axolotl.report.content import Report
 from fast_axolotl.report.markdown import runs_markdown
 from fast_axolotl.report.markup import Safe, embed_json, tag
 from fast_axolotl.report.page import MOST_RUNS, render_report, report_data
-from fast_axolotl.report.theme import COLOURS, contrast
+from fast_axolotl.report.theme import COLOURS
 from fast_axolotl.report.values import describe_change, format_length, format_value
 from records import every, make_rank, make_run, make_system, steady
 from reports import (
@@ -178,6 +178,18 @@ def test_every_chart_says_in_words_what_it_shows() -> None:
         assert len(attributes["aria-label"] or "") > 40
 
 
+def contrast(one: str, other: str) -> float:
+    """Of two colours by WCAG 2.1, 1 to 21."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_apart(place: int) -> None:
     colours = {name: both[place] for name, both in COLOURS.items()}
@@ -276,6 +288,10 @@ def test_the_raw_data_holds_every_figure_and_the_protocol() -> None:
         (3.2, "s", "3.20 s"),
         (7384.0, "s", "2 h 03 min"),
         (9.44e9, "bytes", "9.44 GB"),
+        (1.5e12, "bytes", "1.5 TB"),
+        (4.2e15, "bytes", "4,200 TB"),
+        (999.6e6, "bytes/s", "1,000 MB/s"),
+        (123.4e3, "bytes", "123 kB"),
         (0.0, "bytes/s", "0 B/s"),
         (51234.5, "tokens/s", "51,234 tokens/s"),
         (1.24, "samples/s", "1.24 samples/s"),
@@ -311,6 +327,7 @@ def test_markdown_of_runs_is_verdicts_and_a_table() -> None:
     assert text.startswith("**a\\|b: Data-bound (rate).**")
     assert "| figure | a\\|b | after |" in text
     assert "| stall, by the host | 30.0 % | 0.0 % |" in text
+    assert "| samples | 560 samples/s | 800 samples/s |" in text
 
 
 def test_a_step_of_the_warm_up_does_not_flatten_the_chart() -> None:

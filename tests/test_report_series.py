@@ -15,7 +15,8 @@ from hypothesis import strategies as some
 from fast_axolotl.measure.ranks import choose_rank as choose_by_measure
 from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import RunRecord
+from fast_axolotl.record import Log, RunRecord
+from fast_axolotl.record.comparison import without_nan
 from fast_axolotl.report.downsampling import (
     StepPoint,
     Windows,
@@ -23,10 +24,9 @@ from fast_axolotl.report.downsampling import (
     merge_steps,
     round_figures,
 )
-from fast_axolotl.report.markup import plain
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
 from records import every, make_rank, make_run, make_system, steady
-from reports import lively_run, long_run, many_ranks, one_step, with_nans
+from reports import drained_run, lively_run, long_run, many_ranks, one_step, with_nans
 
 NUMBERS = some.one_of(some.none(), some.floats(allow_nan=True, allow_infinity=True))
 
@@ -198,9 +198,64 @@ def test_only_steady_steps_are_called_so() -> None:
     assert all(found["is_steady"][5:])
 
 
+def test_steps_that_a_full_queue_hid_are_warm_up_as_in_the_figures() -> None:
+    record = drained_run()
+    summary = summarise(record)
+    hidden = [
+        block
+        for block in record.ranks[0].blocks
+        if block.phase == "steady" and block.first_step < (summary.first_steady_step or 0)
+    ]
+    assert len(hidden) > 10
+    found = series_of(record)
+    steps = found["steps"]
+    assert (
+        sum(
+            count
+            for count, is_steady in zip(steps["steps"], steps["is_steady"], strict=True)
+            if is_steady
+        )
+        == summary.steps
+    )
+    assert found["waits"]["fetches"] == summary.fetches
+    assert [phase["name"] for phase in found["phases"]] == ["warmup"]
+    assert found["phases"][0]["end"] == hidden[-1].t
+    assert len(found["slow"]["fetch"]) > 0
+    assert min(found["slow"]["fetch"]) >= (summary.first_steady_step or 0)
+
+
+def test_a_summary_without_steady_steps_has_no_steady_curve() -> None:
+    record = make_run(make_rank())
+    found = read_series(record, replace(summarise(record), first_steady_step=None))
+    assert not any(found["steps"]["is_steady"])
+    assert "waits" not in found
+
+
+def test_steady_steps_between_two_warm_ups_are_in_neither() -> None:
+    record = make_run(make_rank(fetches=600))
+    blocks = record.ranks[0].blocks
+    blocks[-1] = replace(blocks[-1], phase="warmup")
+    blocks[-2] = replace(blocks[-2], phase="warmup")
+    first, second = series_of(record)["phases"]
+    assert first["end"] == blocks[0].t
+    assert second["begin"] == pytest.approx(blocks[-3].t)
+    assert second["end"] == blocks[-1].t
+
+
+def test_losses_are_drawn_whichever_rank_logged_them() -> None:
+    ranks = [make_rank(rank=n, world_size=2, wait=steady(0.1 + 0.2 * n)) for n in (0, 1)]
+    ranks[0].add(Log(t=1.0, step=10, values={"loss": 2.0}))
+    record = make_run(*ranks)
+    assert summarise(record).deciding_rank == 1
+    assert series_of(record)["losses"]["loss"] == [2]
+    ranks[0].logs.clear()
+    ranks[1].add(Log(t=1.0, step=20, values={"loss": 3.0}))
+    assert series_of(record)["losses"]["step"] == [20]
+
+
 def test_nans_reach_no_curve() -> None:
     found = series_of(with_nans())
-    json.dumps(plain(found), allow_nan=False)
+    json.dumps(without_nan(found), allow_nan=False)
     numbers = [value for column in found["steps"].values() for value in column]
     assert all(value is None or math.isfinite(value) for value in numbers)
     assert found["losses"]["not_finite"] > 0
@@ -219,7 +274,7 @@ def test_a_million_steps_become_few_points_and_the_longest_stays() -> None:
     assert max(found["steps"]["high"]) == 5
     assert found["steps"]["high_step"][found["steps"]["high"].index(5)] == 500_000
     assert len(found["memory"]["t"]) <= MOST_POINTS
-    assert len(json.dumps(plain(found))) < 400_000
+    assert len(json.dumps(without_nan(found))) < 400_000
 
 
 def test_blocks_without_single_steps_show_the_longest_by_their_histogram() -> None:

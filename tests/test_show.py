@@ -38,6 +38,7 @@ NOT_FIGURES = {
     "steps",
     "fetches",
     "warmup_steps",
+    "first_steady_step",
     "measured_seconds",
     "stall_source",
     "stall_pattern",
@@ -122,6 +123,22 @@ def test_a_rank_has_a_line_each() -> None:
     text = render_summary(summarise(two_ranks()))
     ranks = text[text.index("\nRanks\n") : text.index("\nSettings\n")].split("\n")[3:5]
     assert [line.split()[:3] for line in ranks] == [["0", "5.1", "%"], ["1", "35.0", "%"]]
+
+
+def test_a_peak_stands_with_its_source_and_a_figure_that_is_no_number_is_a_dash() -> None:
+    summary = replace(
+        summarise(two_ranks()), peak_tflops=989.0, peak_source="the data sheet", mfu=float("nan")
+    )
+    lines = render_summary(summary, width=200).splitlines()
+    [peak] = [line for line in lines if line.startswith("  peak of a device")]
+    assert peak.endswith(" 989 TFLOP/s  (the data sheet)")
+    [mfu] = [line for line in lines if line.startswith("  MFU")]
+    assert mfu.split() == ["MFU", "–"]
+
+
+def test_large_figures_are_written_out() -> None:
+    summary = replace(summarise(two_ranks()), model_flops_per_second=2.5e19)
+    assert "25,000 PFLOP" in render_summary(summary)
 
 
 def test_settings_environment_and_spans_are_told() -> None:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from fast_axolotl.bench.story import plan_story, write_rows
-from fast_axolotl.bench.story_arm import BATCH_ROWS, WIDTH, Model, fast_batches, plain_batches
+from fast_axolotl.bench.story_arm import (
+    BATCH_ROWS,
+    WIDTH,
+    Model,
+    fast_batches,
+    plain_batches,
+    read_ahead,
+)
+from fast_axolotl.errors import MissingFileError
 
 pytestmark = pytest.mark.kernels
 
@@ -24,6 +32,11 @@ def test_the_arms_give_the_same_arrays(tmp_path: Path) -> None:
             assert array.shape == (BATCH_ROWS, WIDTH)
             assert array.dtype == other[name].dtype
             np.testing.assert_array_equal(array, other[name])
+
+
+def test_an_error_of_the_reader_reaches_the_model(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError):
+        list(read_ahead(tmp_path / "nothing.jsonl"))
 
 
 def test_rows_are_cut_masked_and_padded(tmp_path: Path) -> None:

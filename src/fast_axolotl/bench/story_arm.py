@@ -19,7 +19,7 @@ from typing import Any
 
 from fast_axolotl.measure import measure
 
-__all__ = ["Model", "fast_batches", "main", "plain_batches"]
+__all__ = ["Model", "fast_batches", "main", "plain_batches", "read_ahead"]
 
 Batch = dict[str, Any]
 
@@ -38,7 +38,7 @@ _READY = 4
 def main() -> None:
     """Trains so many steps, over the file as often as that takes."""
     arm, path, steps = sys.argv[1:]
-    read = {"plain": plain_batches, "fast": _read_ahead}[arm]
+    read = {"plain": plain_batches, "fast": read_ahead}[arm]
     epochs = (batch for _ in itertools.count() for batch in read(Path(path)))
     batches = itertools.islice(epochs, int(steps))
     folder = os.environ["FAST_AXOLOTL_MEASURE"]
@@ -95,17 +95,24 @@ def fast_batches(path: Path) -> Iterator[Batch]:
         yield {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
 
-def _read_ahead(path: Path) -> Iterator[Batch]:
+def read_ahead(path: Path) -> Iterator[Batch]:
     """What takes no lock of the interpreter can run beside the model."""
-    ready: queue.Queue[Batch | None] = queue.Queue(_READY)
+    ready: queue.Queue[Batch | Exception | None] = queue.Queue(_READY)
 
     def read() -> None:
-        for batch in fast_batches(path):
-            ready.put(batch)
-        ready.put(None)
+        try:
+            for batch in fast_batches(path):
+                ready.put(batch)
+        except Exception as error:  # noqa: BLE001 - raised where the batches are taken
+            ready.put(error)
+        else:
+            ready.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    yield from iter(ready.get, None)
+    while (found := ready.get()) is not None:
+        if isinstance(found, Exception):
+            raise found
+        yield found
 
 
 class Model:

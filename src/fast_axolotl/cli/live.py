@@ -151,7 +151,7 @@ class LiveRun:
 
     def print_end(self, code: int) -> None:
         """Where the output is; of a command that failed, its end, and what may have led to it."""
-        from fast_axolotl.report.live_log import read_last_lines
+        from fast_axolotl.record.printed import read_last_lines
 
         if self._log is None:
             return
@@ -178,8 +178,8 @@ class LiveRun:
     def _show(self, is_running: Callable[[], bool]) -> str:
         from fast_axolotl.measure.summary import summarise
         from fast_axolotl.record.following import RunFollower
+        from fast_axolotl.record.printed import read_last_lines
         from fast_axolotl.report.live import LiveView
-        from fast_axolotl.report.live_log import read_last_lines
 
         log = self._log
         view = LiveView(
@@ -225,7 +225,7 @@ def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
 
 def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
-    from fast_axolotl.protocol.locking import read_holder
+    from fast_axolotl.protocol.locking import is_held
     from fast_axolotl.record.following import RunFollower
 
     if isinstance(follower, RunFollower):
@@ -233,8 +233,7 @@ def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str
     stage = follower.read_stage()
     if stage is not None and stage.is_over:
         return f"the last of {stage.planned_runs:,} runs ended"
-    holder = read_holder(follower.folder)
-    if holder is not None and _is_alive(holder):
+    if is_held(follower.folder):
         return ""
     if not follower.has_begun:
         quiet = min(time.time() - begin, _seconds_since_written(follower.folder))

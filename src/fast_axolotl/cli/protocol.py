@@ -130,7 +130,7 @@ def protocol(
         if steps or pin or sequence_len or command or keep_outputs:
             raise UsageError(
                 "--steps, --pin, --sequence-len, --command and --keep-outputs are about a "
-                "configuration of Axolotl; two commands take neither"
+                "configuration of Axolotl; two commands take none of them"
             )
         plan = _plan_commands(baseline, candidate)
     plan = replace(
@@ -147,7 +147,8 @@ def protocol(
     result = run_plan(plan, folder)
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
     print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
-    if not result.pairs:
+    is_answered = result.pairs > 0 if result.arms else "reason" not in result.dedupe
+    if not is_answered:
         raise typer.Exit(1)
 
 

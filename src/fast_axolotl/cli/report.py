@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["REPORT_EXAMPLES", "make_report", "report", "write_report"]
 
 REPORT_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl report fast-axolotl-runs/2030-01-31-120000-axolotl\n\n"
+    "Examples:\n\n  fast-axolotl report fast-axolotl-runs/20300131-120000-axolotl\n\n"
     "  fast-axolotl report protocol/ -o answer.html --png answer.png\n\n"
     "  fast-axolotl report runs/before runs/after --markdown comment.md"
 )
@@ -181,9 +181,9 @@ def _write_page(path: Path, page: str) -> None:
     """Replaces an earlier report, and no other file."""
     from fast_axolotl.report.page import GENERATOR
 
-    if path.exists() and not path.is_dir():
+    if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as opened:
-            if GENERATOR not in opened.read(4096):
+            if f'content="{GENERATOR}"' not in opened.read(4096):
                 raise UsageError(
                     f"{path} is there already, and it is no report of fast-axolotl: "
                     "give another name with -o"

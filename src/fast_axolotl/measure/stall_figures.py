@@ -27,6 +27,8 @@ def add_stall(found: Findings, rank: RankFigures | None) -> None:
         span_seconds=rank.spans if rank else {},
     )
     steady = "no time passed in the steady phase"
+    counted = rank.steady_blocks if rank else ()
+    found.put_steady("first_steady_step", counted[0].first_step if counted else None, steady)
     host, device = (rank.host_stall, rank.device_stall) if rank else (None, None)
     found.put_steady("stall_fraction", rank.stall if rank else None, steady)
     found.put_steady("host_stall_fraction", host, steady)

@@ -14,7 +14,6 @@ are the hub's downloads, the page cache and compiled kernels. The steps:
 from __future__ import annotations
 
 import importlib
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,8 +42,6 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
 """What one run has tokenised, the next would find there."""
-_PIN = re.compile(r"""(?:[^,\[{("']|\[[^]]*]|\{[^}]*}|\([^)]*\)|"[^"]*"|'[^']*'|["'\[{(])+""")
-"""One setting: a comma in brackets or in quotes is part of it."""
 _SEED = 42
 """As Axolotl has it where the configuration does not say."""
 
@@ -58,10 +55,6 @@ def plan_axolotl(
     sequence_len: int | None = None,
     pairs: int = PAIRS,
     warmup: int = WARMUP,
-    max_minutes: float | None = None,
-    run_minutes: float | None = None,
-    drop_caches: bool = False,
-    data_path: str | None = None,
     keep_outputs: bool = False,
 ) -> Plan:
     """The five steps for one configuration."""
@@ -80,14 +73,11 @@ def plan_axolotl(
         arms=tuple(arms),
         pairs=pairs,
         warmup=warmup,
-        max_minutes=max_minutes,
-        run_minutes=run_minutes,
-        drop_caches=drop_caches,
-        data_path=data_path or _find_data(config),
+        data_path=_find_data(config),
         keep_outputs=keep_outputs,
         same_work=("baseline", "drop-in") if {"baseline", "drop-in"} <= names else None,
         dedupe=_dedupe_config(config) if 5 in steps else None,
-        notes=(*_shared(pins or {}), *notes),
+        notes=(_name_own(folders), *_name_pins(pins or {}), *notes),
     )
 
 
@@ -116,12 +106,7 @@ def _arms(
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """The YAML of a configuration."""
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError as error:
-        raise MissingExtraError(
-            "reading a configuration needs PyYAML, which comes with Axolotl: pip install axolotl"
-        ) from error
+    yaml = _import_yaml()
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -134,6 +119,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError("a configuration of Axolotl has keys, and this has none", path=str(path))
     return found
+
+
+def _import_yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ImportError as error:
+        raise MissingExtraError(
+            "reading a configuration needs PyYAML, which comes with Axolotl: pip install axolotl"
+        ) from error
 
 
 def parse_steps(text: str) -> tuple[int, ...]:
@@ -151,9 +145,9 @@ def parse_steps(text: str) -> tuple[int, ...]:
 
 def parse_pins(text: str) -> dict[str, Any]:
     """``num_workers=2,max_steps=60``; values are read as YAML."""
-    yaml = importlib.import_module("yaml")
+    yaml = _import_yaml()
     pins = {}
-    for part in filter(None, (part.strip() for part in _PIN.findall(text))):
+    for part in _cut(text):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--pin {part!r}: write KEY=VALUE, with commas between several")
@@ -162,6 +156,22 @@ def parse_pins(text: str) -> dict[str, Any]:
         except yaml.YAMLError:
             raise UsageError(f"--pin {part!r}: {value!r} is no value of YAML") from None
     return pins
+
+
+def _cut(text: str) -> list[str]:
+    """At its commas, but for those in brackets and in quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        depth += (sign in "[{(") - (sign in ")}]") if not quote else 0
+        if sign == "," and depth <= 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _split(command: str) -> tuple[str, ...]:
@@ -242,14 +252,19 @@ def _as_data_files(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "path": kind, "data_files": path}
 
 
-def _shared(pins: Mapping[str, Any]) -> list[str]:
-    notes = [
-        "Each run has its own output_dir, prepared dataset and cache of datasets; shared are "
-        "downloads of the hub, the page cache and compiled kernels."
-    ]
-    if pins:
-        notes.append(f"Pinned in all arms: {', '.join(f'{k}={v}' for k, v in pins.items())}.")
-    return notes
+def _name_own(folders: Sequence[str]) -> str:
+    """What every run has for itself, unless it was pinned; and what they share."""
+    pinned = [key for key in _OWN_FOLDERS if key not in folders]
+    shared = [*pinned, "downloads of the hub", "the page cache"]
+    return (
+        f"Each run has its own {', '.join([*folders, 'cache of datasets'])}; shared are "
+        f"{', '.join(shared)} and compiled kernels."
+    )
+
+
+def _name_pins(pins: Mapping[str, Any]) -> list[str]:
+    told = ", ".join(f"{key}={value}" for key, value in pins.items())
+    return [f"Pinned in all arms: {told}."] if told else []
 
 
 def _find_data(config: Mapping[str, Any]) -> str | None:

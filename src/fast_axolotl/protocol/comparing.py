@@ -8,15 +8,14 @@ lies beyond it. Two single runs have no interval, so they break none unless that
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.figures import FIGURES, Figure, read_figures
-from fast_axolotl.protocol.matrix import compare_values, find_cell
+from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row
 from fast_axolotl.record.comparison import PROTOCOL_FILE, Cell, Matrix, MatrixRow, Protocol
 
 __all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
@@ -145,16 +144,7 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
     if chosen not in matrix.arms[1:]:
         raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
     at = matrix.arms.index(chosen)
-    rows = tuple(
-        MatrixRow(
-            name=row.name,
-            label=row.label,
-            unit=row.unit,
-            better=row.better,
-            cells=(row.cells[0], row.cells[at]),
-        )
-        for row in matrix.rows
-    )
+    rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
     kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
     notes = [protocol.losses] if protocol.are_losses_equal is False else []
     return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, notes=tuple(notes))
@@ -178,23 +168,12 @@ def _two_sides(first: Path, second: Path, arm: str | None) -> Comparison:
 
 def _compare_row(figure: Figure, first: _Side, second: _Side) -> MatrixRow:
     before, after = (side.values.get(figure.name, ()) for side in (first, second))
-    base = Cell(
-        value=statistics.median(before) if before else None,
-        values=before,
-        reason="" if before else first.reasons.get(figure.name, "it was not recorded"),
-    )
+    reasons = [side.reasons.get(figure.name, "it was not recorded") for side in (first, second)]
     if after:
         cell = compare_values(figure, before, after, is_paired=False)
     else:
-        reason = second.reasons.get(figure.name, "it was not recorded")
-        cell = Cell(value=None, outcome="not compared", reason=reason)
-    return MatrixRow(
-        name=figure.name,
-        label=figure.label,
-        unit=figure.unit,
-        better=figure.better,
-        cells=(base, cell),
-    )
+        cell = Cell(value=None, outcome="not compared", reason=reasons[1])
+    return make_row(figure, before, reasons[0], [cell])
 
 
 def _side(folder: Path, arm: str | None) -> _Side:
@@ -204,6 +183,8 @@ def _side(folder: Path, arm: str | None) -> _Side:
         return _Side(name=str(folder), values=values, reasons=dict(run.reasons), runs=1)
     protocol = Protocol.read(folder)
     matrix = protocol.matrix
+    if not matrix.arms:
+        raise DataError("it has no arms to compare, only dedupe", path=str(folder))
     chosen = arm or matrix.arms[-1]
     if chosen not in matrix.arms:
         raise UsageError(f"{folder} has no arm {chosen!r}; it has {', '.join(matrix.arms)}")
@@ -250,6 +231,7 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
         raise DataError(
             f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
         )
+    is_alone = low is None or high is None
     if low is None or high is None:
         if not is_single:
             return _passed(
@@ -261,7 +243,7 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
     is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
     what = "difference" if limit.is_difference else "ratio"
     interval = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    if low == high == value:
+    if is_alone:
         interval = f"{what} {value:.4g}, of a single run on one side at least"
     if is_broken:
         return Check(limit=limit.text, is_broken=True, sentence=f"{limit.text}: FAILED: {interval}")

@@ -50,7 +50,7 @@ def describe_dedupe(found: Mapping[str, Any]) -> str:
     gain = _speed_up(found)
     rows, kept = found["rows"], found["kept"]
     cut = ", the first ones" if found.get("is_cut") else ""
-    speed = f"{gain['speed_up']:,.1f}× faster" if gain.get("speed_up") else "not compared"
+    speed = f"{gain['speed_up']:,.1f}× the speed" if gain.get("speed_up") else "not compared"
     if gain.get("speed_up_low"):
         speed += f" ({gain['speed_up_low']:,.1f} to {gain['speed_up_high']:,.1f})"
     return f"Dedupe on its own, {rows:,} rows{cut}, {kept:,} kept by both alike: {speed}."

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, RunSummary, read_run
+from fast_axolotl.record.losses import find_losses
 
 __all__ = ["FIGURES", "PRIMARY", "Figure", "RunFigures", "choose_primary", "read_figures"]
 
@@ -125,8 +126,7 @@ class RunFigures:
     reasons: Mapping[str, str]
     """Why a value is missing."""
     losses: tuple[float, ...] = ()
-    """As the trainer of the first rank logged them."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    """As the trainer logged them."""
 
     @property
     def steps(self) -> int:
@@ -145,13 +145,8 @@ def read_figures(folder: str | Path) -> RunFigures:
         values[figure.name] = value
         if value is None:
             reasons[figure.name] = reason
-    return RunFigures(
-        summary=summary,
-        values=values,
-        reasons=reasons,
-        losses=_losses(record),
-        settings=summary.settings,
-    )
+    losses = tuple(line.values["loss"] for line in find_losses(record))
+    return RunFigures(summary=summary, values=values, reasons=reasons, losses=losses)
 
 
 def choose_primary(names: set[str]) -> str:
@@ -179,10 +174,3 @@ def _start_to_step(record: RunRecord) -> tuple[float | None, str]:
         return None, "no step was recorded"
     seconds = rank.start.time + at - record.system.start.time
     return (seconds, "") if seconds > 0 else (None, "the wall clock was set during the run")
-
-
-def _losses(record: RunRecord) -> tuple[float, ...]:
-    if not record.ranks:
-        return ()
-    logs = record.ranks[min(record.ranks)].logs
-    return tuple(log.values["loss"] for log in logs if "loss" in log.values)

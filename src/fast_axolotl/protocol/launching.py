@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from fast_axolotl.record.printed import read_last_lines
+
 __all__ = ["Launch", "launch", "read_tail", "with_own_programs"]
 
 Launch = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[], None]], int]
@@ -25,7 +27,6 @@ _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 _TAIL_LINES = 20
-_TAIL_BYTES = 32_768
 
 
 def launch(
@@ -69,17 +70,8 @@ def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_tail(log: Path) -> str:
-    """The last lines that a command wrote to its log."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return f"the log cannot be read: {error.strerror or error}"
-    # A progress bar overwrites its line; only what was seen last counts.
-    lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return "\n".join([line for line in lines if line][-_TAIL_LINES:])
+    """The last lines that a command wrote to its log; empty where there is none."""
+    return "\n".join(read_last_lines(log, _TAIL_LINES))
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

@@ -33,8 +33,10 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     """The losses of the runs of two arms."""
     first, second = [run for run in baseline if run], [run for run in arm if run]
     if not first or not second:
-        where = "neither arm" if not first and not second else "one of the arms"
-        return LossCheck(is_equal=None, sentence=f"Losses: {where} has logged any.")
+        who = (
+            "neither arm has logged any" if not first and not second else "one arm has logged none"
+        )
+        return LossCheck(is_equal=None, sentence=f"Losses: {who}.")
     broken = [_first_broken(runs) for runs in (first, second)]
     if all(broken):
         return LossCheck(
@@ -51,7 +53,7 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
         )
     counts = {len(run) for run in (*first, *second)}
     runs = len(first) + len(second)
-    if len({_text(run) for run in (*first, *second)}) == 1:
+    if len({tuple(run) for run in (*first, *second)}) == 1:
         sentence = f"Losses: equal to the last digit, {len(first[0])} each in {runs} runs."
         return LossCheck(is_equal=True, sentence=sentence)
     if len(counts) > 1:
@@ -61,6 +63,13 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     # An arm that scatters beside a baseline that does not is a difference, and no excuse.
     own = max(own, _spread(second)) if own else 0.0
     far, step = max(_distance(a, b) for a in first for b in second)
+    if len(first) == 1:
+        return LossCheck(
+            is_equal=None,
+            sentence=f"Losses: {name} differs from the baseline by up to {far:.3g}, first at "
+            f"logged loss {step}; whether runs of the baseline differ as well, one alone cannot "
+            "tell: give more --pairs.",
+        )
     if own and far <= _MOST_SPREADS * own:
         return LossCheck(
             is_equal=None,
@@ -83,11 +92,6 @@ def _first_broken(runs: Sequence[Losses]) -> int | None:
     )
 
 
-def _text(losses: Losses) -> str:
-    """Digit by digit; not a number is equal to itself here."""
-    return " ".join(map(repr, losses))
-
-
 def _spread(runs: Sequence[Losses]) -> float:
     """How far runs of one arm are from each other."""
     return max((_distance(a, b)[0] for a, b in combinations(runs, 2)), default=0.0)
@@ -97,9 +101,7 @@ def _distance(first: Losses, second: Losses) -> tuple[float, int]:
     """The largest difference, and where the first one is, from 1."""
     furthest, at = 0.0, 0
     for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
-        if repr(one) == repr(other):
-            continue
-        change = abs(one - other)
-        at = at or number
-        furthest = max(furthest, change if change == change else float("inf"))
+        if one != other:
+            at = at or number
+            furthest = max(furthest, abs(one - other))
     return furthest, at

@@ -23,7 +23,7 @@ from fast_axolotl.protocol.statistics import (
 )
 from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow
 
-__all__ = ["ArmFigures", "build_matrix", "compare_values", "find_cell", "primary_name"]
+__all__ = ["ArmFigures", "build_matrix", "compare_values", "find_cell", "make_row", "primary_name"]
 
 Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
 
@@ -51,12 +51,29 @@ class ArmFigures:
         return next(filter(None, told), "" if any(self.runs) else NO_RUN)
 
 
-def build_matrix(
-    arms: Sequence[ArmFigures], *, is_paired: bool = True, notes: Sequence[str] = ()
-) -> Matrix:
+def build_matrix(arms: Sequence[ArmFigures]) -> Matrix:
     """All figures; the first arm is the baseline."""
-    rows = tuple(_row(figure, arms, is_paired) for figure in FIGURES)
-    return Matrix(arms=tuple(arm.name for arm in arms), rows=rows, notes=tuple(notes))
+    rows = tuple(_row(figure, arms) for figure in FIGURES)
+    return Matrix(arms=tuple(arm.name for arm in arms), rows=rows)
+
+
+def make_row(
+    figure: Figure, baseline: Sequence[float | None], reason: str, cells: Sequence[Cell]
+) -> MatrixRow:
+    """One figure: the baseline's own values, why there are none, and the other arms beside it."""
+    measured = tuple(value for value in baseline if value is not None)
+    first = Cell(
+        value=statistics.median(measured) if measured else None,
+        values=measured,
+        reason="" if measured else reason,
+    )
+    return MatrixRow(
+        name=figure.name,
+        label=figure.label,
+        unit=figure.unit,
+        better=figure.better,
+        cells=(first, *cells),
+    )
 
 
 def compare_values(
@@ -117,29 +134,17 @@ def _has_value(matrix: Matrix, name: str, arm: str) -> bool:
     return cell is not None and cell.value is not None
 
 
-def _row(figure: Figure, arms: Sequence[ArmFigures], is_paired: bool) -> MatrixRow:
+def _row(figure: Figure, arms: Sequence[ArmFigures]) -> MatrixRow:
     base = arms[0]
-    measured = [value for value in base.values(figure.name) if value is not None]
-    first = Cell(
-        value=statistics.median(measured) if measured else None,
-        values=tuple(measured),
-        reason="" if measured else base.reason(figure.name),
-    )
-    others = [_cell(figure, base, arm, is_paired) for arm in arms[1:]]
-    return MatrixRow(
-        name=figure.name,
-        label=figure.label,
-        unit=figure.unit,
-        better=figure.better,
-        cells=(first, *others),
-    )
+    cells = [_cell(figure, base, arm) for arm in arms[1:]]
+    return make_row(figure, base.values(figure.name), base.reason(figure.name), cells)
 
 
-def _cell(figure: Figure, base: ArmFigures, arm: ArmFigures, is_paired: bool) -> Cell:
+def _cell(figure: Figure, base: ArmFigures, arm: ArmFigures) -> Cell:
     values = arm.values(figure.name)
     if all(value is None for value in values):
         return Cell(value=None, outcome="not compared", reason=arm.reason(figure.name))
-    return compare_values(figure, base.values(figure.name), values, is_paired=is_paired)
+    return compare_values(figure, base.values(figure.name), values)
 
 
 def _blurred(ratio: Estimate, figure: Figure) -> Estimate:
@@ -171,6 +176,6 @@ def _judge_difference(figure: Figure, difference: Estimate) -> tuple[Outcome, st
         return "not compared", difference.reason
     assert figure.near_zero is not None
     if abs(difference.value) < _RESOLVED_SHARE * figure.near_zero:
-        return "no detectable change", "as good as 0 in both arms"
+        return "no detectable change", "the difference is as good as 0"
     outcome = _judge(difference, 0.0, figure.better)
     return outcome, "compared by difference: a run is near 0, where ratios mean nothing"

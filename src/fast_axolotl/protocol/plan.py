@@ -113,9 +113,6 @@ def plan_commands(
     *,
     pairs: int = PAIRS,
     warmup: int = WARMUP,
-    max_minutes: float | None = None,
-    run_minutes: float | None = None,
-    drop_caches: bool = False,
     data_path: str | None = None,
 ) -> Plan:
     """Two commands against each other, each as a shell would split it; no shell runs them."""
@@ -128,9 +125,6 @@ def plan_commands(
         arms=arms,
         pairs=pairs,
         warmup=warmup,
-        max_minutes=max_minutes,
-        run_minutes=run_minutes,
-        drop_caches=drop_caches,
         data_path=data_path,
         same_work=("baseline", "candidate"),
     )

@@ -107,7 +107,7 @@ def _arm(
     shown = _choose_run([turn for turn in own if turn.number in figures], figures, primary)
     found = None if shown is None else figures[shown.number]
     verdict = found.summary.verdict if found is not None else None
-    known = {} if found is None else found.settings
+    known = {} if found is None else found.summary.settings
     return Arm(
         name=plan.name,
         text=plan.text,

@@ -43,18 +43,16 @@ class Estimate:
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
-    count: int = 0
-    """Pairs it comes from; of unpaired values, the smaller number of runs."""
     reason: str = ""
     """Why there is no value, or no interval."""
 
 
 def t_quantile(degrees: float) -> float:
-    """97.5 % point of Student's t; between whole degrees, and beyond 30, on the safe side."""
-    if degrees < 1:
-        return _QUANTILES[0]
-    if degrees <= len(_QUANTILES):
-        return _QUANTILES[int(degrees) - 1]
+    """97.5 % point of Student's t; between whole degrees that of the lower one."""
+    # Welch's degrees may miss a whole number by rounding.
+    whole = max(1, int(degrees + 1e-9))
+    if whole <= len(_QUANTILES):
+        return _QUANTILES[whole - 1]
     # The first terms of Cornish and Fisher's expansion: within 0.001 from 30 degrees on.
     z = _NORMAL_QUANTILE
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
@@ -95,9 +93,9 @@ def _paired(pairs: Sequence[tuple[float, float]]) -> Estimate:
         return Estimate(value=None, reason="no pair has this figure in both arms")
     mean = statistics.fmean(changes)
     if count == 1:
-        return Estimate(value=mean, count=1, reason="one pair has no interval: give more --pairs")
+        return Estimate(value=mean, reason="one pair has no interval: give more --pairs")
     half = t_quantile(count - 1) * statistics.stdev(changes) / math.sqrt(count)
-    return Estimate(value=mean, low=mean - half, high=mean + half, count=count)
+    return Estimate(value=mean, low=mean - half, high=mean + half)
 
 
 def _unpaired(first: Sequence[float], second: Sequence[float]) -> Estimate:
@@ -106,8 +104,7 @@ def _unpaired(first: Sequence[float], second: Sequence[float]) -> Estimate:
         return Estimate(value=None, reason="one of the two has no run with this figure")
     mean = statistics.fmean(second) - statistics.fmean(first)
     if count == 1:
-        reason = "one run has no interval: the difference may be noise"
-        return Estimate(value=mean, count=1, reason=reason)
+        return Estimate(value=mean, reason="one run has no interval: the difference may be noise")
     parts = [statistics.variance(values) / len(values) for values in (first, second)]
     error = sum(parts)
     sizes = (len(first), len(second))
@@ -115,13 +112,13 @@ def _unpaired(first: Sequence[float], second: Sequence[float]) -> Estimate:
     below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
     degrees = error**2 / below if below else sum(sizes) - 2
     half = t_quantile(degrees) * math.sqrt(error)
-    return Estimate(value=mean, low=mean - half, high=mean + half, count=count)
+    return Estimate(value=mean, low=mean - half, high=mean + half)
 
 
 def _exponential(one: Estimate) -> Estimate:
     values = (None if item is None else math.exp(item) for item in (one.value, one.low, one.high))
     value, low, high = values
-    return Estimate(value=value, low=low, high=high, count=one.count, reason=one.reason)
+    return Estimate(value=value, low=low, high=high, reason=one.reason)
 
 
 def _pairs(

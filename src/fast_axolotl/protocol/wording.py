@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fast_axolotl.measure.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.protocol.matrix import find_cell, primary_name
 from fast_axolotl.record.comparison import Arm, Cell, Matrix
 
 __all__ = ["describe_result", "label_of"]
-
-_COMPUTE_BOUND = 0.05
-_DATA_BOUND = 0.10
-"""Stall fractions of the verdict: below, the model decides; from here on, the data."""
 
 _MOST_PERCENT = 2.0
 """A factor up to this is told as so many per cent more."""
@@ -97,9 +94,8 @@ def _why_no_steps(baseline: Arm, arm: Arm) -> list[str]:
     """Where both arms train, and neither tells its speed."""
     for one in (baseline, arm):
         if one.verdict in ("inconclusive warming", "inconclusive short"):
-            pinned = "DataLoader(prefetch_factor=2)"
-            if one.name not in ("baseline", "candidate"):
-                pinned = "--pin prefetch_factor=2"
+            is_own = arm.name == "candidate"
+            pinned = "DataLoader(prefetch_factor=2)" if is_own else "--pin prefetch_factor=2"
             return [
                 f"Steps could not be compared: {one.headline} Give more steps, or make the "
                 f"loader's queue shorter: {pinned}."
@@ -149,10 +145,10 @@ def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -
         return f"{change}."
     if _is_relieved(before, after):
         why = "the data was a bottleneck, and it is less of one now"
-    elif after >= _DATA_BOUND:
-        still = "still waits" if before >= _DATA_BOUND else "waits"
+    elif after >= DATA_STALL:
+        still = "still waits" if before >= DATA_STALL else "waits"
         why = f"training {still} for data"
-    elif before < _COMPUTE_BOUND and not is_faster:
+    elif before < FREE_STALL and not is_faster:
         why = "the model's own work takes the time, and no faster reader can help that"
     else:
         why = "little of the time is waiting for data"
@@ -160,7 +156,7 @@ def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -
 
 
 def _is_relieved(before: float, after: float) -> bool:
-    return before >= _DATA_BOUND and after < before / 2
+    return before >= DATA_STALL and after < before / 2
 
 
 _EFFECTS = {
@@ -188,8 +184,8 @@ def _advise(
     if primary.outcome == "worse":
         return ["Keep the baseline.", *([f"Next: {baseline.action}"] if baseline.action else [])]
     advice = []
-    if primary.outcome == "no detectable change" and start is not None:
-        if start.outcome == "better":
+    if primary.outcome == "no detectable change":
+        if start is not None and start.outcome == "better":
             gained = f"{use} What it gains is the time before the first step."
             return [gained, *([f"After that: {arm.action}"] if arm.action else [])]
         if is_relieved:

@@ -137,8 +137,7 @@ class LineWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _move_aside(self.path)
-            # A path or an error may hold bytes that are no text; they are written as \\udcXX.
-            self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace")
+            self._file = self.path.open("wb")
         except OSError as error:
             self.failure = f"{self.path}: {error.strerror or error}"
 
@@ -146,7 +145,8 @@ class LineWriter:
         """Append one line."""
         if self._file is None:
             return
-        text = dump_line(line) + "\n"
+        # A path or an error may hold bytes that are no text; they are written as \\udcXX.
+        text = f"{dump_line(line)}\n".encode(errors="backslashreplace")
         try:
             self._file.write(text)
             self._file.flush()
@@ -176,7 +176,7 @@ def _move_aside(path: Path) -> None:
 
 
 def dump_line(line: object) -> str:
-    """One line as JSON, fields at their defaults left out."""
+    """One line as JSON, empty fields left out."""
     kind = _NAMES[type(line)]
     found = {"kind": kind}
     for item in fields(line):  # type: ignore[arg-type]
@@ -247,7 +247,12 @@ def _read_system(file: Path, record: RunRecord) -> None:
 
 
 def _read_lines(file: Path, record: RunRecord) -> Iterator[object]:
-    with file.open(encoding="utf-8", errors="replace") as opened:
+    try:
+        opened = file.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        record.notes.append(f"{file.name} cannot be read: {error.strerror or error}")
+        return
+    with opened:
         for number, text in enumerate(opened, 1):
             try:
                 found = json.loads(text)
@@ -269,16 +274,18 @@ def parse_line(found: dict[str, Any]) -> object | None:
     kind = _KINDS.get(name)
     if kind is None:
         return None
-    known = {item.name for item in fields(kind)}
-    values: dict[str, Any] = {}
     for key, value in found.items():
-        if key not in known:
-            continue
         inner = _INNER.get((name, key))
         if inner is not None:
-            value = tuple(inner(**check_types(inner, one)) for one in value)
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**check_types(kind, values))  # type: ignore[no-any-return]
+            value = [_make(inner, one) for one in value]
+        found[key] = tuple(value) if isinstance(value, list) else value
+    return _make(kind, found)
+
+
+def _make(kind: type, values: dict[str, Any]) -> object:
+    """Without the fields that a later version added."""
+    known = {item.name for item in fields(kind)}
+    return kind(**check_types(kind, {key: values[key] for key in values if key in known}))
 
 
 def check_schema(line: object, file: Path) -> None:

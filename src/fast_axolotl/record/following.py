@@ -29,20 +29,28 @@ from fast_axolotl.record.folder import (
 )
 from fast_axolotl.record.lines import End, Start, StepBlock, SystemSample, SystemStart
 
-__all__ = ["ProtocolFollower", "ProtocolStage", "RunFollower", "restart_window"]
+__all__ = [
+    "MOST_SAMPLES",
+    "NEWEST",
+    "ProtocolFollower",
+    "ProtocolStage",
+    "RunFollower",
+    "restart_window",
+]
 
 NEWEST = 128
 """Blocks and samples that keep their detail: two minutes, at one a second."""
 _MOST_BLOCKS = 4096
 """Of all ranks together."""
-_MOST_SAMPLES = 1024
+MOST_SAMPLES = 1024
 _MOST_MARKS = 1024
 _MOST_LOGS = 64
 _MOST_NOTES = 20
+"""Of one file."""
 _HEAD_BYTES = 256
 """By which a file is known again: they hold the kind of the first line, and when it was written."""
 _MOST_BYTES = 4_000_000
-"""Read from one file in one call, so that a long record does not keep a display waiting."""
+"""Read from one file in one call: what a long record takes of memory at a time."""
 
 
 class RunFollower:
@@ -55,7 +63,6 @@ class RunFollower:
         """More was there than one call reads: call again."""
         self._clock = clock
         self._tails: dict[str, _Tail] = {}
-        self._notes: list[str] = []
         self._step_at = clock()
 
     @property
@@ -121,8 +128,8 @@ class RunFollower:
         try:
             line = parse_line(json.loads(text.decode("utf-8", errors="replace")))
         except (ValueError, TypeError, AttributeError, KeyError):
-            note = f"{tail.path.name}, line {tail.number}: not a line of a record"
-            self._notes = [*self._notes, note][:_MOST_NOTES]
+            if len(tail.notes) < _MOST_NOTES:
+                tail.notes.append(f"{tail.path.name}, line {tail.number}: not a line of a record")
             return
         check_schema(line, tail.path)
         if isinstance(line, Start):
@@ -142,7 +149,7 @@ class RunFollower:
         ranks = [home for home in homes if isinstance(home, RankRecord)]
         self.record.ranks = {rank.start.rank: rank for rank in ranks}
         self.record.system = next((one for one in homes if isinstance(one, SystemRecord)), None)
-        self.record.notes = list(self._notes)
+        self.record.notes = [note for tail in self._tails.values() for note in tail.notes]
         leave_out_earlier_ranks(self.record)
 
     def _condense(self) -> None:
@@ -153,7 +160,7 @@ class RunFollower:
             del rank.logs[:-_MOST_LOGS]
         system = self.record.system
         if system is not None:
-            system.samples = condense_samples(system.samples, most=_MOST_SAMPLES, newest=NEWEST)
+            system.samples = condense_samples(system.samples, most=MOST_SAMPLES, newest=NEWEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +339,8 @@ class _Tail:
         self.home: RankRecord | SystemRecord | None = None
         self.number = 0
         """Lines read."""
+        self.notes: list[str] = []
+        """What was wrong with them."""
         self.is_behind = False
         self._offset = 0
         self._head = b""
@@ -345,7 +354,8 @@ class _Tail:
             head = file.read(_HEAD_BYTES)
             # A new file may have the number of a removed one; its first line has another date.
             if not head.startswith(self._head) or size < self._offset:
-                self.home, self.number, self._offset, self._begun = None, 0, 0, b""
+                self.home, self.number, self.notes = None, 0, []
+                self._offset, self._begun = 0, b""
             self._head = head
             file.seek(self._offset)
             found = file.read(_MOST_BYTES)

@@ -71,6 +71,8 @@ class RunSummary:
     steps: int
     fetches: int
     warmup_steps: int
+    first_steady_step: int | None
+    """The first that the figures are made of; ``None`` where there is none."""
     measured_seconds: float
     """Wall of the steady phase."""
 

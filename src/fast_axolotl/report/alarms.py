@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fast_axolotl.record import Log, RunRecord, RunSummary
+from fast_axolotl.record.losses import find_losses
 from fast_axolotl.report.values import format_length
 
 __all__ = ["find_alarms"]
@@ -14,7 +15,7 @@ _KEPT = "the figures are of what was recorded."
 
 def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
     """One sentence each; none for a run that ended well. Losses are in the record alone."""
-    losses = "" if record is None else _losses(record, summary)
+    losses = "" if record is None else _losses(record)
     return [alarm for alarm in (losses, _ending(summary)) if alarm]
 
 
@@ -31,9 +32,9 @@ def _ending(summary: RunSummary) -> str:
     return ""
 
 
-def _losses(record: RunRecord, summary: RunSummary) -> str:
+def _losses(record: RunRecord) -> str:
     """From which step on the trainer's losses are no numbers."""
-    logs = _logs(record, summary)
+    logs = find_losses(record)
     wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
     if not wrong:
         return ""
@@ -47,13 +48,3 @@ def _losses(record: RunRecord, summary: RunSummary) -> str:
 def _kind(logs: list[Log]) -> str:
     is_nan = {math.isnan(line.values["loss"]) for line in logs}
     return "NaN or infinite" if len(is_nan) > 1 else "NaN" if True in is_nan else "infinite"
-
-
-def _logs(record: RunRecord, summary: RunSummary) -> list[Log]:
-    """Those of the rank that decides, or else of the first that logged a loss."""
-    ranks = sorted(record.ranks.items(), key=lambda one: (one[0] != summary.deciding_rank, one[0]))
-    for _, rank in ranks:
-        logs = [line for line in rank.logs if "loss" in line.values]
-        if logs:
-            return logs
-    return []

@@ -8,9 +8,8 @@ from typing import Any
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.comparison import Protocol
 from fast_axolotl.report.content import Report, ReportRun, describe_drawn
-from fast_axolotl.report.downsampling import finite
-from fast_axolotl.report.figures import GROUPS, Group, Row
-from fast_axolotl.report.markup import Safe, named, tag
+from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
+from fast_axolotl.report.markup import Safe, join, named, tag
 from fast_axolotl.report.values import (
     describe_value,
     format_date,
@@ -89,13 +88,11 @@ def _figures(report: Report) -> Safe | None:
 def _group(group: Group, runs: Sequence[ReportRun]) -> Safe:
     rows = []
     for row in group.rows:
-        values = [_value(run.summary, row) for run in runs]
+        values = [format_row(run.summary, row) for run in runs]
         if any(value != "–" for value in values):
-            rows.append((row.label, values))
+            rows.append((_label(row), values))
     head = ["", *(run.name for run in runs)] if len(runs) > 1 else []
-    reasons = [
-        tag("li", f"{', '.join(names)}: {reason}") for reason, names in _reasons(group, runs)
-    ]
+    reasons = [tag("li", f"{names}: {reason}") for reason, names in _reasons(group, runs)]
     return tag(
         "div",
         tag("h3", group.title),
@@ -105,40 +102,26 @@ def _group(group: Group, runs: Sequence[ReportRun]) -> Safe:
     )
 
 
-def _reasons(group: Group, runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
+def _label(row: Row) -> Safe:
+    return join(row.label, tag("small", row.note) if row.note else None)
+
+
+def _reasons(group: Group, runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     """Why figures are missing, one line for all that share the reason."""
     told: dict[str, dict[str, None]] = {}
     for row in group.rows:
         for name in row.fields:
             for run in runs:
-                if _known(run.summary, name) is None:
+                if read_figure(run.summary, name) is None:
                     reason = run.summary.reasons.get(name, "it was not recorded")
                     told.setdefault(reason, {})[row.label] = None
     is_all = len(told) == 1 and all(
-        _known(run.summary, name) is None
+        read_figure(run.summary, name) is None
         for row in group.rows
         for name in row.fields
         for run in runs
     )
-    return [(reason, ["All" if is_all else ", ".join(names)]) for reason, names in told.items()]
-
-
-def _known(summary: RunSummary, name: str) -> Any:
-    value = getattr(summary, name)
-    return finite(value) if isinstance(value, float) else value
-
-
-def _value(summary: RunSummary, row: Row) -> str:
-    values = [_known(summary, name) for name in row.fields]
-    if all(value is None for value in values):
-        return "–"
-    pairs = zip(row.formats, values, strict=True)
-    shown = ["–" if value is None else form(value) for form, value in pairs]
-    if not row.parts:
-        return shown[0]
-    named = zip(row.parts, shown, strict=True)
-    both = ((value, part) if row.is_part_behind else (part, value) for part, value in named)
-    return " · ".join(" ".join(filter(None, words)) for words in both)
+    return [(reason, "All" if is_all else ", ".join(names)) for reason, names in told.items()]
 
 
 def _ranks(runs: Sequence[ReportRun]) -> Safe | None:
@@ -201,7 +184,7 @@ def _protocol_runs(protocol: Protocol) -> Safe:
             if run.log_tail:
                 logs.append(tag("h3", f"The end of the log of {run.folder}"))
                 logs.append(tag("pre", run.log_tail, tabindex="0"))
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: _run_number(row[0]))
     commands = [(arm.name, [" ".join(arm.command)]) for arm in protocol.arms]
     return _section(
         "runs",
@@ -212,6 +195,12 @@ def _protocol_runs(protocol: Protocol) -> Safe:
         *logs,
         is_open=bool(logs),
     )
+
+
+def _run_number(folder: str) -> tuple[int, str]:
+    """Of ``runs/07-baseline``; a folder without a number comes first."""
+    number = folder.rpartition("/")[2].partition("-")[0]
+    return (int(number) if number.isdecimal() else -1), folder
 
 
 def _courses(report: Report) -> Safe | None:

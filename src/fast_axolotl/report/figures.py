@@ -9,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fast_axolotl.record import RunSummary
+from fast_axolotl.report.downsampling import finite
 from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
 
-__all__ = ["GROUPS", "Group", "Row"]
+__all__ = ["DATA_STALL", "FREE_STALL", "GROUPS", "Group", "Row", "format_row", "read_figure"]
+
+FREE_STALL, DATA_STALL = 0.05, 0.10
+"""As in the verdict: below the first a run is free of data, from the second on bound by it."""
 
 Format = Callable[[Any], str]
 
@@ -29,7 +34,9 @@ class Row:
     is_part_behind: bool = False
     """Whether those names stand behind the values."""
     note: str = ""
-    """What stands in brackets behind all."""
+    """What the figure is, in a few words."""
+    source: str = ""
+    """Field that tells where the value comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,26 @@ class Group:
 
     title: str
     rows: tuple[Row, ...]
+
+
+def read_figure(summary: RunSummary, name: str) -> Any:
+    """A field of a summary; ``None`` for a number that is none."""
+    value = getattr(summary, name)
+    return finite(value) if isinstance(value, float) else value
+
+
+def format_row(summary: RunSummary, row: Row) -> str:
+    """The values of a row under their names, and where they come from; a dash for none at all."""
+    values = [read_figure(summary, name) for name in row.fields]
+    if all(value is None for value in values):
+        return "–"
+    forms = zip(row.formats, values, strict=True)
+    shown = ["–" if value is None else form(value) for form, value in forms]
+    named = zip(row.parts or ("",) * len(shown), shown, strict=True)
+    both = ((value, part) if row.is_part_behind else (part, value) for part, value in named)
+    text = " · ".join(" ".join(filter(None, words)) for words in both)
+    source = getattr(summary, row.source) if row.source else ""
+    return f"{text}  ({source})" if source else text
 
 
 def _plain(value: float) -> str:
@@ -59,8 +86,8 @@ def _bytes_rate(value: float) -> str:
 def _flops(value: float) -> str:
     for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size:
-            return f"{value / size:,.4g} {name}FLOP"
-    return f"{value:,.4g} FLOP"
+            return f"{_plain(value / size)} {name}FLOP"
+    return f"{_plain(value)} FLOP"
 
 
 def _yes(value: bool) -> str:
@@ -155,7 +182,12 @@ GROUPS = (
             _row("MFU", "mfu", format_share, "of the peak"),
             _row("HFU", "hfu", format_share, "recomputed activations counted"),
             _row("of the matmul rate", "matmul_share", format_share, "measured on this device"),
-            _row("peak of a device", "peak_tflops", _unit("TFLOP/s"), "{peak_source}"),
+            Row(
+                label="peak of a device",
+                fields=("peak_tflops",),
+                formats=(_unit("TFLOP/s"),),
+                source="peak_source",
+            ),
         ),
     ),
     Group(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from fast_axolotl.record import RunRecord, RunSummary, SystemRecord, SystemSample, SystemStart
 from fast_axolotl.record.condensing import condense_samples
-from fast_axolotl.record.following import restart_window
+from fast_axolotl.record.following import MOST_SAMPLES, NEWEST, restart_window
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_screen import Display
 
@@ -23,8 +23,6 @@ __all__ = ["LiveSource", "LiveView", "SampledProcess"]
 INTERVAL_SECONDS = 1.0
 _SUMMARY_SHARE = 0.05
 """Of one core, at most this for summing up."""
-_MOST_SAMPLES = 1024
-_NEWEST_SAMPLES = 128
 
 
 class LiveSource(Protocol):
@@ -73,7 +71,7 @@ class SampledProcess:
             return 0
         new = [self._new.get() for _ in range(self._new.qsize())]
         samples = [*system.samples, *new]
-        system.samples = condense_samples(samples, most=_MOST_SAMPLES, newest=_NEWEST_SAMPLES)
+        system.samples = condense_samples(samples, most=MOST_SAMPLES, newest=NEWEST)
         return len(new)
 
     def reset(self) -> None:

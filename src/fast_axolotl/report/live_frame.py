@@ -22,6 +22,7 @@ from fast_axolotl.record import (
     StepBlock,
     SystemSample,
 )
+from fast_axolotl.record.losses import find_losses
 
 __all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
 
@@ -84,7 +85,6 @@ class Frame:
     processes: int | None
     cpu_cores: float | None
     read_now: float | None
-    read_calls_now: float | None
     swap_in_now: float | None
     swap_out_now: float | None
     gpus: tuple[DeviceSample, ...]
@@ -123,7 +123,7 @@ def make_frame(
         title=title,
         summary=summary,
         step=_last_step(ranks),
-        loss=_last_loss(ranks),
+        loss=_last_loss(record),
         has_begun=bool(ranks) or record.system is not None,
         has_blocks=any(recent),
         is_training=bool(ranks),
@@ -137,7 +137,6 @@ def make_frame(
         processes=samples[-1].processes if samples else None,
         cpu_cores=_growth(samples, "cpu_seconds"),
         read_now=_growth(samples, "read_bytes"),
-        read_calls_now=_growth(samples, "read_chars"),
         swap_in_now=_growth(samples, "swap_in_bytes"),
         swap_out_now=_growth(samples, "swap_out_bytes"),
         gpus=samples[-1].gpus if samples else (),
@@ -265,9 +264,9 @@ def _last_step(ranks: Sequence[RankRecord]) -> int | None:
     return max((block.first_step + block.steps for block in last), default=None)
 
 
-def _last_loss(ranks: Sequence[RankRecord]) -> float | None:
-    logged = [log.values["loss"] for rank in ranks[:1] for log in rank.logs if "loss" in log.values]
-    return logged[-1] if logged else None
+def _last_loss(record: RunRecord) -> float | None:
+    logged = find_losses(record)
+    return logged[-1].values["loss"] if logged else None
 
 
 def _working_set(samples: Sequence[SystemSample]) -> int | None:

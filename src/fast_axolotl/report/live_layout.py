@@ -15,13 +15,13 @@ from functools import cache
 from rich.console import Console
 from rich.text import Text
 
+from fast_axolotl.report.figures import DATA_STALL, FREE_STALL
 from fast_axolotl.report.live_frame import Frame, RankLine
 from fast_axolotl.report.live_wording import (
     clock_time,
     describe_state,
     describe_verdict,
     disk_parts,
-    format_count,
     gpu_parts,
     memory_parts,
     outside_parts,
@@ -34,6 +34,7 @@ from fast_axolotl.report.live_wording import (
 from fast_axolotl.report.marks import draw_bar, find_ceiling, mark_of
 from fast_axolotl.report.show import VERDICT_STYLES, verdict_title
 from fast_axolotl.report.terminal import format_seconds, format_share
+from fast_axolotl.report.values import format_count
 
 __all__ = ["Keys", "ViewState", "lay_out"]
 
@@ -50,8 +51,6 @@ _RANK_COLUMNS = (
     ("tokens/s", 12),
 )
 """Of the table of ranks, with their widths; a narrow terminal shows the first four."""
-_FREE_STALL, _DATA_STALL = 0.05, 0.10
-"""As in the verdict: below the first is free of data, from the second on bound by it."""
 _FULL = (0.7, 0.9)
 _MOST_ACTION_LINES = 4
 _MOST_LOG_LINES = 8
@@ -306,7 +305,7 @@ def _share(used: float | None, limit: float | None) -> float | None:
 def _stall_style(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return ""
-    return "green" if share < _FREE_STALL else "yellow" if share < _DATA_STALL else "red"
+    return "green" if share < FREE_STALL else "yellow" if share < DATA_STALL else "red"
 
 
 def _fullness_style(share: float) -> str:

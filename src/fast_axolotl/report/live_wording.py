@@ -9,6 +9,7 @@ from fast_axolotl.record.following import ProtocolStage
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
+from fast_axolotl.report.values import format_count
 
 __all__ = [
     "VerdictWords",
@@ -17,7 +18,6 @@ __all__ = [
     "describe_state",
     "describe_verdict",
     "disk_parts",
-    "format_count",
     "format_line",
     "gpu_parts",
     "memory_parts",
@@ -172,7 +172,7 @@ def step_parts(frame: Frame) -> list[str]:
     parts = [f"p50 {format_seconds(one.step_p50_seconds)}"]
     parts.append(f"p95 {format_seconds(one.step_p95_seconds)}")
     if one.steps_per_second is not None:
-        parts.append(f"{one.steps_per_second:,.3g} steps/s")
+        parts.append(f"{format_count(one.steps_per_second)} steps/s")
     if one.mfu is not None:
         parts.append(f"MFU {format_share(one.mfu)}")
     return parts
@@ -275,13 +275,6 @@ def _stall_by_rank(frame: Frame) -> str:
     told = [f"{rank.rank} {format_share(rank.stall_now)}" for rank in ranks]
     left = len(frame.ranks) - len(ranks)
     return ", ".join([*told, *([f"{left} others less"] if left else [])])
-
-
-def format_count(value: float | None) -> str:
-    """``1,234`` or ``12.3``."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 
 def clock_time(seconds: float) -> str:

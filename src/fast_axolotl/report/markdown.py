@@ -8,11 +8,9 @@ from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.content import ReportRun
 from fast_axolotl.report.matrix_markup import compare_plainly
 from fast_axolotl.report.show import verdict_title
-from fast_axolotl.report.values import format_value
+from fast_axolotl.report.values import escape_markdown, format_value
 
 __all__ = ["runs_markdown"]
-
-_SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#"} | {"\n": " "})
 
 
 def runs_markdown(runs: Sequence[ReportRun]) -> str:
@@ -20,23 +18,20 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
     lines = []
     for run in runs:
         verdict = run.summary.verdict
-        name = f"{_text(run.name)}: " if len(runs) > 1 else ""
+        name = f"{escape_markdown(run.name)}: " if len(runs) > 1 else ""
         for alarm in find_alarms(run.summary, run.record):
-            lines += [f"> **{name}{_text(alarm)}**", ""]
-        lines += [f"**{name}{_text(verdict_title(verdict))}.** {_text(verdict.headline)}", ""]
-        lines += [f"- {_text(line)}" for line in verdict.evidence]
+            lines += [f"> **{name}{escape_markdown(alarm)}**", ""]
+        title, headline = map(escape_markdown, (verdict_title(verdict), verdict.headline))
+        lines += [f"**{name}{title}.** {headline}", ""]
+        lines += [f"- {escape_markdown(line)}" for line in verdict.evidence]
         lines += [""] if verdict.evidence else []
         if verdict.action:
-            lines += [f"**Next:** {_text(verdict.action)}", ""]
+            lines += [f"**Next:** {escape_markdown(verdict.action)}", ""]
     matrix = compare_plainly(runs)
-    lines.append("| figure | " + " | ".join(map(_text, matrix.arms)) + " |")
+    lines.append("| figure | " + " | ".join(map(escape_markdown, matrix.arms)) + " |")
     lines.append("| --- |" + " ---: |" * len(matrix.arms))
     for row in matrix.rows:
         if any(cell.value is not None for cell in row.cells):
             values = [format_value(cell.value, row.unit) for cell in row.cells]
-            lines.append(f"| {_text(row.label)} | " + " | ".join(values) + " |")
+            lines.append(f"| {escape_markdown(row.label)} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _text(words: str) -> str:
-    return words.translate(_SPECIAL)

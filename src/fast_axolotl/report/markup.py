@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Child", "Safe", "embed_json", "join", "named", "plain", "plain_name", "tag"]
+from fast_axolotl.record.comparison import without_nan
+
+__all__ = ["Child", "Safe", "embed_json", "join", "named", "plain_name", "tag"]
 
 
 class Safe(str):
@@ -66,19 +67,7 @@ def _attribute(key: str, value: str | bool | None) -> str:
 
 def embed_json(identity: str, value: Any) -> Safe:
     """Data inside the page. No ``<`` is left in it, so that nothing can end the script."""
-    text = json.dumps(plain(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    found = without_nan(value)
+    text = json.dumps(found, separators=(",", ":"), allow_nan=False, default=str)
     escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Safe(f'<script type="application/json" id="{html.escape(identity)}">{escaped}</script>')
-
-
-def plain(value: Any) -> Any:
-    """As JSON holds it: no NaN and no infinity, keys are text, the rest as text."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    return str(value)

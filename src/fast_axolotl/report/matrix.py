@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
-from fast_axolotl.report.values import format_value
+from fast_axolotl.report.values import escape_markdown, format_ratios, format_value
 
 __all__ = [
     "comparison_markdown",
@@ -65,16 +65,17 @@ def show_comparison(
 
 def protocol_markdown(protocol: Protocol) -> str:
     """For a pull request."""
-    lines = [f"## {_escape(protocol.title)}", ""]
+    lines = [f"## {escape_markdown(protocol.title)}", ""]
     if protocol.are_losses_equal is False:
-        lines += [f"> **{_escape(protocol.losses)}**", ""]
+        lines += [f"> **{escape_markdown(protocol.losses)}**", ""]
     for paragraph in protocol.paragraph.split("\n"):
-        lines += [_escape(paragraph), ""]
+        lines += [escape_markdown(paragraph), ""]
     lines += [*_matrix_lines(protocol.matrix), ""]
-    lines += [f"- {_escape(line)}" for line in _facts(protocol)]
+    lines += [f"- {escape_markdown(line)}" for line in _facts(protocol)]
     for arm in protocol.arms:
         for folder, tail in _failures(arm):
-            lines += ["", f"{arm.name}, {folder} failed; its log ends so:", "", "```text"]
+            name = escape_markdown(f"{arm.name}, {folder}")
+            lines += ["", f"{name} failed; its log ends so:", "", "```text"]
             lines += [tail.replace("```", "'''"), "```"]
     return "\n".join(lines) + "\n"
 
@@ -85,10 +86,10 @@ def comparison_markdown(
     """The same of a comparison."""
     lines = [*_matrix_lines(matrix), ""]
     lines += [
-        f"- {'**' if broken else ''}{_escape(text)}{'**' if broken else ''}"
+        f"- **{escape_markdown(text)}**" if broken else f"- {escape_markdown(text)}"
         for text, broken in checks
     ]
-    lines += [f"- {_escape(note)}" for note in (*_missing(matrix), *notes, *matrix.notes)]
+    lines += [f"- {escape_markdown(note)}" for note in (*_missing(matrix), *notes, *matrix.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -152,14 +153,15 @@ def _table(matrix: Matrix) -> Table:
 def _matrix_lines(matrix: Matrix) -> list[str]:
     if not _measured_rows(matrix):
         return []
-    header = ["", matrix.arms[0]]
-    for name in matrix.arms[1:]:
-        header += [name, f"÷ {matrix.arms[0]}, 95 %"]
-    lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * (len(matrix.arms) - 1)])]
+    baseline, *others = map(escape_markdown, matrix.arms)
+    header = ["", baseline]
+    for name in others:
+        header += [name, f"÷ {baseline}, 95 %"]
+    lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * len(others)])]
     for row in _measured_rows(matrix):
-        cells = [row.label, format_value(row.cells[0].value, row.unit)]
+        cells = [escape_markdown(row.label), format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
-            change = _change(cell, row.unit)
+            change = escape_markdown(_change(cell, row.unit))
             is_change = cell.outcome in _STYLES
             cells += [
                 format_value(cell.value, row.unit),
@@ -174,9 +176,8 @@ def _change(cell: Cell, unit: str) -> str:
     if cell.ratio is None and cell.difference is None:
         return "" if cell.value is None else "not compared"
     if cell.ratio is not None:
-        found = f"{cell.ratio:.3g}×" if cell.ratio >= 10 else f"{cell.ratio:.3f}×"
-        if cell.low is not None:
-            found += f" ({_end(cell.low, cell)} – {_end(cell.high, cell)})"
+        ratio, *ends = format_ratios(cell, decimals=3)
+        found = f"{ratio}× ({' – '.join(ends)})" if ends else f"{ratio}×"
     else:
         if unit.startswith("bytes") and cell.outcome == "no detectable change":
             return cell.outcome
@@ -188,14 +189,6 @@ def _change(cell: Cell, unit: str) -> str:
         return f"{found}, no interval"
     is_nothing = cell.ratio is None and cell.outcome == "no detectable change" and cell.reason
     return f"{found} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
-
-
-def _end(value: float | None, cell: Cell) -> str:
-    """Of an interval; one that does not hold 1 is not rounded to it."""
-    assert value is not None
-    shown = f"{value:.3f}"
-    is_rounded_away = shown == "1.000" and cell.outcome != "no detectable change"
-    return f"{value:.5f}" if is_rounded_away else shown
 
 
 def _signed(value: float | None, unit: str) -> str:
@@ -264,12 +257,7 @@ def _says_little(reason: str) -> bool:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
-
-
-def _escape(text: str) -> str:
-    """Texts are data: nothing of them is a column, a tag or a line of its own."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return f"| {' | '.join(cells)} |"
 
 
 def _without_ends(text: str) -> str:

@@ -17,24 +17,29 @@ from fast_axolotl.report.downsampling import finite
 from fast_axolotl.report.markup import Safe, named, tag
 from fast_axolotl.report.values import describe_change, format_value
 
-__all__ = ["compare_plainly", "matrix_section"]
+__all__ = ["ROWS", "compare_plainly", "matrix_section"]
 
-_ROWS = (
+ROWS = (
     ("rows_per_second", "reader", "rows/s", "higher"),
+    ("samples_per_second", "samples", "samples/s", "higher"),
+    ("working_set_bytes", "working set (ΣPSS), steady", "bytes", "lower"),
+    ("working_set_peak_bytes", "working set (ΣPSS), highest", "bytes", "lower"),
+    ("host_stall_fraction", "stall, by the host", "share", "lower"),
+    ("device_stall_fraction", "stall, by the device", "share", "lower"),
     ("tokens_per_second", "real tokens", "tokens/s", "higher"),
     ("trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher"),
     ("padded_tokens_per_second", "padded tokens", "tokens/s", "higher"),
-    ("host_stall_fraction", "stall, by the host", "share", "lower"),
-    ("device_stall_fraction", "stall, by the device", "share", "lower"),
     ("mfu", "MFU", "share", "higher"),
     ("step_p50_seconds", "step, p50", "s", "lower"),
     ("step_p95_seconds", "step, p95", "s", "lower"),
     ("first_step_seconds", "first fetch to first step", "s", "lower"),
-    ("working_set_bytes", "working set (ΣPSS)", "bytes", "lower"),
     ("disk_share", "reads, of the disk's capacity", "share", ""),
     ("swap_in_bytes_per_second", "swap in", "bytes/s", "lower"),
+    ("swap_out_bytes_per_second", "swap out", "bytes/s", "lower"),
+    ("duration_seconds", "the whole run", "s", "lower"),
 )
-"""What single runs are held against each other by: field, label, unit, what is better."""
+"""What single runs are held against each other by: field, label, unit, what is better. The figures
+of a protocol, as far as they are fields of a summary; this layer cannot import them."""
 
 _TONES = {"better": "good", "worse": "bad", "changed": "warn"}
 _WIDTH, _HEIGHT = 104, 14
@@ -90,7 +95,7 @@ def _nothing(protocol: Protocol | None) -> str:
 def compare_plainly(runs: Sequence[ReportRun]) -> Matrix:
     """Single runs beside each other, with no ratio and no judgement."""
     rows = []
-    for name, label, unit, better in _ROWS:
+    for name, label, unit, better in ROWS:
         cells = tuple(
             Cell(
                 value=getattr(run.summary, name),

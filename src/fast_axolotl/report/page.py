@@ -16,11 +16,12 @@ from importlib import resources
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.record.comparison import without_nan
 from fast_axolotl.report.charts import Chart, Curves, Legend, Panel
 from fast_axolotl.report.content import Report, describe_drawn
 from fast_axolotl.report.detail_markup import detail_sections
 from fast_axolotl.report.downsampling import keep_extremes
-from fast_axolotl.report.markup import Safe, embed_json, join, named, plain, plain_name, tag
+from fast_axolotl.report.markup import Safe, embed_json, join, named, plain_name, tag
 from fast_axolotl.report.matrix_markup import matrix_section
 from fast_axolotl.report.run_charts import make_charts
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
@@ -111,7 +112,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
             for run, steps in zip(shown, together, strict=True)
         ],
     }
-    kept: dict[str, Any] = plain(found)
+    kept: dict[str, Any] = without_nan(found)
     return kept
 
 

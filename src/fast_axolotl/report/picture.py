@@ -36,14 +36,21 @@ def find_browser(which: Callable[[str], str | None] = shutil.which) -> str:
 
 
 def take_picture(page: Path, picture: Path, *, browser: str) -> None:
-    """Write the top of a page as PNG, 3200 × 1800."""
+    """Write the top of a page as PNG, 3200 × 1800, in a folder that is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fast-axolotl-browser-") as profile:
         taken = Path(profile) / "picture.png"
         done = _run(_command(browser, page, taken, profile))
         if not taken.exists() or not taken.stat().st_size:
             said = " ".join(done.split())[-300:] or "nothing"
             raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
-        shutil.copyfile(taken, picture)
+        try:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(taken, picture)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataError(
+                f"cannot be written: {reason}; give another name with --png", path=str(picture)
+            ) from error
 
 
 def _command(browser: str, page: Path, picture: Path, profile: str) -> list[str]:

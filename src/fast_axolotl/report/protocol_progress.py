@@ -25,18 +25,19 @@ def protocol_progress() -> Iterator[Update]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} runs", markup=False),
+        TextColumn("{task.fields[runs]}", markup=False),
         TextColumn("{task.fields[left]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None, left="")
+        task = bar.add_task("starting", total=None, runs="", left="")
 
         def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             bar.update(
                 task,
                 description=f"{text}, {seconds:.0f} s",
                 completed=done,
-                total=total,
+                total=total or None,
+                runs=f"{done}/{total} runs" if total else "",
                 left=_left(left),
             )
 
@@ -44,15 +45,16 @@ def protocol_progress() -> Iterator[Update]:
 
 
 def _plain_lines() -> Update:
-    told = ""
+    told = ("", -1)
 
     def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
         nonlocal told
-        if text != told:
-            told = text
-            words = filter(None, (f"fast-axolotl: run {min(done + 1, total)} of {total}", text))
-            line = ": ".join(words) + (f"; {_left(left)}" if left is not None else "")
-            print(line, file=sys.stderr, flush=True)
+        if (text, done) != told:
+            told = text, done
+            run = [f"run {done + 1} of {total}"] if done < total else []
+            line = ": ".join(["fast-axolotl", *run, text])
+            rest = f"; {_left(left)}" if left is not None else ""
+            print(f"{line}{rest}", file=sys.stderr, flush=True)
 
     return update
 

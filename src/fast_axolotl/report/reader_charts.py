@@ -23,8 +23,12 @@ from fast_axolotl.report.charts import (
     time_axes,
     time_scale,
 )
+from fast_axolotl.report.values import format_count
 
 __all__ = ["format_short", "throughput_chart", "waits_chart"]
+
+_MOST_DEMAND = 3.0
+"""Times the rows a second, up to which the line of the demand is drawn."""
 
 
 def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -46,7 +50,7 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     legend = [Legend(role="step", label=label, shape="area")]
     if tokens:
         legend.append(Legend(role="pss", label="real tokens a second", shape="area"))
-    if any(run.summary.demand_rows_per_second for run in shown):
+    if any(_drawn_demand(run, rows) for run in shown if names[run.place]):
         legend.append(Legend(role="muted", label="what the model would take", shape="dashed"))
     return Chart(
         name="throughput",
@@ -74,17 +78,16 @@ def _throughput_panel(run: Curves, time: Figure, times: Scale, rows: float, toke
     traces = [
         area(x, run.ref("throughput", name), "step", f"{noun}/s", form=",.4~s", alpha=0.16, **dots)
     ]
-    demand = run.summary.demand_rows_per_second if noun == "rows" else None
-    top = max(rows, demand if demand and demand < 3 * rows else 0.0) * 1.12 or 1.0
+    demand = _drawn_demand(run, rows)
+    top = max(rows, demand or 0.0) * 1.12 or 1.0
     layout: Figure = {
         "xaxis": {**time, "anchor": "y2" if tokens else "y"},
         "yaxis": axis(
             f"{noun}/s", range=[0, top], tickformat="~s", domain=[0.5 if tokens else 0, 1]
         ),
         "shapes": phase_shapes(run, times),
-        "annotations": [],
     }
-    if demand and demand <= top:
+    if demand is not None:
         shape, _ = level(demand, "muted")
         layout["shapes"].append(shape)
     if tokens:
@@ -99,6 +102,13 @@ def _throughput_panel(run: Curves, time: Figure, times: Scale, rows: float, toke
     return Panel(name=run.name, text=_throughput_text(run, noun), figure=figure)
 
 
+def _drawn_demand(run: Curves, rows: float) -> float | None:
+    """What the model would take, unless a line there would press the rows to the ground."""
+    demand = run.summary.demand_rows_per_second
+    is_drawn = demand is not None and _is_rows(run) and 0 < demand < _MOST_DEMAND * rows
+    return demand if is_drawn else None
+
+
 def _is_rows(run: Curves) -> bool:
     return run.summary.rows_per_second is not None or "rows_per_second" in run.series["throughput"]
 
@@ -108,18 +118,15 @@ def _throughput_text(run: Curves, noun: str) -> str:
     rate = one.rows_per_second if noun == "rows" else one.samples_per_second
     parts = []
     if rate is not None:
-        parts.append(f"{_number(rate)} {noun} a second in the steady phase.")
+        parts.append(f"{format_count(rate)} {noun} a second in the steady phase.")
     if one.tokens_per_second is not None:
-        parts.append(f"{_number(one.tokens_per_second)} real tokens a second.")
+        parts.append(f"{format_count(one.tokens_per_second)} real tokens a second.")
     if noun == "rows" and one.demand_rows_per_second is not None:
-        parts.append(f"The model would take {_number(one.demand_rows_per_second)} rows a second.")
+        demand = format_count(one.demand_rows_per_second)
+        parts.append(f"The model would take {demand} rows a second.")
     if one.free_rows_per_second is not None:
-        parts.append(f"The loader alone gave {_number(one.free_rows_per_second)}.")
+        parts.append(f"The loader alone gave {format_count(one.free_rows_per_second)}.")
     return " ".join(parts) or "The run has no steady phase; the curve is of its warm-up."
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
 def waits_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -202,8 +209,7 @@ def _waits_panel(run: Curves, ends: tuple[float, float], top: float) -> Panel:
 def format_short(seconds: float) -> str:
     """A duration in the unit that suits it."""
     scale = choose_scale("seconds", seconds)
-    value = seconds * scale.by
-    return f"{value:,.0f} {scale.unit}" if value >= 100 else f"{value:,.3g} {scale.unit}"
+    return f"{format_count(seconds * scale.by)} {scale.unit}"
 
 
 def _waits_text(run: Curves) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import statistics
 from collections.abc import Sequence
 
 from fast_axolotl.report.charts import Chart, Curves, Figure, Legend, Panel, axis, colour, line
@@ -11,6 +12,7 @@ from fast_axolotl.report.markup import plain_name
 from fast_axolotl.report.reader_charts import throughput_chart, waits_chart
 from fast_axolotl.report.stall_chart import stall_chart
 from fast_axolotl.report.system_charts import disk_chart, gpu_chart, memory_chart
+from fast_axolotl.report.terminal import format_share
 
 __all__ = ["make_charts"]
 
@@ -85,10 +87,9 @@ def _rank_text(run: Curves, stalls: list[float | None]) -> str:
     known = sorted(value for value in stalls if value is not None)
     if not known:
         return f"{len(stalls)} ranks, none of which has steady steps."
-    middle = known[len(known) // 2]
     text = (
-        f"{len(stalls)} ranks: from {100 * known[0]:.1f} % to {100 * known[-1]:.1f} %, "
-        f"half of them {100 * middle:.1f} % or less."
+        f"{len(stalls)} ranks: from {format_share(known[0])} to {format_share(known[-1])}, "
+        f"half of them {format_share(statistics.median_low(known))} or less."
     )
     if run.series.get("rank") is not None:
         text += f" Rank {run.series['rank']} decides."

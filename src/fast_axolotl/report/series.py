@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.record import (
@@ -17,6 +18,7 @@ from fast_axolotl.record import (
     RunSummary,
     StepBlock,
 )
+from fast_axolotl.record.losses import find_losses
 from fast_axolotl.report.downsampling import (
     StepPoint,
     Windows,
@@ -75,7 +77,7 @@ def read_series(
     number = summary.deciding_rank
     found: Columns = {"rank": number}
     if number is not None:
-        rank = record.ranks[number]
+        rank = _as_counted(record.ranks[number], summary.first_steady_step)
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
         found["steps"] = _steps(rank, offset, is_device, together)
@@ -84,7 +86,7 @@ def read_series(
         found["slow"] = _slow(rank, offset)
         found["marks"] = _marks(rank, offset)
         found["waits"] = _waits(rank, is_device)
-        found["losses"] = _losses(rank, most_points)
+        found["losses"] = _losses(record, most_points)
         found["throughput"] = _throughput(record, zero)
     if record.system is not None:
         offset = record.system.start.time - zero
@@ -99,6 +101,18 @@ def _first_time(record: RunRecord) -> float:
     if record.system is not None:
         times.append(record.system.start.time)
     return min(times, default=0.0)
+
+
+def _as_counted(rank: RankRecord, first_step: int | None) -> RankRecord:
+    """With the phases of the figures: what comes before their first step is warm-up."""
+
+    def is_hidden(block: StepBlock) -> bool:
+        return block.phase == "steady" and (first_step is None or block.first_step < first_step)
+
+    blocks = [
+        replace(block, phase="warmup") if is_hidden(block) else block for block in rank.blocks
+    ]
+    return replace(rank, blocks=blocks)
 
 
 def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> Columns:
@@ -254,16 +268,17 @@ def _add(sums: list[float | None] | None, rates: list[float | None]) -> list[flo
 
 
 def _phases(rank: RankRecord, offset: float) -> list[dict[str, Any]]:
-    """Stretches that are no steady training."""
+    """Stretches that are no steady training, neighbours of one phase as one."""
     found: list[dict[str, Any]] = []
+    is_open = False
     for block in rank.blocks:
-        if block.phase == "steady" or not _is_whole(block):
-            continue
-        if found and found[-1]["name"] == block.phase:
+        if block.phase == "steady":
+            is_open = False
+        elif _is_whole(block):
+            if not is_open or found[-1]["name"] != block.phase:
+                found.append({"name": block.phase, "begin": offset + _begin(block)})
             found[-1]["end"] = offset + block.t
-        else:
-            begin = offset + _begin(block)
-            found.append({"name": block.phase, "begin": begin, "end": offset + block.t})
+            is_open = True
     return found
 
 
@@ -342,8 +357,8 @@ def _bar_middle(number: int) -> float:
     return 1e-6 * 1.02 ** ((number - 0.5) * _BINS_TOGETHER) if number else 1e-6
 
 
-def _losses(rank: RankRecord, most: int) -> Columns:
-    logs = [line for line in rank.logs if "loss" in line.values]
+def _losses(record: RunRecord, most: int) -> Columns:
+    logs = find_losses(record)
     values = [finite(line.values["loss"]) for line in logs]
     kept = keep_extremes([values], most)
     if not kept:

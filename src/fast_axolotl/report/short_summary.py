@@ -14,9 +14,9 @@ from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.report.alarms import find_alarms
-from fast_axolotl.report.live_wording import format_count
 from fast_axolotl.report.show import VERDICT_STYLES, verdict_title
 from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
+from fast_axolotl.report.values import format_count
 
 __all__ = ["show_short_summary"]
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import IO, Any
 
 from rich.console import Console
@@ -20,9 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.record.comparison import without_nan
 from fast_axolotl.report.alarms import find_alarms
-from fast_axolotl.report.figures import GROUPS, Group, Row
+from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
 from fast_axolotl.report.terminal import format_seconds, format_share
+from fast_axolotl.report.values import describe_value, format_date
 
 __all__ = [
     "VERDICT_STYLES",
@@ -92,7 +92,7 @@ def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) 
 
 def summary_to_json(summary: RunSummary) -> str:
     """The whole summary as JSON; what is no number is ``null``."""
-    return json.dumps(_plain(asdict(summary)), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(without_nan(asdict(summary)), indent=2, ensure_ascii=False, default=str)
 
 
 def verdict_title(verdict: Verdict) -> str:
@@ -137,7 +137,7 @@ def _print_course(console: Console, summary: RunSummary) -> None:
         ranks = f" on rank {summary.deciding_rank}, the deciding one of {summary.world_size}"
     pairs = [
         ("folder", summary.run_dir),
-        ("started", _date(summary.started)),
+        ("started", format_date(summary.started)),
         ("ended", f"{ended}, after {format_seconds(summary.duration_seconds)}"),
         (
             "measured",
@@ -172,7 +172,7 @@ _PATTERNS = {
 
 def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
     names = [name for row in group.rows for name in row.fields]
-    missing = [name for name in names if getattr(summary, name) is None]
+    missing = [name for name in names if read_figure(summary, name) is None]
     reasons = [summary.reasons.get(name, "it was not recorded") for name in missing]
     if len(missing) == len(names) and len(set(reasons)) == 1:
         _print_heading(console, group.title)
@@ -188,7 +188,7 @@ def _missing_labels(summary: RunSummary, group: Group) -> dict[str, list[str]]:
     """Reason → the rows it holds for, each with the parts that are missing where others are not."""
     told: dict[str, list[str]] = {}
     for row in group.rows:
-        missing = [name for name in row.fields if getattr(summary, name) is None]
+        missing = [name for name in row.fields if read_figure(summary, name) is None]
         by_reason: dict[str, list[str]] = {}
         for name in missing:
             reason = summary.reasons.get(name, "it was not recorded")
@@ -202,19 +202,8 @@ def _missing_labels(summary: RunSummary, group: Group) -> dict[str, list[str]]:
 
 
 def _value(summary: RunSummary, row: Row) -> str:
-    values = [getattr(summary, name) for name in row.fields]
-    if all(value is None for value in values):
-        return "–"
-    both = zip(row.formats, values, strict=True)
-    shown = ["–" if value is None else form(value) for form, value in both]
-    if row.parts:
-        pairs = zip(row.parts, shown, strict=True)
-        words = ((value, part) if row.is_part_behind else (part, value) for part, value in pairs)
-        text = " · ".join(" ".join(filter(None, pair)) for pair in words)
-    else:
-        text = shown[0]
-    note = row.note.replace("{peak_source}", summary.peak_source)
-    return f"{text}  ({note})" if note else text
+    text = format_row(summary, row)
+    return f"{text}  ({row.note})" if row.note and text != "–" else text
 
 
 def _print_pairs(console: Console, pairs: list[tuple[str, str]]) -> None:
@@ -252,37 +241,8 @@ def _print_values(console: Console, title: str, values: Mapping[str, Any]) -> No
     if not values:
         return
     _print_heading(console, title)
-    _print_pairs(console, [(name, _in_words(value)) for name, value in values.items()])
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " · ".join(f"{name} {_in_words(one)}" for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_in_words, value))
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "–"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    _print_pairs(console, [(name, describe_value(value)) for name, value in values.items()])
 
 
 def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
     return "–" if value is None else form(value)
-
-
-def _date(seconds: float) -> str:
-    try:
-        moment = datetime.fromtimestamp(seconds, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return "–"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value

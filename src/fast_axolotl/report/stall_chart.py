@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +24,11 @@ from fast_axolotl.report.charts import (
     time_axes,
     time_scale,
 )
-from fast_axolotl.report.terminal import format_seconds
+from fast_axolotl.report.figures import DATA_STALL
+from fast_axolotl.report.markup import plain_name
+from fast_axolotl.report.terminal import format_seconds, format_share
 
 __all__ = ["stall_chart"]
-
-_STALL_LIMIT = 0.10
-"""From which share on a run is data-bound; MLPerf Storage's passing line, too."""
 
 _LEAST_MARKED = 20
 _MOST_DWARFING = 5
@@ -116,7 +116,7 @@ def _stall_panel(
     if not run.has("steps"):
         return Panel(name=run.name, text=_UNSEEN, figure=None)
     over = _points_above(run, top)
-    threshold, words = level(_STALL_LIMIT, "muted", axis="y2", text="10 %")
+    threshold, words = level(DATA_STALL, "muted", axis="y2", text=f"{100 * DATA_STALL:.0f} %")
     words |= {"xanchor": "left", "yanchor": "middle"}
     layout = {
         "xaxis": {**time, "anchor": "y2"},
@@ -243,7 +243,7 @@ def _phase_words(run: Curves, times: Scale) -> list[Figure]:
     words = {"warmup": "warm-up", "replay": "cached batch"}
     return [
         {
-            "text": words.get(phase["name"], phase["name"]),
+            "text": html.escape(plain_name(words.get(phase["name"], phase["name"]))),
             "xref": "x",
             "x": phase["begin"] * times.by,
             "xanchor": "left",
@@ -289,12 +289,13 @@ def _stall_text(run: Curves, over: list[tuple[float, str, float]]) -> str:
     if together > 1:
         parts.append(f"Up to {together:,} steps are one point.")
     if one.stall_fraction is not None:
-        whose = {"device": "the device", "host": "the loop"}.get(one.stall_source, "the loop")
-        parts.append(f"For {one.stall_fraction:.1%} of the time {whose} waited for data.")
+        whose = "the device" if one.stall_source == "device" else "the loop"
+        share = format_share(one.stall_fraction)
+        parts.append(f"For {share} of the time {whose} waited for data.")
     if run.has("slow"):
         parts.append(_outliers_text(run))
     for name, marks in run.series.get("marks", {}).items():
-        few = f", every {marks['every']}th drawn" if marks["every"] > 1 else ""
+        few = f", one in {marks['every']:,} drawn" if marks["every"] > 1 else ""
         parts.append(f"{marks['all']:,} {name} boundaries{few}.")
     if over:
         _, where, high = max(over, key=lambda item: item[2])
@@ -302,7 +303,7 @@ def _stall_text(run: Curves, over: list[tuple[float, str, float]]) -> str:
             f"Beyond the scale (▲): {format_seconds(high)} {where}"
             + (f" and {len(over) - 1:,} more points." if len(over) > 1 else ".")
         )
-    return " ".join(parts).replace("%", " %").replace("  %", " %") or _UNSEEN
+    return " ".join(parts) or _UNSEEN
 
 
 def _outliers_text(run: Curves) -> str:

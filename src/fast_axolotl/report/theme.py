@@ -6,7 +6,7 @@ charts 3 or more (WCAG 2.1, AA).
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "contrast", "theme_css"]
+__all__ = ["COLOURS", "theme_css"]
 
 COLOURS = {
     "page": ("#f6f6f3", "#14171a"),
@@ -50,15 +50,3 @@ def theme_css() -> str:
 
 def _properties(place: int) -> str:
     return " ".join(f"--{name}: {colours[place]};" for name, colours in COLOURS.items())
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast of two colours by WCAG 2.1, 1 to 21."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,18 +1,34 @@
-"""Figures in words: by the unit of a matrix's row, with sign and interval."""
+"""Figures in words: by their unit, with sign and interval; and words as Markdown takes them."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from fast_axolotl.record.comparison import Cell, MatrixRow
 
-__all__ = ["describe_change", "describe_value", "format_date", "format_length", "format_value"]
+__all__ = [
+    "describe_change",
+    "describe_value",
+    "escape_markdown",
+    "format_count",
+    "format_date",
+    "format_length",
+    "format_ratios",
+    "format_value",
+]
 
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0.0, "B"))
-_SIZES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+_MOST_DECIMALS = 5
+"""Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
+
+_SPECIAL = re.compile(r"[\\`*\[\]<>&|#~]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown may take for its own. An underscore inside a word is none: a figure's name."""
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
 def format_value(value: float | None, unit: str) -> str:
@@ -25,7 +41,7 @@ def format_value(value: float | None, unit: str) -> str:
         return _seconds(value)
     if unit.startswith("bytes"):
         return _bytes(value) + unit.removeprefix("bytes")
-    return f"{_number(value)} {unit}".rstrip()
+    return f"{format_count(value)} {unit}".rstrip()
 
 
 def _seconds(value: float) -> str:
@@ -38,11 +54,16 @@ def _seconds(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    name = next(name for least, name in _BYTES if abs(value) >= least)
-    return f"{value / _SIZES[name]:,.3g} {name}" if name != "B" else f"{value:,.0f} B"
+    for size, name in _BYTES:
+        if abs(value) >= size:
+            return f"{format_count(value / size)} {name}"
+    return f"{value:,.0f} B"
 
 
-def _number(value: float) -> str:
+def format_count(value: float | None) -> str:
+    """``1,234`` or ``12.3``; a dash for what was not measured."""
+    if value is None or not math.isfinite(value):
+        return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 
@@ -62,30 +83,44 @@ def format_date(seconds: float) -> str:
         moment = datetime.fromtimestamp(seconds, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return "–"
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def describe_change(cell: Cell, row: MatrixRow) -> tuple[str, str]:
     """An arm against the baseline: ``×1.42`` and its interval; empty where there is neither."""
     if cell.ratio is not None:
-        return f"×{_ratio(cell.ratio)}", _interval(cell.low, cell.high, _ratio)
+        ratio, *ends = format_ratios(cell, decimals=2)
+        return f"×{ratio}", " to ".join(ends)
     if cell.difference:
-        shown = _signed(cell.difference, row.unit)
-        interval = _interval(
-            cell.difference_low, cell.difference_high, lambda value: _signed(value, row.unit)
-        )
-        return shown, interval
+        ends = [
+            _signed(end, row.unit)
+            for end in (cell.difference_low, cell.difference_high)
+            if end is not None
+        ]
+        return _signed(cell.difference, row.unit), " to ".join(ends)
     return "", ""
 
 
-def _interval(low: float | None, high: float | None, form: Any) -> str:
-    return "" if low is None or high is None else f"{form(low)} to {form(high)}"
+def format_ratios(cell: Cell, *, decimals: int) -> list[str]:
+    """The ratio of a cell, and the ends of its interval where it has one.
+
+    A change has more decimals where fewer would round it to 1, which stands for no change.
+    """
+    known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
+    if cell.outcome in ("better", "worse", "changed"):
+        enough = (
+            number
+            for number in range(decimals, _MOST_DECIMALS)
+            if all(round(value, number) != 1.0 for value in known)
+        )
+        decimals = next(enough, _MOST_DECIMALS)
+    return [_ratio(value, decimals) for value in known]
 
 
-def _ratio(value: float) -> str:
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+def _ratio(value: float, decimals: int) -> str:
+    if value >= 10:
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.{max(decimals, 3) if value < 0.1 else decimals}f}"
 
 
 def _signed(value: float, unit: str) -> str:
@@ -104,3 +139,12 @@ def describe_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def escape_markdown(text: str) -> str:
+    """Texts are data: nothing of them is a style, a tag, a column or a line of its own."""
+    return _SPECIAL.sub(_escape, " ".join(text.split()))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return _ENTITIES.get(found[0], f"\\{found[0]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["read_last_lines"]
 
-_TAIL_BYTES = 16_384
+_TAIL_BYTES = 32_768
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 """Colours, movements of the cursor, titles of the window: none of them is text."""
 
