@@ -45,23 +45,20 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.package: pyproject.toml | $(BIN)/python
-	$(PIP) --editable .
-	touch $@
-
-$(VENV)/.report: $(VENV)/.package
+$(VENV)/.report: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[report]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.package
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.package
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[bench]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.package
-	$(PIP) '$(TORCH)'
-	$(PIP) '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
+# Python compiles what the tests import; all of torch and Axolotl takes a minute more.
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(PIP) --no-compile '$(TORCH)'
+	$(PIP) --no-compile '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
 	touch $@

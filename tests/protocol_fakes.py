@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
+from fast_axolotl.record.trainings import next_folder
 from records import make_rank, make_system, steady
 
 
@@ -41,10 +42,14 @@ class FakeLaunch:
     """Exit codes of an arm's runs, 0 beyond them."""
     fetches: Mapping[str, int] = field(default_factory=dict)
     """Of an arm's runs, else 600."""
+    warmups: Mapping[str, int] = field(default_factory=dict)
+    """Steps of warm-up before them, else 5."""
     ends: Mapping[str, End] = field(default_factory=dict)
     """How an arm's training ends, else well."""
     idle: Sequence[str] = ()
     """Arms that do not train."""
+    trials: Mapping[str, int] = field(default_factory=dict)
+    """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
     seconds: float = 10.0
     interrupt_at: int | None = None
@@ -92,6 +97,7 @@ class FakeLaunch:
             own_seconds=own,
             wait=steady(self.stall.get(arm, 0.0), own),
             fetches=self.fetches.get(arm, 600),
+            warmup_steps=self.warmups.get(arm, 5),
             tokens=1000,
             settings=dict(self.settings.get(arm, {})),
         )
@@ -99,7 +105,12 @@ class FakeLaunch:
         rank.add(Mark(t=0.5, name="first_step", step=0))
         for step, loss in enumerate(self.losses(arm, run)):
             rank.add(Log(t=float(step), step=step, values={"loss": loss}))
-        write_record(folder, rank, make_system(samples=8))
+        if arm in self.trials:
+            trial = make_rank(own_seconds=own, fetches=self.trials[arm])
+            write_record(folder, trial, make_system(samples=8))
+            write_record(next_folder(folder, 2), rank)
+        else:
+            write_record(folder, rank, make_system(samples=8))
         return 0
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure import actions
+from fast_axolotl.integrations.measuring import MEASURE
+from fast_axolotl.measure import actions, measure
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.feeding import feed
 from fast_axolotl.measure.summary import summarise
@@ -96,6 +97,19 @@ def test_only_the_framework_at_hand_is_named() -> None:
         assert any("dataloader_num_workers: " in text for text in texts) == (source == "axolotl")
         has_loader = source not in ("transformers", "axolotl")
         assert any("DataLoader(num_workers=" in text for text in texts) == has_loader
+
+
+def test_what_ran_under_run_is_told_the_call_that_records_into_its_folder() -> None:
+    base = summarise(make_run(system=make_system()))
+    texts = {
+        source: actions.see_fetches(Evidence(figures=base, source=source))
+        for source in ("run", "torch")
+    }
+    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)'
+    assert f"with {call} as meter" in texts["run"]
+    assert "with measure(RUN) as meter" in texts["torch"]
+    assert MEASURE in call
+    assert named_in("measure", iter([call])) <= set(inspect.signature(measure).parameters)
 
 
 def test_every_key_named_for_axolotl_is_in_its_schema() -> None:

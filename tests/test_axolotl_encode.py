@@ -260,7 +260,7 @@ def assert_packed_same(ours: Any, make: Callable[[], Any], collate: Any, **optio
     bin_size=st.sampled_from([1, 3, 200]),
     batch_size=st.integers(1, 3),
 )
-@PROPERTY
+@settings(PROPERTY, max_examples=20)  # each takes a second
 def test_packed_tensors_are_those_of_axolotl(
     ours: Any,
     fast: Any,

@@ -131,8 +131,37 @@ def test_a_limit_with_a_sign_is_about_the_difference(tmp_path: Path) -> None:
 
 def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path: Path) -> None:
     folder = make_protocol(tmp_path / "p", stall={"baseline": 0.001, "candidate": 0.2})
-    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*give a limit on the differen"):
+    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*difference: > \+0\.02"):
         compare_folders(folder, limits=[parse_check("host_stall_fraction > 2")])
+    with pytest.raises(DataError, match=r"difference: > \+1000000"):
+        compare_folders(folder, limits=[parse_check("swap_in_bytes_per_second > 2")])
+
+
+def test_losses_that_differ_are_an_alarm(tmp_path: Path) -> None:
+    def losses(arm: str, run: int) -> tuple[float, float]:
+        return (2.0, 1.5 if arm == "baseline" else 1.6)
+
+    other = make_protocol(tmp_path / "a", losses=losses)
+    [alarm] = compare_folders(other).alarms
+    assert alarm.startswith("DIFFERENT losses")
+    [alarm] = compare_folders(make_protocol(tmp_path / "b"), other).alarms
+    assert alarm.startswith(f"{other}: DIFFERENT losses")
+
+
+def test_a_run_that_ended_with_an_error_is_told_and_passes_no_limit(tmp_path: Path) -> None:
+    first = make_record(tmp_path / "a", 0.01)
+    rank = make_rank(own_seconds=0.01, tokens=1000, end="exception")
+    write_record(tmp_path / "b", rank, make_system(samples=8))
+    assert any("exception" in note for note in compare_folders(first, tmp_path / "b").notes)
+    limits = [parse_check("tokens_per_second < 0.5")]
+    with pytest.raises(DataError, match="ended with an error, so no limit is checked"):
+        compare_folders(first, tmp_path / "b", limits=limits, is_single=True)
+
+
+def test_a_protocol_in_which_no_pair_counts_says_so(tmp_path: Path) -> None:
+    folder = make_protocol(tmp_path / "p", codes={"candidate": [1] * 9})
+    with pytest.raises(DataError, match="no pair of its runs counts: No run of candidate"):
+        compare_folders(folder)
 
 
 def test_two_protocols_are_compared_by_the_arm_that_both_have(tmp_path: Path) -> None:

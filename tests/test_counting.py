@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.counting import BatchCount, BatchCounter
+from fast_axolotl.measure.counting import PACKED_ROWS, BatchCount, BatchCounter
 
 torch = pytest.importorskip("torch")
 
@@ -70,7 +70,7 @@ def test_packed_sequences_are_found_by_positions_and_by_the_ids_of_the_mask(
         assert found.real == found.sequence_tokens == sum(every)
         assert found.sequences == len(every)
         assert found.sequence_squares == sum(length**2 for length in every)
-        assert found.rows == (None if batch is by_ids else len(every))
+        assert found.rows == len(every)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,11 +138,36 @@ def test_a_row_begins_where_positions_do_not_grow_or_padding_ends(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packs_of_unknown_padding_have_no_real_tokens(kind: str) -> None:
+def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> None:
     counter = BatchCounter()
     ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)
-    assert counter.count({"input_ids": ids, "position_ids": positions}).real is None
-    assert "pad_token_id" in counter.take_reasons()["tokens_per_second"]
+    found = counter.count({"input_ids": ids, "position_ids": positions})
+    assert (found.real, found.rows) == (None, None)
+    reasons = counter.take_reasons()
+    assert "pad_token_id" in reasons["tokens_per_second"]
+    assert reasons["rows_per_second"] == PACKED_ROWS
+    counter = BatchCounter()
+    counter.count({"input_ids": ids, "position_ids": array([[0, 1, 2, 3]], kind)})
+    assert "rows_per_second" not in counter.take_reasons()
+
+
+def test_a_mask_that_numpy_cannot_hold_is_counted_all_the_same() -> None:
+    found = count(
+        {
+            "input_ids": torch.tensor([[5, 6, 5, 0]]),
+            "attention_mask": torch.tensor([[1, 1, 1, 0]], dtype=torch.bfloat16),
+            "position_ids": torch.tensor([[0, 1, 0, 0]]),
+        }
+    )
+    assert (found.real, found.padded, found.rows) == (3, 4, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_once_a_mask_has_numbered_rows_packs_of_one_row_count_too(kind: str) -> None:
+    counter = BatchCounter()
+    for ids, rows in (([[1, 1, 2, 0]], 2), ([[1, 1, 1, 0]], 1), ([[1, 1], [1, 1]], 2)):
+        batch = {"input_ids": array(ids, kind), "attention_mask": array(ids, kind)}
+        assert counter.count(batch).rows == rows
 
 
 def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:

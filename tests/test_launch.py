@@ -183,6 +183,22 @@ def test_a_command_beside_our_python_is_found_without_path() -> None:
         find_program("no-such", {"PATH": "/nowhere"})
 
 
+def test_a_file_that_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("true\n")
+    with pytest.raises(UsageError, match=r"train\.sh' is not executable: chmod \+x it"):
+        find_program(str(script), {"PATH": "/nowhere"})
+    with pytest.raises(UsageError, match="is a folder"):
+        find_program(f"{tmp_path}/", {"PATH": "/nowhere"})
+    script.chmod(0o755)
+    assert find_program(str(script), {"PATH": "/nowhere"}) == str(script)
+
+
+def test_a_variable_before_the_command_is_told_apart_from_a_command() -> None:
+    with pytest.raises(UsageError, match=r"no shell runs the command.*write env FOO=1 COMMAND"):
+        find_program("FOO=1", {"PATH": "/nowhere"})
+
+
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fast_axolotl.integrations.launch.axolotl_version", lambda: "9.9")
     patches = [

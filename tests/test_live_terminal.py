@@ -365,6 +365,15 @@ def test_a_record_that_has_ended_is_one_frame(tmp_path: Path) -> None:
     assert f"Every figure: fast-axolotl show {tmp_path}" in done.stdout
 
 
+def test_the_command_that_follows_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "out dir [x]"
+    write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
+    assert f"Every figure: fast-axolotl show '{folder}'" in watch(folder).stdout
+    protocol = tmp_path / "p 1"
+    make_protocol(protocol, done=6)
+    assert f"The answer: fast-axolotl report '{protocol}'" in watch(protocol).stdout
+
+
 def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
     for name in ("01-baseline", "02-candidate"):
         folder = tmp_path / "runs" / name

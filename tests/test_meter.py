@@ -411,7 +411,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
     with open_meter(tmp_path, clock) as meter:
         run_loop(meter, clock, batches(clock, 30, 0.1))
         meter._journal._writer._file.close()
-        meter._journal._writer._file = full.open("w", encoding="utf-8")
+        meter._journal._writer._file = full.open("wb")
         run_loop(meter, clock, batches(clock, 100, 0.1))
         assert meter.current()["stall_fraction"] == pytest.approx(2 / 3, abs=0.01)
     assert [record.message for record in caplog.records if "has stopped" in record.message]
@@ -732,6 +732,64 @@ def test_fetches_of_a_told_step_are_found_out_where_nobody_says_them(tmp_path: P
     with open_meter(tmp_path / "c", clock, told_steps=True) as meter:
         tell_steps(meter, clock, [4] * 8)
     assert read_rank(tmp_path / "c").values["gradient_accumulation"] == 1
+
+
+@pytest.mark.parametrize("given", ["run", "./run", "link"])
+def test_the_run_that_this_process_is_part_of_is_sampled_from_outside(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "system.jsonl").write_text("the supervisor's\n")
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
+    with measure(given) as meter:
+        list(meter.watch([["row"]] * 5))
+    found = {path.name: path for path in (tmp_path / "run").iterdir()}
+    assert set(found) == {"rank-0.jsonl", "system.jsonl"}
+    assert found["system.jsonl"].read_text() == "the supervisor's\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_loop_that_records_beside_its_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
+    measure(tmp_path / "own").close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"records into {tmp_path / 'own'}, not into {tmp_path / 'run'}" in line
+    assert 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)' in line
+    assert (tmp_path / "own" / "system.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "rank"), [({"rank": 1}, "0"), ({"source": "transformers"}, "0"), ({}, "1")]
+)
+def test_other_ranks_and_trainers_are_quiet_about_their_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+    rank: str,
+) -> None:
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
+    monkeypatch.setenv("RANK", rank)
+    measure(tmp_path / "own", sample_system=False, **options).close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_stderr_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
+    with (tmp_path / "closed").open("w") as stream:
+        pass
+    monkeypatch.setattr(sys, "stderr", stream)
+    measure(tmp_path / "own", sample_system=False).close()
+    assert read_rank(tmp_path / "own").end is not None
 
 
 @pytest.fixture

@@ -117,12 +117,42 @@ def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
     [
         "bin/fast-axolotl run -- axolotl train a.yml",
         "python -m fast_axolotl run -- axolotl train a.yml",
-        "env A=1 fast-axolotl run --measure -- axolotl train a.yml",
+        "env A=1 fast-axolotl run --skip fetch -- axolotl train a.yml",
     ],
 )
 def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> None:
     wanted = plan_commands("axolotl train a.yml -- fast-axolotl run", command)
     assert [arm.is_accelerated for arm in wanted.arms] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("fast-axolotl run --measure -- python a.py", "measures by itself: leave --measure out"),
+        ("python -m fast_axolotl run --output=x -- a", "measures by itself: leave --output=x out"),
+        ("python a.py > log.txt", "no shell runs the command, which has '>'"),
+        ("A=1 python a.py", "no shell runs the command, which has 'A=1'.*env NAME=VALUE"),
+    ],
+)
+def test_a_command_that_would_not_do_what_it_says_is_refused(command: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"--candidate: .*{words}"):
+        plan_commands("true", command)
+
+
+def test_of_several_trainings_the_longest_counts(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "p", FakeLaunch(trials={"candidate": 20}))
+    one = found.arms[1].runs[1]
+    assert (one.folder, one.trainings, one.steps) == ("runs/03-candidate-2", 2, 605)
+    assert found.arms[1].shown_run == one.folder
+    assert one.losses == found.arms[0].runs[0].losses
+    assert any("trained up to 2 times" in note for note in found.notes)
+    [late] = [row for row in found.matrix.rows if row.name == "start_to_step_seconds"]
+    assert late.cells[1].reason == "another training of the same run came before"
+    [memory] = [row for row in found.matrix.rows if row.name == "working_set_peak_bytes"]
+    assert memory.cells[1].value is not None
+    launch = FakeLaunch()
+    assert run(plan(), tmp_path / "p", launch).matrix == found.matrix
+    assert not launch.calls
 
 
 def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
@@ -135,9 +165,16 @@ def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
 def test_an_arm_that_does_not_train_is_not_compared(tmp_path: Path) -> None:
     launch = FakeLaunch(idle=("candidate",))
     found = run(plan(), tmp_path / "p", launch)
-    assert "candidate recorded no training step, and baseline did" in found.paragraph
+    assert "baseline recorded 605 training steps, candidate 0 training steps" in found.paragraph
     assert "Use" not in found.paragraph
     assert "Keep" not in found.paragraph
+
+
+def test_the_whole_run_is_not_compared_where_the_work_was_not_the_same(tmp_path: Path) -> None:
+    launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
+    found = run(plan(), tmp_path / "p", launch)
+    assert "they have not done the same work, so nothing is compared" in found.paragraph
+    assert not any("figure that decides" in note for note in found.matrix.notes)
 
 
 def test_other_numbers_of_steps_are_told(tmp_path: Path) -> None:
@@ -239,7 +276,7 @@ def test_an_interrupted_protocol_goes_on_where_it_stopped(tmp_path: Path) -> Non
         run(plan(), tmp_path / "p", first)
     assert first.arms == ["baseline", "candidate", "candidate"]
     half = Protocol.read(tmp_path / "p")
-    assert half.order == ("baseline", "candidate", "candidate")
+    assert half.order == ("candidate",), "the first two were to warm up"
     second = FakeLaunch(step_seconds=slower)
     found = run(plan(), tmp_path / "p", second)
     assert second.arms == ["baseline", "baseline", "candidate", "candidate", "baseline"]
@@ -275,6 +312,33 @@ def test_more_pairs_continue_a_finished_protocol(tmp_path: Path) -> None:
     found = run(plan(pairs=3), tmp_path / "p", launch)
     assert len(launch.calls) == 2
     assert found.pairs == 3
+
+
+def test_fewer_pairs_drop_none_that_were_measured(tmp_path: Path) -> None:
+    before = run(plan(pairs=3), tmp_path / "p", FakeLaunch(step_seconds=slower))
+    launch = FakeLaunch(step_seconds=slower)
+    found = run(plan(pairs=1), tmp_path / "p", launch)
+    assert not launch.calls
+    assert found.matrix == before.matrix
+
+
+def test_what_has_failed_is_tried_again_when_the_protocol_goes_on(tmp_path: Path) -> None:
+    broken = FakeLaunch(codes={"candidate": [1] * 9})
+    assert run(plan(), tmp_path / "p", broken).pairs == 0
+    mended = FakeLaunch()
+    found = run(plan(), tmp_path / "p", mended)
+    assert mended.arms == ["candidate"] * 4
+    assert found.pairs == 3
+    assert any("made again: it had failed" in note for note in found.notes)
+
+
+def test_a_protocol_goes_on_only_where_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(plan(pairs=1), tmp_path / "p", FakeLaunch())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"working folder was .* and is .* now"):
+        run(plan(pairs=1), tmp_path / "p", FakeLaunch())
 
 
 def test_another_command_in_the_same_folder_is_refused_with_the_cure(tmp_path: Path) -> None:

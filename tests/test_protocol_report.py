@@ -86,7 +86,7 @@ def test_nothing_measured_gives_no_table(tmp_path: Path) -> None:
     protocol = make(tmp_path / "p", FakeLaunch(codes={"baseline": [1] * 9, "candidate": [1] * 9}))
     text = render_protocol(protocol)
     assert "┃" not in text
-    assert "No run of baseline that counts has succeeded" in text
+    assert "No run of baseline or candidate that counts has succeeded" in text
 
 
 def test_markdown_is_a_table_whatever_the_data_says(found: Protocol) -> None:

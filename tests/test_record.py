@@ -181,6 +181,25 @@ def test_what_is_no_record_says_so(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_protocol_s_folder_names_what_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "p 1"
+    for name in ("01-baseline", "02-drop-in"):
+        write(folder / "runs" / name / "system.jsonl")
+    with pytest.raises(DataError, match="folder of a protocol") as found:
+        read_run(folder)
+    assert "fast-axolotl report" not in str(found.value), "there is no result yet"
+    (folder / "protocol.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="folder of a protocol") as found:
+        read_run(folder)
+    for command in (
+        f"report '{folder}'",
+        f"compare '{folder}'",
+        f"show '{folder}/runs/02-drop-in'",
+    ):
+        assert f"fast-axolotl {command}" in str(found.value)
+    assert "run --measure" not in str(found.value)
+
+
 def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     write(path, START, BLOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
+from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.protocol import plan_commands
 from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.comparison import Protocol
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
@@ -130,6 +133,100 @@ def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"train\.yml is there already"):
         report([run], output=other)
     assert other.read_text(encoding="utf-8") == "base_model: x"
+
+
+@pytest.mark.parametrize("flag", ["markdown", "png"])
+def test_no_form_of_a_report_replaces_a_foreign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr("fast_axolotl.report.picture.find_browser", lambda: "/bin/false")
+    run, page = some_run(tmp_path / "run"), tmp_path / "page.html"
+    for name in ("train.py", "notes.md", "slide.png"):
+        (tmp_path / name).write_text("# mine\n", encoding="utf-8")
+        with pytest.raises(
+            UsageError, match=f"{name} is there already.*another name with --{flag}"
+        ):
+            report([run], output=page, **{flag: tmp_path / name})
+        assert (tmp_path / name).read_text(encoding="utf-8") == "# mine\n"
+    assert not page.exists(), "nothing is written before all can be"
+
+
+def test_markdown_of_an_earlier_report_is_replaced_and_so_is_an_empty_file(tmp_path: Path) -> None:
+    comment = tmp_path / "comment.md"
+    comment.touch()
+    for share in (0.3, 0.01):
+        report([some_run(tmp_path / f"run-{share}", share)], markdown=comment)
+    text = comment.read_text(encoding="utf-8")
+    assert text.startswith("<!-- fast-axolotl report -->\n\n**Compute-bound")
+
+
+def test_a_picture_is_replaced_by_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = fake_browser(tmp_path)
+    monkeypatch.setattr("fast_axolotl.report.picture.find_browser", lambda: browser)
+    picture = tmp_path / "slide.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\nold")
+    report([some_run(tmp_path / "run")], png=picture)
+    assert picture.read_bytes() == b"fake"
+
+
+def test_what_is_no_file_and_one_name_for_two_forms_are_refused(tmp_path: Path) -> None:
+    run = some_run(tmp_path / "run")
+    os.mkfifo(tmp_path / "pipe")
+    for flag in ("output", "markdown"):
+        for place in (tmp_path, tmp_path / "pipe"):
+            with pytest.raises(UsageError, match="it is no file"):
+                report([run], **{flag: place})
+    with pytest.raises(UsageError, match="a file each"):
+        report([run], output=tmp_path / "one", markdown=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
+def test_markdown_has_the_runs_that_are_given_beside_a_protocol(tmp_path: Path) -> None:
+    comment = tmp_path / "comment.md"
+    folders = [some_protocol(tmp_path / "protocol"), some_run(tmp_path / "baseline")]
+    report(folders, markdown=comment)
+    text = comment.read_text(encoding="utf-8")
+    answer, _, rest = text.partition("\n## baseline\n")
+    assert "Streaming helps" in answer
+    assert rest.startswith("\n**Data-bound (rate).**")
+    assert "| figure | baseline |" in rest
+    report(folders[:1], markdown=comment)
+    assert "| figure |" not in comment.read_text(encoding="utf-8")
+
+
+def test_markdown_of_runs_tells_why_a_figure_is_missing(tmp_path: Path) -> None:
+    comment = tmp_path / "comment.md"
+    bare = write_record(make_run(make_rank()), tmp_path / "bare")
+    report([some_run(tmp_path / "whole"), bare], markdown=comment)
+    text = comment.read_text(encoding="utf-8")
+    assert "- Not measured in bare: working set" in text
+    assert "nobody sampled the process tree" in text
+
+
+def test_a_demo_refuses_its_file_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.bench.story.write_rows", lambda path: pytest.fail("begun"))
+    other = tmp_path / "train.py"
+    other.write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match="is there already"):
+        demo(output=other)
+
+
+def test_an_interrupted_demo_promises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fast_axolotl.bench.story.write_rows", lambda path: 0)
+    monkeypatch.setattr("fast_axolotl.bench.story.plan_story", lambda data: plan_commands("a", "b"))
+    monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
+    with pytest.raises(KeyboardInterrupt):
+        demo(output=tmp_path / "page.html")
+    assert "goes on from here" not in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_and_two_protocols_are_refused(tmp_path: Path) -> None:

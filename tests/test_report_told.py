@@ -194,3 +194,16 @@ def test_a_page_tells_what_a_figure_is_and_where_a_peak_comes_from() -> None:
     html = render_report(replace(report, runs=(replace(report.runs[0], summary=summary),)))
     assert "989 TFLOP/s  (the data sheet)" in html
     assert "<bdi>padding<small>of all positions</small></bdi>" in html
+
+
+def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
+    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
+    first, second = protocol.arms
+    arms = (replace(first, runs=first.runs[:1]), replace(second, runs=()))
+    one = replace(protocol, pairs=1, planned_runs=2, planned_pairs=1, arms=arms)
+    top = render_report(as_report(protocol=one)).partition('id="matrix"')[0]
+    assert "One pair, 1 run that counts, in " in top
+    assert "1 of 2 runs done, 1 of 1 pair." in top
+    none = replace(protocol, pairs=0, arms=(), matrix=replace(protocol.matrix, arms=(), rows=()))
+    top = render_report(as_report(protocol=none)).partition('id="matrix"')[0]
+    assert "0 pairs" not in top

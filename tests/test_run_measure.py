@@ -24,13 +24,13 @@ from fast_axolotl.integrations.measuring import (
     _Attached,
     attach,
     end_of,
-    find_folders,
-    next_folder,
     order,
     read_rank,
 )
 from fast_axolotl.measure import measure
+from fast_axolotl.protocol.figures import read_figures
 from fast_axolotl.record import read_run
+from fast_axolotl.record.trainings import find_folders, next_folder
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -370,6 +370,43 @@ def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> N
         check=True,
     )
     assert alone.stdout.strip() == "behind"
+
+
+@pytest.mark.parametrize("folder", ['os.environ["FAST_AXOLOTL_MEASURE"]', '"own"'])
+def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
+    run: Run, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "loop.py").write_text(
+        "import os, time\n"
+        "time.sleep(0.3)\n"
+        "from fast_axolotl import measure\n"
+        f"with measure({folder}) as meter:\n"
+        "    for batch in meter.watch([[1, 2]] * 3):\n"
+        "        time.sleep(0.01)\n"
+    )
+    done = run("--measure", "--output", "run", "--", sys.executable, "loop.py")
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "run").glob("*.1"))
+    system = read_run(tmp_path / "run").system
+    assert system is not None
+    assert (system.start.source, system.end is not None) == ("run", True)
+    told = [line for line in done.stderr.splitlines() if "measure() records into own" in line]
+    assert len(told) == (folder == '"own"')
+    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"],'
+    assert (call in done.stderr) == (folder == '"own"')
+    found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
+    assert (found is None) == (folder == '"own"')
+    assert found is None or found > 0.3
+
+
+def test_a_meter_that_samples_by_itself_did_not_see_the_start_of_the_process(
+    tmp_path: Path,
+) -> None:
+    with measure(tmp_path) as meter:
+        list(meter.watch([[1, 2]] * 3))
+    found = read_figures(tmp_path)
+    assert found.values["start_to_step_seconds"] is None
+    assert found.reasons["start_to_step_seconds"] == "nobody watched the process from its start"
 
 
 @NEEDS_TORCH

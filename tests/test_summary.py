@@ -310,7 +310,7 @@ def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> No
 
 
 def test_the_reason_of_the_meter_goes_before_ours() -> None:
-    rank = make_rank(reasons={"real_tokens": "the batch lies on a device"})
+    rank = make_rank(reasons={"tokens_per_second": "the batch lies on a device"})
     assert summarise(make_run(rank)).reasons["tokens_per_second"] == "the batch lies on a device"
 
 
@@ -368,6 +368,65 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     later = make_system(samples=100)
     later.start = replace(later.start, time=START_TIME + 1e6)
     assert summarise(make_run(rank, system=later)).working_set_bytes == 4 * GIGABYTE
+
+
+def test_a_run_that_was_never_steady_has_no_memory_of_the_steady_phase() -> None:
+    summary = summarise(make_run(make_rank(fetches=0), system=make_system()))
+    names = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
+    assert {getattr(summary, name) for name in names} == {None}
+    reasons = {summary.reasons[name] for name in names}
+    assert reasons == {"no step of the steady phase was recorded"}
+    assert summarise(make_run(system=make_system())).working_set_bytes == 4 * GIGABYTE
+
+
+def test_a_steady_phase_after_the_last_sample_was_not_sampled() -> None:
+    rank = make_rank(warmup_steps=150, fetches=50)
+    system = make_system(samples=2)
+    for end in (replace(system.end or End(t=0, reason="finished"), t=2.1), None):
+        system.end = end
+        summary = summarise(make_run(rank, system=system))
+        assert summary.working_set_bytes is None
+        assert "not sampled in the steady phase" in summary.reasons["working_set_bytes"]
+
+
+def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
+    rank = make_rank(fetches=1000)
+    rank.marks.insert(0, Mark(t=1.5, name="first_step"))
+    unlimited = {"limit_bytes": "no cgroup above the process sets a memory limit"}
+    system = make_system(samples=12, start={"reasons": unlimited})
+    early, late = (
+        [replace(one, pss_bytes=one.pss_bytes if one.t in times else None) for one in found]
+        for found, times in ((system.samples, (0.0, 1.0)), (system.samples, (0.0, 2.0)))
+    )
+    system.samples = early
+    summary = summarise(make_run(rank, system=system))
+    assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
+    assert "not sampled after the first step" in summary.reasons["working_set_peak_bytes"]
+    assert summary.reasons["limit_share"] == "the highest working set or the limit is not known"
+    system.samples = late
+    assert summarise(make_run(rank, system=system)).working_set_peak_bytes == 4 * GIGABYTE
+    system.samples = early
+    outside = summarise(make_run(system=system))
+    assert outside.working_set_peak_bytes == 4 * GIGABYTE
+
+
+def test_the_highest_working_set_of_a_run_without_a_step_counts_from_its_first_line() -> None:
+    rank = bare_rank()
+    assert summarise(make_run(rank, system=make_system())).working_set_peak_bytes == 4 * GIGABYTE
+    rank.start = replace(rank.start, time=START_TIME + 61)
+    assert summarise(make_run(rank, system=make_system())).working_set_peak_bytes is None
+
+
+def test_the_share_of_the_limit_is_no_less_than_one_process_proves() -> None:
+    limit = {"limit_bytes": 8 * GIGABYTE}
+    system = make_system(start=limit, hwm_bytes=18 * GIGABYTE)
+    assert summarise(make_run(system=system)).limit_share == 0.75
+    rank = make_rank()
+    rank.add(Phase(t=1.0, name="steady", seconds=1.0, hwm_bytes=7 * GIGABYTE))
+    system = make_system(start=limit)
+    assert summarise(make_run(rank, system=system)).limit_share == 0.875
+    system.start = replace(system.start, host="another")
+    assert summarise(make_run(rank, system=system)).limit_share == 0.5
 
 
 def test_counters_that_run_backwards_count_as_nothing() -> None:

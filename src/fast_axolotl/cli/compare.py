@@ -65,8 +65,11 @@ def compare(
     if as_json:
         print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
     elif as_markdown:
-        print(comparison_markdown(found.matrix, notes=found.notes, checks=checks), end="")
+        text = comparison_markdown(
+            found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
+        )
+        print(text, end="")
     else:
-        show_comparison(found.matrix, notes=found.notes, checks=checks)
+        show_comparison(found.matrix, alarms=found.alarms, notes=found.notes, checks=checks)
     if found.is_broken:
         raise typer.Exit(_BROKEN)

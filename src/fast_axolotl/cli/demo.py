@@ -34,8 +34,9 @@ def demo(
     download, no torch. What bounds each of them is said before and after.
     """
     from fast_axolotl.cli.protocol import print_protocol, run_plan
-    from fast_axolotl.cli.report import write_report
+    from fast_axolotl.cli.report import check_targets, write_report
 
+    check_targets(output=output)
     folder = Path(tempfile.mkdtemp(prefix="fast-axolotl-demo-"))
     try:
         plan = _plan_axolotl(folder) if axolotl else _plan(folder)

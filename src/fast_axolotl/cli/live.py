@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -216,11 +217,11 @@ def _stage_of(follower: RunFollower | ProtocolFollower) -> ProtocolStage | None:
 def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
     stage = _stage_of(follower)
     if stage is None or (stage.run and not stage.done):
-        return f"Every figure: fast-axolotl show {follower.record.path}"
+        return f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
     if not stage.done:
         return ""
     answer = "The answer" if stage.is_over else "The answer so far"
-    return f"{answer}: fast-axolotl report {follower.folder}"
+    return f"{answer}: fast-axolotl report {shlex.quote(str(follower.folder))}"
 
 
 def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:

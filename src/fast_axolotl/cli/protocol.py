@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -144,7 +145,12 @@ def protocol(
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )
     folder = output or _new_folder()
-    result = run_plan(plan, folder)
+    try:
+        result = run_plan(plan, folder)
+    except (KeyboardInterrupt, SystemExit):
+        again = f"--output {shlex.quote(str(folder))}"
+        print(f"fast-axolotl: the same command with {again} goes on from here", file=sys.stderr)
+        raise
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
     print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
     is_answered = result.pairs > 0 if result.arms else "reason" not in result.dedupe
@@ -187,19 +193,12 @@ def run_plan(plan: Plan, folder: Path) -> Protocol:
     from fast_axolotl.report.protocol_progress import protocol_progress
 
     print(f"fast-axolotl: measuring into {folder}", file=sys.stderr, flush=True)
-    try:
-        with protocol_progress() as update:
+    with protocol_progress() as update:
 
-            def tell(at: Progress) -> None:
-                update(_in_words(at), at.done, at.total, at.run_seconds, at.seconds_left)
+        def tell(at: Progress) -> None:
+            update(_in_words(at), at.done, at.total, at.run_seconds, at.seconds_left)
 
-            return run_protocol(plan, folder, environment=os.environ, progress=tell)
-    except (KeyboardInterrupt, SystemExit):
-        print(
-            f"fast-axolotl: the same command with --output {folder} goes on from here",
-            file=sys.stderr,
-        )
-        raise
+        return run_protocol(plan, folder, environment=os.environ, progress=tell)
 
 
 def _in_words(at: Progress) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fast_axolotl.record.comparison import Protocol
     from fast_axolotl.report.content import Report, ReportRun
 
-__all__ = ["REPORT_EXAMPLES", "make_report", "report", "write_report"]
+__all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
 
 REPORT_EXAMPLES = (
     "Examples:\n\n  fast-axolotl report fast-axolotl-runs/20300131-120000-axolotl\n\n"
@@ -28,6 +28,11 @@ REPORT_EXAMPLES = (
 )
 
 _DEFAULT = Path("report.html")
+_MARKDOWN_MARK = "<!-- fast-axolotl report -->"
+"""First in the Markdown that is written, to be known again; a pull request shows nothing of it."""
+_PNG_MARK = b"\x89PNG\r\n\x1a\n"
+_PAGE_HEAD_BYTES = 4096
+"""Within which a page names its maker."""
 
 
 def report(
@@ -90,15 +95,16 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
         )
     protocol = Protocol.read(protocols[0]) if protocols else None
     notes: list[str] = []
-    found: list[ReportRun] = []
-    if protocol is not None:
-        found += _arm_runs(protocol, protocols[0], notes)
+    arms = _arm_runs(protocol, protocols[0], notes) if protocol is not None else []
     singles = [folder for folder in folders if folder not in protocols]
-    found += [_read(folder, name) for folder, name in zip(singles, _names(singles), strict=True)]
+    found = arms + [
+        _read(folder, name) for folder, name in zip(singles, _names(singles), strict=True)
+    ]
     title = protocol.title if protocol is not None else ", ".join(run.name for run in found)
     return Report(
         title=title,
         runs=tuple(found),
+        arm_runs=len(arms),
         protocol=protocol,
         notes=tuple(notes),
         made=now,
@@ -141,11 +147,49 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return parents if len(set(parents)) == len(parents) else [str(folder) for folder in folders]
 
 
+def check_targets(
+    *, output: Path | None = None, markdown: Path | None = None, png: Path | None = None
+) -> None:
+    """Refuse to replace any file but an earlier report of the same form, or an empty one."""
+    from fast_axolotl.report.page import GENERATOR
+
+    page_mark = f'content="{GENERATOR}"'.encode()
+    text_mark = _MARKDOWN_MARK.encode()
+    _check_target(output, "-o", page_mark, _PAGE_HEAD_BYTES, "report of fast-axolotl")
+    _check_target(markdown, "--markdown", text_mark, len(text_mark), "Markdown of a report")
+    _check_target(png, "--png", _PNG_MARK, len(_PNG_MARK), "PNG")
+    given = [path.absolute() for path in (output, markdown, png) if path is not None]
+    if len(set(given)) < len(given):
+        raise UsageError("-o, --markdown and --png need a file each: give them different names")
+
+
+def _check_target(path: Path | None, flag: str, mark: bytes, reach: int, what: str) -> None:
+    """A file that has the mark in its first ``reach`` bytes is ours to replace."""
+    if path is None or not path.exists():
+        return
+    if not path.is_file():
+        raise UsageError(f"{path} is there already, and it is no file: give another with {flag}")
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(reach)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(
+            f"is there already, and cannot be read ({reason}): give another name with {flag}",
+            path=str(path),
+        ) from error
+    if head and mark not in head:
+        raise UsageError(
+            f"{path} is there already, and it is no {what}: give another name with {flag}"
+        )
+
+
 def _write_all(
     made: Report, *, output: Path | None, markdown: Path | None, png: Path | None
 ) -> list[Path]:
     from fast_axolotl.report.picture import find_browser, take_picture
 
+    check_targets(output=output, markdown=markdown, png=png)
     browser = find_browser() if png is not None else ""
     written = []
     if output is not None or png is not None:
@@ -153,7 +197,7 @@ def _write_all(
 
         page = render_report(made)
         if output is not None:
-            _write_page(output, page)
+            _write(output, page)
             written.append(output)
         if png is not None:
             with tempfile.TemporaryDirectory(prefix="fast-axolotl-report-") as folder:
@@ -168,27 +212,20 @@ def _write_all(
 
 
 def _markdown(made: Report) -> str:
-    if made.protocol is not None:
-        from fast_axolotl.report.matrix import protocol_markdown
-
-        return protocol_markdown(made.protocol)
     from fast_axolotl.report.markdown import runs_markdown
+    from fast_axolotl.report.matrix import protocol_markdown
+    from fast_axolotl.report.values import escape_markdown
 
-    return runs_markdown(made.runs)
-
-
-def _write_page(path: Path, page: str) -> None:
-    """Replaces an earlier report, and no other file."""
-    from fast_axolotl.report.page import GENERATOR
-
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as opened:
-            if f'content="{GENERATOR}"' not in opened.read(4096):
-                raise UsageError(
-                    f"{path} is there already, and it is no report of fast-axolotl: "
-                    "give another name with -o"
-                )
-    _write(path, page)
+    parts = [_MARKDOWN_MARK]
+    rest = made.runs[made.arm_runs :]
+    if made.protocol is not None:
+        parts.append(protocol_markdown(made.protocol))
+        if rest:
+            parts.append(f"## {escape_markdown(', '.join(run.name for run in rest))}")
+    if rest or made.protocol is None:
+        parts.append(runs_markdown(rest))
+    # A comment ends at an empty line: what follows it is Markdown again.
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from fast_axolotl.errors import DataError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.measuring import Order
-    from fast_axolotl.record import RunRecord
 
 __all__ = ["RUN_EXAMPLES", "STATUS_EXAMPLES", "run", "status"]
 
@@ -230,15 +230,14 @@ def _print_summary(run_dir: str, begin: float) -> None:
 
     In a terminal as much as a screen holds, elsewhere every figure.
     """
-    from fast_axolotl.integrations.measuring import find_folders
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
+    from fast_axolotl.record.trainings import find_longest, read_trainings
     from fast_axolotl.report.short_summary import show_short_summary
     from fast_axolotl.report.show import show_summary
 
     try:
-        records = [read_run(folder) for folder in find_folders(run_dir, begin)]
-        longest = max(records, key=_count_seconds)
+        records = read_trainings(run_dir, begin)
+        longest = find_longest(records)
         summary = summarise(longest)
     except DataError as error:
         # A full disk, say: the command's own exit code must not be lost over it.
@@ -253,19 +252,18 @@ def _print_summary(run_dir: str, begin: float) -> None:
     if others:
         _say(f"this is the longest training of {len(records)}; the others: {', '.join(others)}")
     if not is_terminal:
-        _say(f"to see this again: fast-axolotl show {longest.path}")
-
-
-def _count_seconds(record: RunRecord) -> float:
-    """Time of the steps of all ranks."""
-    return sum(block.wall_seconds for rank in record.ranks.values() for block in rank.blocks)
+        _say(f"to see this again: fast-axolotl show {shlex.quote(longest.path)}")
 
 
 def _run_dir(output: Path | None, program: str) -> Path:
     """The folder of a new record; one that holds a record already is left alone."""
+    from fast_axolotl.record.comparison import PROTOCOL_FILE
+
     if output is not None:
         if output.is_dir() and any(output.glob("*.jsonl")):
             raise UsageError(f"{output} holds a record already; give another --output")
+        if (output / PROTOCOL_FILE).exists():
+            raise UsageError(f"{output} is the folder of a protocol; give another --output")
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -12,6 +12,7 @@ With an order to measure, a second switch makes what trains in there record itse
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,9 @@ __all__ = [
 
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that makes the start-up hook act when it is ``1``."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+"""How a shell is told to set a variable for one command."""
 
 _BOOT = Path(__file__).parents[1] / "boot"
 
@@ -66,11 +70,22 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
     beside = str(Path(sys.executable).parent)
     found = shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=beside)
     if found is None:
-        raise UsageError(
-            f"there is no command {name!r} on PATH or in {beside}; "
-            "activate the environment that has it, or give its full path"
-        )
+        raise UsageError(_why_not_found(name, beside))
     return found
+
+
+def _why_not_found(name: str, beside: str) -> str:
+    path = Path(name)
+    if _ASSIGNMENT.match(name):
+        return f"no shell runs the command, so {name!r} sets nothing: write env {name} COMMAND"
+    if "/" in name and path.is_dir():
+        return f"{name!r} is a folder, not a command"
+    if "/" in name and path.is_file():
+        return f"{name!r} is not executable: chmod +x it, or name its interpreter before it"
+    return (
+        f"there is no command {name!r} on PATH or in {beside}; "
+        "activate the environment that has it, or give its full path"
+    )
 
 
 def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:

@@ -15,9 +15,9 @@ A process that never trains writes nothing.
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import os
+import shlex
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +43,8 @@ __all__ = [
     "attach",
     "close_at_exit",
     "end_of",
-    "find_folders",
     "log_figures",
     "never_raises",
-    "next_folder",
     "open_meter",
     "order",
     "read_rank",
@@ -202,33 +200,13 @@ def log_figures(meter: Meter) -> dict[str, float]:
     return {f"{PREFIX}{name}": float(f"{found[name]:.5g}") for name in _LOGGED if name in found}
 
 
-def next_folder(run_dir: str | Path, number: int) -> Path:
-    """The folder of the ``number``-th training of one callback: the first gets the name given."""
-    folder = Path(run_dir)
-    return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-
-
-def find_folders(run_dir: str | Path, since: float) -> list[Path]:
-    """The folders of all trainings that one run has recorded: the one given, and those beside it.
-
-    ``since`` is when the run began, in seconds since 1970: a folder of that name may be older.
-    """
-    found = [Path(run_dir)]
-    for number in itertools.count(2):
-        folder = next_folder(run_dir, number)
-        files = list(folder.glob("rank-*.jsonl"))
-        if not files or max(file.stat().st_mtime for file in files) < since:
-            return found
-        found.append(folder)
-    raise AssertionError("the numbers do not end")
-
-
 def tell_end(meter: Meter) -> None:
     """One line: what bounds the run, and where to read on. ``run --measure`` prints it all."""
     if meter.rank != 0 or order() is not None:
         return
     headline = meter.summary().verdict.headline
-    print(f"fast-axolotl: {headline} See: fast-axolotl show {meter.run_dir}", file=sys.stderr)
+    folder = shlex.quote(str(meter.run_dir))
+    print(f"fast-axolotl: {headline} See: fast-axolotl show {folder}", file=sys.stderr)
 
 
 def end_of(error: BaseException | None) -> tuple[Any, str]:
@@ -373,9 +351,10 @@ class _Attached:
         found: list[Any] = [item for item in callbacks if isinstance(item, kind)]
         for callback in found:
             if callback.run_dir.absolute() != Path(self.order.run_dir) and read_rank()[0] == 0:
+                folder = shlex.quote(str(callback.run_dir))
                 print(
                     f"fast-axolotl: this training has a MeterCallback of its own, which records "
-                    f"into {callback.run_dir}: see fast-axolotl show {callback.run_dir}",
+                    f"into {folder}: see fast-axolotl show {folder}",
                     file=sys.stderr,
                 )
         return bool(found)

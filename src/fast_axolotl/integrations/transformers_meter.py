@@ -32,7 +32,6 @@ from fast_axolotl.integrations.measuring import (
     end_of,
     log_figures,
     never_raises,
-    next_folder,
     open_meter,
     record_model,
     tell_end,
@@ -40,6 +39,7 @@ from fast_axolotl.integrations.measuring import (
 )
 from fast_axolotl.integrations.profiling import WindowProfiler
 from fast_axolotl.integrations.torch_meter import TorchWatch
+from fast_axolotl.record.trainings import next_folder
 
 try:
     from transformers.trainer_callback import CallbackHandler, TrainerCallback

@@ -40,9 +40,13 @@ def see_fetches(given: Evidence) -> str:
             "Run it with fast-axolotl run --measure -- COMMAND, or wrap the loader in the code: "
             "for batch in meter.watch(loader)."
         )
+    call = "measure(RUN)"
+    if given.source == "run":
+        # Its folder is there already, and its process tree is sampled from outside.
+        call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)'
     return (
         "Wrap the loader in the code, since no torch DataLoader was read in training: "
-        "with measure(RUN) as meter, for batch in meter.watch(loader)."
+        f"with {call} as meter, for batch in meter.watch(loader)."
     )
 
 

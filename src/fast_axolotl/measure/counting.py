@@ -5,7 +5,8 @@ Tensors, arrays and record batches are known by what they can do. Of a dictionar
     padded     all positions of ``input_ids``
     real       positions where ``attention_mask`` is not 0 (ids of packed sequences included)
     trainable  positions where ``labels`` is not −100
-    rows       real positions where ``position_ids`` do not grow: there a packed row begins
+    rows       real positions where ``position_ids`` do not grow: there a packed row begins; without
+               them, runs of equal ids in a mask that numbers the rows
 
 Sequence lengths inside packed rows are looked at in every 16th batch: places where
 ``position_ids`` do not grow, else changes of the mask's ids, else whole rows.
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BatchCount", "BatchCounter"]
+__all__ = ["PACKED_ROWS", "BatchCount", "BatchCounter"]
 
 _LOOK_EVERY = 16
 _IGNORED_LABEL = -100
@@ -43,6 +44,10 @@ _PACKED_WITHOUT_MASK = (
     "packed batches came without an attention mask, and which token pads them is not known: "
     "tell with meter.settings(pad_token_id=…)"
 )
+PACKED_ROWS = (
+    "rows are packed, and where the padding begins is not known: tell with "
+    "meter.settings(pad_token_id=…)"
+)
 _NO_MASK = (
     "the batches hold no attention_mask of the shape of input_ids: every position counts as real"
 )
@@ -54,7 +59,7 @@ class BatchCount:
 
     samples: int = 0
     rows: int | None = None
-    """Source rows inside the samples, where position ids tell them apart."""
+    """Source rows inside the samples, where positions or the mask tell them apart."""
     real: int | None = None
     trainable: int | None = None
     padded: int | None = None
@@ -88,6 +93,8 @@ class BatchCounter:
         """New reasons, by the name of the figure; the caller takes them out."""
         self._told: set[str] = set()
         self._num_batches = 0
+        self._has_mask_ids = False
+        """A mask that numbers the rows of a pack was seen."""
 
     def count(self, batch: Any) -> BatchCount:
         """Count one batch."""
@@ -155,11 +162,18 @@ class BatchCounter:
             found.real = found.padded
         elif mask is None:
             self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
+            if "rows_per_second" not in self._told and _count_starts(positions, None) > shape[0]:
+                self._note("rows_per_second", PACKED_ROWS)
         if mask is not None:
             found.real = _count_nonzero(mask)
         is_full = mask is None or found.real == found.padded
         if positions is not None and found.real is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
+        elif mask is not None and found.padded:
+            if is_looked_at and not self._has_mask_ids:
+                self._has_mask_ids = int(mask.max()) > 1
+            if self._has_mask_ids:
+                found.rows = _count_ids(mask)
         if is_looked_at and found.padded:
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequences = len(lengths)
@@ -278,11 +292,18 @@ def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
 def _count_starts(positions: Any, mask: Any) -> int:
     """Sequences that begin: where positions do not grow, or padding (mask 0) ends."""
     flat = positions.reshape(-1)
-    starts = flat[1:] <= flat[:-1]
+    # Flags are arrays of numpy, whatever they were made of.
+    starts = _view(flat[1:] <= flat[:-1])
     if mask is None:
         return min(len(flat), 1) + _count_nonzero(starts)
-    is_real = mask.reshape(-1) != 0
+    is_real = _view(mask.reshape(-1) != 0)
     return int(is_real[0]) + _count_nonzero(is_real[1:] & (starts | ~is_real[:-1]))
+
+
+def _count_ids(mask: Any) -> int:
+    """Runs of equal ids in the rows of a mask, the id 0 left out."""
+    begins = (mask[..., 1:] != mask[..., :-1]) & (mask[..., 1:] != 0)
+    return _count_nonzero(mask[..., 0]) + _count_nonzero(begins)
 
 
 def _count_positions(shape: Any) -> int:

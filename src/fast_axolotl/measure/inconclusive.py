@@ -63,10 +63,11 @@ def find_warming(given: Evidence) -> Verdict | None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
     asked = count_warmup(figures.settings)
     needed = max(0, asked - figures.warmup_steps) * pace + _least_time(pace, 1.0)
+    done = _steps(figures.warmup_steps)
     return Verdict(
         kind="inconclusive",
         subtype="warming",
-        headline=f"The run was still warming up when it ended, after {figures.warmup_steps} steps.",
+        headline=f"The run was still warming up when it ended, after {done}.",
         evidence=(
             f"0 steps of the steady phase; warm-up takes {asked}, until all batches read ahead at "
             "the start are used up",
@@ -112,6 +113,11 @@ def find_draining(given: Evidence) -> Verdict | None:
     return _just_dry(given, drain) if is_dry else _still_draining(given, drain)
 
 
+def _steps(count: float) -> str:
+    text = f"{count:,.0f}"
+    return f"{text} step" if text == "1" else f"{text} steps"
+
+
 def _still_draining(given: Evidence, drain: Drain) -> Verdict:
     figures = given.figures
     steps = drain.left / drain.batches_per_step
@@ -120,11 +126,11 @@ def _still_draining(given: Evidence, drain: Drain) -> Verdict:
     return Verdict(
         kind="inconclusive",
         subtype="draining",
-        headline=f"The queue of ready batches is running dry: it is empty in {steps:,.0f} steps.",
+        headline=f"The queue of ready batches is running dry: it is empty in {_steps(steps)}.",
         evidence=(
             f"the queue falls by {drain.batches_per_step:.3g} batches a step; about "
             f"{drain.left:,.1f} are left: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
-            f"{steps:,.0f} steps, {seconds(steps * pace)}",
+            f"{_steps(steps)}, {seconds(steps * pace)}",
             f"{stall_line(given)}, so far: waits are hidden until the queue is empty",
             *system_lines(figures),
         ),

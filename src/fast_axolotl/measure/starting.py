@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from fast_axolotl.measure.steps import StepTracker
 from fast_axolotl.record import LineWriter
 
 __all__ = ["measure"]
+
+_RUN = "FAST_AXOLOTL_MEASURE"
+"""Names the folder of the measured run that this process is part of. Who started it, ``run`` or
+``protocol``, samples the process tree from outside."""
 
 
 def measure(
@@ -44,10 +50,11 @@ def measure(
 
     ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
     on, and from the start with ``told_steps``, steps are those it is told. Rank 0 also samples its
-    process tree, unless ``sample_system`` is off; the disk that holds the first of ``data_paths``
-    is probed for at most two seconds. ``peak_tflops`` is the device's, for one whose name is not
-    known here. A record that is in the folder already is kept under another name; one that another
-    process is still writing is left alone, and this one writes nothing.
+    process tree, unless ``sample_system`` is off or the folder is that of a measured run, whose
+    tree is sampled from outside; the disk that holds the first of ``data_paths`` is probed for at
+    most two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A
+    record that is in the folder already is kept under another name; one that another process is
+    still writing is left alone, and this one writes nothing.
 
     ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
     """
@@ -72,9 +79,36 @@ def measure(
     # One that nobody gave is found out where steps are told, and else goes without saying.
     given = {} if accumulation == 1 and not told_steps else {"gradient_accumulation": accumulation}
     meter.settings(**given, **({"data_paths": paths} if paths else {}))
-    if sample_system and journal.rank == 0 and not journal.is_refused:
-        meter.attach_sampler(_make_sampler(meter, paths, Path(proc)))
+    if journal.rank == 0 and not journal.is_refused:
+        run = os.environ.get(_RUN, "")
+        is_of_run = _is_same_folder(run, run_dir)
+        if sample_system and not is_of_run:
+            meter.attach_sampler(_make_sampler(meter, paths, Path(proc)))
+        if run and not is_of_run and source == "loop":
+            _tell_folders(run_dir, run)
     return meter
+
+
+def _is_same_folder(run: str, run_dir: str | Path) -> bool:
+    try:
+        return bool(run) and os.path.realpath(run) == os.path.realpath(run_dir)
+    except OSError:
+        # The folder we are in was removed.
+        return False
+
+
+def _tell_folders(run_dir: str | Path, run: str) -> None:
+    """One line where a loop of a measured run records into another folder than the run's."""
+    # Loops that do not tell their rank all have number 0 here.
+    if os.environ.get("RANK", "0") != "0":
+        return
+    with suppress(OSError, ValueError):
+        print(
+            f"fast-axolotl: measure() records into {run_dir}, not into {run}, the folder of this "
+            f'run: for that, call measure(os.environ["{_RUN}"], sample_system=False); for the '
+            f"record made now, see fast-axolotl show {run_dir}",
+            file=sys.stderr,
+        )
 
 
 def _make_sampler(meter: Meter, data_paths: Sequence[str], proc: Path) -> SystemSampler:

@@ -195,24 +195,58 @@ def _num_devices(ranks: Sequence[RankFigures], shapes: Sequence[ModelShape]) -> 
 def _add_system(found: Findings, record: RunRecord, ranks: Sequence[RankFigures]) -> None:
     begins = [rank.steady_from for rank in ranks if rank.steady_from is not None]
     ends = [rank.steady_to for rank in ranks if rank.steady_to is not None]
-    figures = fold_system(record.system, min(begins, default=None), max(ends, default=None))
+    figures = fold_system(
+        record.system,
+        min(begins, default=None),
+        max(ends, default=None),
+        trained_from=_trained_from(ranks),
+    )
     by_phase: dict[str, int] = {}
     for rank in ranks:
         for phase in rank.record.phases:
             if phase.hwm_bytes is not None:
                 by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
     found.values["hwm_by_phase"] = by_phase
-    own = _own_memory(ranks) if record.system is None else _higher(figures.values, by_phase)
+    own = _own_memory(ranks)
+    if record.system is not None:
+        own = _higher(figures.values, by_phase, _local_mark(ranks, record.system.start.host))
     for name, value in figures.values.items():
         found.put(name, own.get(name, value), figures.reasons, is_system=True)
 
 
-def _higher(watched: Mapping[str, Any], by_phase: Mapping[str, int]) -> dict[str, Any]:
+def _trained_from(ranks: Sequence[RankFigures]) -> float | None:
+    """The first step of all, in seconds since 1970; where none was made, the first line."""
+    starts = [rank.record.start.time for rank in ranks]
+    steps = [
+        rank.record.start.time + mark.t
+        for rank in ranks
+        for mark in rank.record.marks
+        if mark.name == "first_step"
+    ]
+    return min(steps or starts, default=None)
+
+
+def _local_mark(ranks: Sequence[RankFigures], host: str) -> int:
+    """The highest mark of one rank's own process on this machine."""
+    marks = [
+        phase.hwm_bytes or 0
+        for rank in ranks
+        if rank.record.start.host == host
+        for phase in rank.record.phases
+    ]
+    return max(marks, default=0)
+
+
+def _higher(watched: Mapping[str, Any], by_phase: Mapping[str, int], local: int) -> dict[str, Any]:
     """What the watcher's samples missed: a rank reads its mark at the very end of each phase."""
+    found: dict[str, Any] = {}
     top = max(by_phase.values(), default=0)
-    if top <= (watched["hwm_bytes"] or 0):
-        return {}
-    return {"hwm_bytes": top, "spike_ratio": ratio(top, watched["rss_bytes"])}
+    if top > (watched["hwm_bytes"] or 0):
+        found = {"hwm_bytes": top, "spike_ratio": ratio(top, watched["rss_bytes"])}
+    share, proven = watched["limit_share"], ratio(local, watched["limit_bytes"])
+    if share is not None and proven is not None:
+        found["limit_share"] = max(share, proven)
+    return found
 
 
 def _own_memory(ranks: Sequence[RankFigures]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fast_axolotl.measure.arithmetic import ratio, times, total
+from fast_axolotl.measure.counting import PACKED_ROWS
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.ranks import RankFigures
 
@@ -21,7 +22,7 @@ def add_reading(found: Findings, ranks: Sequence[RankFigures], chosen: RankFigur
     empty = _explain(readers, "num_bytes", "the batches hold no arrays")
     found.put_steady("bytes_per_second", nbytes, empty, "num_bytes")
     rows = _sum_rates(readers, "rows")
-    packed = "samples are packed, and the source rows inside were not counted"
+    packed = "samples are packed, and the rows inside were not counted"
     is_packed = any(_is_packed(rank) for rank in ranks)
     if rows is None and not is_packed:
         rows = samples
@@ -73,8 +74,12 @@ def _explain(ranks: Sequence[RankFigures], name: str, otherwise: str) -> str:
 
 
 def _is_packed(rank: RankFigures) -> bool:
-    return bool(rank.settings.get("sample_packing")) or any(
-        model.is_packed for model in rank.record.models
+    """By a setting, by the model's trainer, or because the batches look like it."""
+    return (
+        bool(rank.settings.get("sample_packing"))
+        or any(model.is_packed for model in rank.record.models)
+        or PACKED_ROWS in rank.record.reasons.values()
+        or (rank.steady.count("rows") or 0) > (rank.steady.count("samples") or 0)
     )
 
 
@@ -89,7 +94,6 @@ def add_tokens(found: Findings, ranks: Sequence[RankFigures]) -> None:
         "tokens_per_second",
         real,
         _explain(readers, "real_tokens", no_ids),
-        "real_tokens",
         "tokens",
     )
     found.put_steady(

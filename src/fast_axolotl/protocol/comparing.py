@@ -25,6 +25,7 @@ _APART = (
     "The runs of the two were not interleaved: whatever changed on the machine in between counts "
     "as a change."
 )
+_SHARES = frozenset(figure.name for figure in FIGURES if figure.unit == "share")
 _SINGLE = "A single run on one side cannot tell a change from noise."
 
 
@@ -56,6 +57,8 @@ class Comparison:
     first: str
     second: str
     matrix: Matrix
+    alarms: tuple[str, ...] = ()
+    """To be read before any speed: losses that differ."""
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
 
@@ -74,6 +77,9 @@ class _Side:
     reasons: Mapping[str, str]
     runs: int
     note: str = ""
+    alarm: str = ""
+    error: str = ""
+    """With which the only run ended."""
 
 
 def parse_check(text: str) -> Limit:
@@ -119,16 +125,10 @@ def compare_folders(
     if second is None:
         found = _arms_of(Path(first), arm)
     else:
-        found = _two_sides(Path(first), Path(second), arm)
+        found = _two_sides(Path(first), Path(second), arm, is_checked=bool(limits))
     name = found.matrix.arms[-1]
     checks = tuple(_check(limit, found.matrix, name, is_single) for limit in limits)
-    return Comparison(
-        first=found.first,
-        second=found.second,
-        matrix=found.matrix,
-        notes=found.notes,
-        checks=checks,
-    )
+    return replace(found, checks=checks)
 
 
 def _arms_of(folder: Path, arm: str | None) -> Comparison:
@@ -140,19 +140,28 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
     matrix = protocol.matrix
     if len(matrix.arms) < 2:
         raise DataError("it has fewer than two arms to compare", path=str(folder))
+    if not protocol.pairs:
+        told = " ".join(protocol.paragraph.split())
+        raise DataError(f"no pair of its runs counts: {told}", path=str(folder))
     chosen = arm or matrix.arms[-1]
     if chosen not in matrix.arms[1:]:
         raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
     at = matrix.arms.index(chosen)
     rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
     kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
-    notes = [protocol.losses] if protocol.are_losses_equal is False else []
-    return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, notes=tuple(notes))
+    alarms = (protocol.losses,) if protocol.are_losses_equal is False else ()
+    return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, alarms=alarms)
 
 
-def _two_sides(first: Path, second: Path, arm: str | None) -> Comparison:
+def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
     chosen = arm or _last_common_arm(first, second)
     sides = [_side(folder, chosen) for folder in (first, second)]
+    broken = [side for side in sides if side.error]
+    if broken and is_checked:
+        raise DataError(
+            f"the run ended with an error, so no limit is checked: {broken[0].error}",
+            path=broken[0].name,
+        )
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
     rows = tuple(_compare_row(figure, *sides) for figure in FIGURES)
     runs = min(side.runs for side in sides)
@@ -162,6 +171,7 @@ def _two_sides(first: Path, second: Path, arm: str | None) -> Comparison:
         first=names[0],
         second=names[1],
         matrix=Matrix(arms=names, rows=rows),
+        alarms=tuple(side.alarm for side in sides if side.alarm),
         notes=tuple(notes),
     )
 
@@ -180,7 +190,15 @@ def _side(folder: Path, arm: str | None) -> _Side:
     if not (folder / PROTOCOL_FILE).exists():
         run = read_figures(folder)
         values = {name: (value,) for name, value in run.values.items() if value is not None}
-        return _Side(name=str(folder), values=values, reasons=dict(run.reasons), runs=1)
+        end, error = run.summary.end_reason, run.summary.error
+        return _Side(
+            name=str(folder),
+            values=values,
+            reasons=dict(run.reasons),
+            runs=1,
+            note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
+            error=(error or end) if end == "exception" else "",
+        )
     protocol = Protocol.read(folder)
     matrix = protocol.matrix
     if not matrix.arms:
@@ -196,6 +214,7 @@ def _side(folder: Path, arm: str | None) -> _Side:
         reasons={name: cell.reason for name, cell in cells.items() if not cell.values},
         runs=max((len(cell.values) for cell in cells.values()), default=0),
         note=f"{folder}: the runs of {chosen}.",
+        alarm=f"{folder}: {protocol.losses}" if protocol.are_losses_equal is False else "",
     )
 
 
@@ -227,7 +246,8 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
     value, low, high = _estimate(limit, cell)
     if value is None:
         can_differ = not limit.is_difference and cell.difference is not None
-        cure = "; give a limit on the difference: > +0.02" if can_differ else ""
+        example = "+0.02" if limit.name in _SHARES else "+1000000"
+        cure = f"; give a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(
             f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
         )

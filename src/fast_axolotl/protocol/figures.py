@@ -16,7 +16,7 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, RunSummary, read_run
 from fast_axolotl.record.losses import find_losses
 
-__all__ = ["FIGURES", "PRIMARY", "Figure", "RunFigures", "choose_primary", "read_figures"]
+__all__ = ["FIGURES", "PRIMARY", "Figure", "RunFigures", "choose_primary", "read_figures", "sum_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ _SHARE_NEAR_ZERO = 0.01
 """One point: ten times what the meter resolves."""
 _RATE_NEAR_ZERO = 1e6
 """1 MB/s: less than any disk or swap device would notice."""
+_LATE = ("meter", "watch")
+"""Who begins to sample when the process has already run for a while."""
 _BIN = 0.02
 """Width of the bins that quantiles come from: runs on both sides of an edge are so far apart."""
 
@@ -136,7 +138,11 @@ class RunFigures:
 
 def read_figures(folder: str | Path) -> RunFigures:
     """Reads a record and sums it up."""
-    record = read_run(folder)
+    return sum_up(read_run(folder))
+
+
+def sum_up(record: RunRecord) -> RunFigures:
+    """All figures of a record."""
     summary = summarise(record)
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
@@ -164,7 +170,7 @@ def _value(name: str, record: RunRecord, summary: RunSummary) -> tuple[float | N
 
 
 def _start_to_step(record: RunRecord) -> tuple[float | None, str]:
-    if record.system is None:
+    if record.system is None or record.system.start.source in _LATE:
         return None, "nobody watched the process from its start"
     if not record.ranks:
         return None, "no training loop was seen in there"

@@ -6,14 +6,21 @@ the machine falls on all arms alike. A round gives one pair for every arm but th
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import UsageError
 
 __all__ = ["PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
+
+_OF_A_SHELL = frozenset([">", ">>", "<", "|", "||", "&&", "&", ";", "2>", "2>&1"])
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+_MEASURES = ("--measure", "--live", "--output", "-o", "--quiet")
+"""Options of ``fast-axolotl run`` that would take the record away from the protocol."""
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
@@ -104,6 +111,8 @@ class Plan:
             "warmup": self.warmup,
             "drop_caches": self.drop_caches,
             "data_path": self.data_path,
+            # Relative paths in the commands and in the configuration start there.
+            "working folder": str(Path.cwd()),
         }
 
 
@@ -137,16 +146,27 @@ def _command_arm(name: str, text: str) -> ArmPlan:
         raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
     if not command:
         raise UsageError(f"--{name} is empty; give a command, in quotes")
-    return ArmPlan(name=name, text=text, command=command, is_accelerated=_is_run(command))
+    shell = [word for word in command if word in _OF_A_SHELL]
+    if shell or _VARIABLE.match(command[0]):
+        raise UsageError(
+            f"--{name}: no shell runs the command, which has {(*shell, command[0])[0]!r}: write "
+            "sh -c '…' around it, or env NAME=VALUE before it"
+        )
+    options = _options_of_run(command)
+    taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
+    if taken:
+        raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
+    return ArmPlan(name=name, text=text, command=command, is_accelerated=options is not None)
 
 
-def _is_run(command: Sequence[str]) -> bool:
-    """Whether it is ``fast-axolotl run``, in one of its spellings. That does its own acceleration,
-    and would find it switched off from outside."""
-    for before, word, after in zip(("", *command), command, (*command[1:], ""), strict=False):
-        if word == "--":
-            return False
-        is_module = word == "fast_axolotl" and before == "-m"
+def _options_of_run(command: Sequence[str]) -> Sequence[str] | None:
+    """Those of ``fast-axolotl run``, in one of its spellings; ``None`` where it is another command.
+
+    That one does its own acceleration, and would find it switched off from outside.
+    """
+    own = command[: command.index("--")] if "--" in command else command
+    for at, word in enumerate(own):
+        is_module = word == "fast_axolotl" and at > 0 and own[at - 1] == "-m"
         if is_module or word.rpartition("/")[2] == "fast-axolotl":
-            return after == "run"
-    return False
+            return own[at + 2 :] if own[at + 1 : at + 2] == ("run",) else None
+    return None

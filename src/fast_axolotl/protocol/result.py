@@ -51,6 +51,7 @@ def build_protocol(
     matrix = _matrix(plan, turns, figures)
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_arm(arm, turns, state, figures, primary) for arm in plan.arms)
+    matrix = replace(matrix, notes=tuple(_matrix_notes(matrix, arms, primary)))
     equal, losses = _losses(plan, arms)
     differing = differing_settings(
         {arm.name: arm.settings for arm in arms},
@@ -65,7 +66,7 @@ def build_protocol(
         pairs=_pairs_done(plan, turns, state),
         planned_pairs=plan.pairs,
         planned_runs=len(turns),
-        order=tuple(turn.arm.name for turn in turns if turn.number in state.runs),
+        order=tuple(turn.arm.name for turn in turns if _counts(state.runs.get(turn.number))),
         arms=arms,
         matrix=matrix,
         losses=losses,
@@ -74,7 +75,13 @@ def build_protocol(
         dedupe=dict(state.dedupe),
         paragraph=describe_result(arms, matrix, are_losses_equal=equal, dedupe=state.dedupe),
         environment=dict(first.summary.environment) if first is not None else {},
-        notes=(*notes, *plan.notes, *_work_notes(arms), *_cache_notes(done)),
+        notes=(
+            *notes,
+            *plan.notes,
+            *_work_notes(arms),
+            *_training_notes(done),
+            *_cache_notes(done),
+        ),
     )
 
 
@@ -115,7 +122,7 @@ def _arm(
         runs=runs,
         settings={name: known[name] for name in LOADER_SETTINGS if name in known},
         steps=_count_steps(runs),
-        shown_run="" if shown is None else shown.folder,
+        shown_run="" if shown is None else state.runs[shown.number].folder,
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
         headline=verdict.headline if verdict else "",
         action=verdict.action if verdict else "",
@@ -134,6 +141,29 @@ def _work_notes(arms: Sequence[Arm]) -> list[str]:
         return []
     told = ", ".join(f"{count:,.0f} in {name}" for name, count in counts.items())
     return [f"Not the same work: steps recorded are {told}. Compare rates, not the whole run."]
+
+
+def _training_notes(runs: Sequence[ArmRun]) -> list[str]:
+    most = max((run.trainings for run in runs), default=1)
+    if most < 2:
+        return []
+    return [f"A run trained up to {most} times: of each, the longest training is compared."]
+
+
+def _matrix_notes(matrix: Matrix, arms: Sequence[Arm], primary: str) -> list[str]:
+    """How the figures were made; how far they can be trusted, where there are intervals."""
+    if len(arms) < 2 or not primary:
+        return []
+    cells = [cell for row in matrix.rows for cell in row.cells]
+    has_intervals = any(cell.low is not None or cell.difference_low is not None for cell in cells)
+    is_same_work = len({arm.steps for arm in arms}) == 1
+    if not has_intervals or (primary == "duration_seconds" and not is_same_work):
+        return [_HOW]
+    return [_HOW, _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())]
+
+
+def _counts(run: ArmRun | None) -> bool:
+    return run is not None and run.status == "done" and run.pair >= 0
 
 
 def _choose_run(
@@ -159,12 +189,7 @@ def _matrix(plan: Plan, turns: Sequence[Turn], figures: Mapping[int, RunFigures]
         by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
         runs = tuple(by_pair.get(pair) for pair in range(begun))
         arms.append(ArmFigures(name=arm.name, runs=runs))
-    matrix = build_matrix(arms)
-    name = primary_name(matrix, matrix.arms[-1])
-    if len(arms) < 2 or not name:
-        return matrix
-    chance = _BY_CHANCE.format(name=label_of(matrix, name).capitalize())
-    return replace(matrix, notes=(_HOW, chance))
+    return build_matrix(arms)
 
 
 def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
@@ -180,8 +205,7 @@ def _pairs_done(plan: Plan, turns: Sequence[Turn], state: State) -> int:
     """Rounds of which every arm's run counts."""
     rounds: dict[int, int] = {}
     for turn in turns:
-        run = state.runs.get(turn.number)
-        if run is not None and run.status == "done" and turn.pair >= 0:
+        if _counts(state.runs.get(turn.number)):
             rounds[turn.pair] = rounds.get(turn.pair, 0) + 1
     return sum(count == len(plan.arms) for count in rounds.values())
 

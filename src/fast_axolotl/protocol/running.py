@@ -2,8 +2,8 @@
 
 After every run the state and ``protocol.json`` are written, so the folder can be looked at while
 the protocol goes on, and the same command continues it after an interruption. A run that was cut
-off does not count and is made again. A run that failed counts as failed; an arm that has failed
-twice and never succeeded is not run again.
+off does not count and is made again. A run that failed counts as failed until the protocol is
+continued; an arm that has failed twice and never succeeded is not run again before that.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.protocol import launching
 from fast_axolotl.protocol.dedupe import run_dedupe
-from fast_axolotl.protocol.figures import RunFigures, read_figures
+from fast_axolotl.protocol.figures import RunFigures, sum_up
 from fast_axolotl.protocol.launching import Launch, read_tail
 from fast_axolotl.protocol.locking import hold
 from fast_axolotl.protocol.page_cache import prepare_page_cache
@@ -29,6 +29,7 @@ from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
 from fast_axolotl.protocol.state import State, open_state, write_json
 from fast_axolotl.record.comparison import PROTOCOL_FILE, ArmRun, Protocol
+from fast_axolotl.record.trainings import find_folders, find_longest, read_trainings
 
 __all__ = ["Progress", "run_protocol"]
 
@@ -76,10 +77,11 @@ def run_protocol(
     # A folder that is not for this protocol is refused before anything is written there.
     open_state(root, plan, now=now())
     with hold(root) as opened:
+        state = open_state(root, plan, now=now())
         run = _Running(
-            plan=plan,
+            plan=replace(plan, pairs=max(plan.pairs, _count_pairs(plan, state))),
             root=root,
-            state=open_state(root, plan, now=now()),
+            state=state,
             environment=environment,
             progress=progress,
             launch=launch or functools.partial(launching.launch, inherit=opened),
@@ -164,7 +166,8 @@ class _Running:
             )
         folder = self.root / turn.folder
         # What a run that was cut off has left.
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in find_folders(folder):
+            shutil.rmtree(left, ignore_errors=True)
         folder.mkdir(parents=True)
         cache = self.page_cache(self.plan.drop_caches)
         command, environment = self._command(turn, folder)
@@ -187,8 +190,10 @@ class _Running:
         if figures is not None:
             self.figures[turn.number] = figures
             self._remove_outputs(turn, folder)
+        training = folder if figures is None else Path(figures.summary.run_dir)
         return ArmRun(
-            folder=turn.folder,
+            folder=training.relative_to(self.root).as_posix(),
+            trainings=len(find_folders(folder)),
             pair=turn.pair,
             status="done" if figures is not None else "failed",
             exit_code=code,
@@ -280,18 +285,20 @@ class _Running:
     def _read_earlier(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             run = self.state.runs.get(turn.number)
-            if run is None or run.status != "done":
+            if run is None:
                 continue
-            try:
-                found = read_figures(self.root / run.folder)
-                is_whole = run.steps in (None, found.steps)
-            except DataError:
-                is_whole = False
-            if is_whole:
-                self.figures[turn.number] = found
-            else:
+            why = "it had failed"
+            if run.status == "done":
+                try:
+                    found = _read_longest(self.root / turn.folder)
+                    why = "" if run.steps in (None, found.steps) else "its record was damaged"
+                except DataError:
+                    why = "its record was damaged or gone"
+            if why:
                 del self.state.runs[turn.number]
-                self.notes.append(f"{run.folder} was made again: its record was damaged or gone.")
+                self.notes.append(f"{turn.folder} was made again: {why}.")
+            else:
+                self.figures[turn.number] = found
 
     def _write(self) -> Protocol:
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
@@ -304,9 +311,30 @@ def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
     if code:
         return None, f"exit code {code}" if code > 0 else f"ended by signal {-code}"
     try:
-        found = read_figures(folder)
+        found = _read_longest(folder)
     except DataError as error:
         return None, f"it left no record: {error}"
     if found.summary.end_reason == "exception" and found.steps:
         return None, f"exit code 0, but its training ended with an error: {found.summary.error}"
     return found, ""
+
+
+def _read_longest(folder: Path) -> RunFigures:
+    """The figures of the longest training of a run."""
+    records = read_trainings(folder)
+    longest = find_longest(records)
+    found = sum_up(longest)
+    if longest is records[0]:
+        return found
+    late = "start_to_step_seconds"
+    return replace(
+        found,
+        values={**found.values, late: None},
+        reasons={**found.reasons, late: "another training of the same run came before"},
+    )
+
+
+def _count_pairs(plan: Plan, state: State) -> int:
+    """Those that earlier sessions have begun: none of them is dropped for a smaller --pairs."""
+    rounds = -(-max(state.runs, default=0) // max(1, len(plan.arms)))
+    return max(0, rounds - plan.warmup)

@@ -57,11 +57,11 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     cell = find_cell(matrix, name, arm.name)
     if cell is None or not cell.values:
         return [f"{arm.name}: no pair of runs counts yet."]
-    if name == "duration_seconds" and bool(baseline.steps) != bool(arm.steps):
-        idle, busy = (arm, baseline) if baseline.steps else (baseline, arm)
+    if name == "duration_seconds" and (baseline.steps or 0) != (arm.steps or 0):
+        less = min(baseline, arm, key=lambda one: one.steps or 0)
         return [
-            f"{idle.name} recorded no training step, and {busy.name} did: they have not done the "
-            f"same work, so nothing is compared. {idle.headline}"
+            f"{baseline.name} recorded {_steps(baseline)}, {arm.name} {_steps(arm)}: they have not "
+            f"done the same work, so nothing is compared. {less.headline}"
         ]
     sentences = [_speed(arm.name, label_of(matrix, name), cell)]
     if name == "duration_seconds":
@@ -77,16 +77,24 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     return [*sentences, *_advise(baseline, arm, cell, start, is_relieved=is_relieved)]
 
 
+def _steps(arm: Arm) -> str:
+    count = arm.steps or 0
+    return f"{count:,.0f} training step{'' if count == 1 else 's'}"
+
+
 def _find_missing(baseline: Arm, arm: Arm) -> str:
     """Why the two cannot be compared, if they cannot."""
-    done = []
-    for one in (baseline, arm):
-        counted = [run for run in one.runs if run.pair >= 0]
-        done.append({run.pair for run in counted if run.status == "done"})
-        if counted and not done[-1]:
-            return f"No run of {one.name} that counts has succeeded: the end of its log tells why."
-        if not counted:
-            return f"{one.name} has no run that counts yet."
+    counted = {one.name: [run for run in one.runs if run.pair >= 0] for one in (baseline, arm)}
+    waiting = [name for name, runs in counted.items() if not runs]
+    done = [{run.pair for run in runs if run.status == "done"} for runs in counted.values()]
+    failed = [name for name, pairs in zip(counted, done, strict=True) if not pairs]
+    if waiting:
+        return f"{' and '.join(waiting)}: no run that counts yet."
+    if failed:
+        return (
+            f"No run of {' or '.join(failed)} that counts has succeeded: the end of the log tells "
+            "why."
+        )
     return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
 
 
@@ -180,14 +188,14 @@ def _advise(
 ) -> list[str]:
     use = _USE.get(arm.name, f"Use {arm.name}.")
     if primary.outcome == "better":
-        return [use, *([f"After that: {arm.action}"] if arm.action else [])]
+        return [use, *_then("After that", arm)]
     if primary.outcome == "worse":
-        return ["Keep the baseline.", *([f"Next: {baseline.action}"] if baseline.action else [])]
+        return ["Keep the baseline.", *_then("Next", baseline)]
     advice = []
     if primary.outcome == "no detectable change":
         if start is not None and start.outcome == "better":
             gained = f"{use} What it gains is the time before the first step."
-            return [gained, *([f"After that: {arm.action}"] if arm.action else [])]
+            return [gained, *_then("After that", arm)]
         if is_relieved:
             advice.append(
                 "What the shorter waits gain does not stand out from the noise of these runs: give "
@@ -195,4 +203,12 @@ def _advise(
             )
         else:
             advice.append("It makes no difference that could be seen here.")
-    return [*advice, *([f"Next: {arm.action}"] if arm.action else [])]
+    return [*advice, *_then("Next", arm)]
+
+
+def _then(when: str, arm: Arm) -> list[str]:
+    """What the verdict of an arm advises."""
+    if not arm.action:
+        return []
+    is_open = arm.verdict.startswith("inconclusive")
+    return [f"{f'To find out what bounds {arm.name}' if is_open else when}: {arm.action}"]

@@ -39,7 +39,9 @@ class ArmRun:
     """One run of an arm."""
 
     folder: str
-    """Of its record, relative to the protocol's."""
+    """Of its record, relative to the protocol's; of several trainings, the longest."""
+    trainings: int = 1
+    """That it has recorded."""
     pair: int
     """Which pair it belongs to, from 0; warm-up runs are −1."""
     status: Literal["done", "failed", "left out"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.record import lines
 from fast_axolotl.record.checking import check_types
+from fast_axolotl.record.comparison import PROTOCOL_FILE
 from fast_axolotl.record.lines import SCHEMA
 
 __all__ = [
@@ -206,10 +208,23 @@ def read_run(path: str | Path) -> RunRecord:
     if not record.ranks and record.system is None:
         what = "; ".join(record.notes[:3]) or "there is neither rank-0.jsonl nor system.jsonl"
         raise DataError(
-            f"no record in here: {what}; make one with fast-axolotl run --measure -- COMMAND",
+            _describe_protocol(folder)
+            or f"no record in here: {what}; make one with fast-axolotl run --measure -- COMMAND",
             path=str(folder),
         )
     return record
+
+
+def _describe_protocol(folder: Path) -> str:
+    """What to do with a folder that holds a protocol; empty for any other."""
+    runs = sorted({path.parent for path in folder.glob("runs/*/*.jsonl")})
+    has_result = (folder / PROTOCOL_FILE).is_file()
+    words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
+    words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
+    if not words:
+        return ""
+    commands = ", ".join(f"fast-axolotl {word}" for word in words)
+    return f"this is the folder of a protocol, with a record for each run: {commands}"
 
 
 def leave_out_earlier_ranks(record: RunRecord) -> None:

@@ -268,13 +268,13 @@ class ProtocolFollower:
     def _find_newest(self) -> Path | None:
         begun = {path.parent for path in self.folder.glob("runs/*/*.jsonl")}
         # One that was damaged is made again, after later ones.
-        going_on = {path for path in begun if f"runs/{path.name}" not in self._done_folders}
-        return max(going_on or begun, key=_turn_of, default=None)
+        going_on = {path for path in begun if _turn_of(path) not in self._done_turns}
+        return max(going_on or begun, key=lambda path: (_turn_of(path), path.name), default=None)
 
     @property
-    def _done_folders(self) -> set[str]:
+    def _done_turns(self) -> set[int]:
         arms = self._protocol.arms if self._protocol is not None else ()
-        return {run.folder for arm in arms for run in arm.runs}
+        return {_turn_of(Path(run.folder)) for arm in arms for run in arm.runs}
 
     def _read_protocol(self) -> None:
         try:

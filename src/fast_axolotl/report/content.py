@@ -35,7 +35,9 @@ class Report:
 
     title: str
     runs: tuple[ReportRun, ...]
-    """The runs with charts; of a protocol, one of each arm."""
+    """The runs with charts; of a protocol, one of each arm, and then those given beside it."""
+    arm_runs: int = 0
+    """How many of them are a protocol's."""
     protocol: Protocol | None = None
     notes: tuple[str, ...] = ()
     """What was left out, one sentence each."""
@@ -98,7 +100,8 @@ def describe_progress(protocol: Protocol) -> str:
     if not protocol.pairs:
         return f"{words}, no pair yet."
     planned = f" of {protocol.planned_pairs}" if protocol.planned_pairs else ""
-    return f"{words}, {protocol.pairs}{planned} pairs."
+    is_one = protocol.planned_pairs == 1 if planned else protocol.pairs == 1
+    return f"{words}, {protocol.pairs}{planned} {'pair' if is_one else 'pairs'}."
 
 
 def no_counted_run(protocol: Protocol) -> str:

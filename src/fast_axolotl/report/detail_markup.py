@@ -11,6 +11,7 @@ from fast_axolotl.report.content import Report, ReportRun, describe_drawn
 from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
 from fast_axolotl.report.markup import Safe, join, named, tag
 from fast_axolotl.report.values import (
+    count_words,
     describe_value,
     format_date,
     format_length,
@@ -230,8 +231,9 @@ def _ending(one: RunSummary) -> str:
 
 def _measured(one: RunSummary) -> str:
     return (
-        f"{one.steps:,} steps, {one.fetches:,} fetches in {format_length(one.measured_seconds)}; "
-        f"{one.warmup_steps:,} steps of warm-up left out"
+        f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
+        f"{format_length(one.measured_seconds)}; "
+        f"{count_words(one.warmup_steps, 'step')} of warm-up left out"
     )
 
 

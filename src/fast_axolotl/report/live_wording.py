@@ -9,7 +9,7 @@ from fast_axolotl.record.following import ProtocolStage
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
-from fast_axolotl.report.values import format_count
+from fast_axolotl.report.values import count_words, format_count
 
 __all__ = [
     "VerdictWords",
@@ -65,9 +65,10 @@ def describe_verdict(frame: Frame) -> VerdictWords:
     action = own.action if more is None else f"A verdict in about {clock_time(max(1.0, more))}."
     if verdict.subtype == "warming":
         steps = frame.summary.warmup_steps
+        left = "it is" if steps == 1 else "they are"
         return VerdictWords(
             title="Warming up",
-            headline=f"{steps:,} steps so far; they are left out of the figures.",
+            headline=f"{count_words(steps, 'step')} so far; {left} left out of the figures.",
             action=action,
         )
     if verdict.subtype == "short":
@@ -85,7 +86,7 @@ def _waiting_headline(frame: Frame) -> str:
 
 def _short_headline(frame: Frame) -> str:
     one = frame.summary
-    return f"{one.fetches:,} fetches in {format_seconds(one.measured_seconds)} so far."
+    return f"{count_words(one.fetches, 'fetch')} in {format_seconds(one.measured_seconds)} so far."
 
 
 def describe_state(frame: Frame, paused_seconds: float | None, ending: str) -> tuple[str, str]:
@@ -94,11 +95,22 @@ def describe_state(frame: Frame, paused_seconds: float | None, ending: str) -> t
         return ending, "bold"
     if paused_seconds is not None:
         return f"paused for {clock_time(paused_seconds)}", "bold yellow"
+    is_whole = 0 < len(frame.ranks) >= frame.summary.world_size
+    if is_whole and all(rank.state for rank in frame.ranks):
+        return _how_training_ended(frame), "bold"
     quiet = frame.stepless_seconds
     step = frame.summary.step_p50_seconds or 0.0
     if quiet is not None and quiet > max(_LONG_WITHOUT_STEP, _MANY_STEPS * step):
         return f"no step for {clock_time(quiet)}", "bold yellow"
     return "running", "green"
+
+
+def _how_training_ended(frame: Frame) -> str:
+    """Of a run whose ranks have ended; its command may still save, or another run follow."""
+    states = {rank.state for rank in frame.ranks}
+    if "exception" in states:
+        return "training failed"
+    return "training was interrupted" if "interrupted" in states else "training has ended"
 
 
 def stage_parts(stage: ProtocolStage | None) -> list[str]:

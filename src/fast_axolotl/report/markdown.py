@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.content import ReportRun
+from fast_axolotl.report.matrix import describe_missing
 from fast_axolotl.report.matrix_markup import compare_plainly
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.values import escape_markdown, format_value
@@ -14,7 +15,7 @@ __all__ = ["runs_markdown"]
 
 
 def runs_markdown(runs: Sequence[ReportRun]) -> str:
-    """Verdicts, what to do next, and a table."""
+    """Verdicts, what to do next, a table, and why it has dashes."""
     lines = []
     for run in runs:
         verdict = run.summary.verdict
@@ -34,4 +35,6 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
         if any(cell.value is not None for cell in row.cells):
             values = [format_value(cell.value, row.unit) for cell in row.cells]
             lines.append(f"| {escape_markdown(row.label)} | " + " | ".join(values) + " |")
+    missing = [f"- {escape_markdown(line)}" for line in describe_missing(matrix)]
+    lines += ["", *missing] if missing else []
     return "\n".join(lines) + "\n"

@@ -1,7 +1,8 @@
 """A protocol as text: the answer first, then the matrix; in the terminal and as Markdown.
 
 Takes what ``record.comparison`` holds and nothing else. A difference of losses comes before any
-speed, in red. Figures that no arm has are not rows; below the matrix stands why.
+speed, in red. Figures that no arm has are not rows; below the matrix stands why, and why an arm
+has none of a row.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
-from fast_axolotl.report.values import escape_markdown, format_ratios, format_value
+from fast_axolotl.report.content import counted_runs
+from fast_axolotl.report.values import (
+    count_words,
+    escape_markdown,
+    format_ratios,
+    format_value,
+)
 
 __all__ = [
     "comparison_markdown",
+    "describe_missing",
     "protocol_markdown",
     "render_protocol",
     "show_comparison",
@@ -48,18 +56,22 @@ def render_protocol(protocol: Protocol, *, width: int = _PIPE_WIDTH) -> str:
 def show_comparison(
     matrix: Matrix,
     *,
+    alarms: Sequence[str] = (),
     notes: Sequence[str] = (),
     checks: Sequence[tuple[str, bool]] = (),
     file: IO[str] | None = None,
 ) -> None:
-    """Print a matrix alone, with limits that were checked: a sentence, and whether it is broken."""
+    """Print a matrix alone, with limits that were checked: a sentence, and whether it is broken.
+
+    Alarms are what to know before any figure.
+    """
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
-        _print_comparison(console, matrix, notes, checks)
+        _print_comparison(console, matrix, alarms, notes, checks)
         return
     text = io.StringIO()
     plain = Console(file=text, highlight=False, markup=False, width=_PIPE_WIDTH)
-    _print_comparison(plain, matrix, notes, checks)
+    _print_comparison(plain, matrix, alarms, notes, checks)
     console.file.write(_without_ends(text.getvalue()))
 
 
@@ -81,15 +93,21 @@ def protocol_markdown(protocol: Protocol) -> str:
 
 
 def comparison_markdown(
-    matrix: Matrix, *, notes: Sequence[str] = (), checks: Sequence[tuple[str, bool]] = ()
+    matrix: Matrix,
+    *,
+    alarms: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    checks: Sequence[tuple[str, bool]] = (),
 ) -> str:
     """The same of a comparison."""
-    lines = [*_matrix_lines(matrix), ""]
+    lines = [line for alarm in alarms for line in (f"> **{escape_markdown(alarm)}**", "")]
+    lines += [*_matrix_lines(matrix), ""]
     lines += [
         f"- **{escape_markdown(text)}**" if broken else f"- {escape_markdown(text)}"
         for text, broken in checks
     ]
-    lines += [f"- {escape_markdown(note)}" for note in (*_missing(matrix), *notes, *matrix.notes)]
+    told = (*describe_missing(matrix), *notes, *matrix.notes)
+    lines += [f"- {escape_markdown(note)}" for note in told]
     return "\n".join(lines) + "\n"
 
 
@@ -125,12 +143,18 @@ def _failures(arm: Arm) -> list[tuple[str, str]]:
 
 
 def _print_comparison(
-    console: Console, matrix: Matrix, notes: Sequence[str], checks: Sequence[tuple[str, bool]]
+    console: Console,
+    matrix: Matrix,
+    alarms: Sequence[str],
+    notes: Sequence[str],
+    checks: Sequence[tuple[str, bool]],
 ) -> None:
+    for alarm in alarms:
+        console.print(Text(alarm, style="bold white on red"))
     for text, is_broken in checks:
         console.print(Text(text, style="bold red" if is_broken else ""))
     console.print(_table(matrix))
-    for note in (*_missing(matrix), *notes, *matrix.notes):
+    for note in (*describe_missing(matrix), *notes, *matrix.notes):
         console.print(Text(f"• {note}", style="dim"))
 
 
@@ -209,20 +233,38 @@ def _facts(protocol: Protocol) -> list[str]:
     if protocol.losses and protocol.are_losses_equal is not False:
         lines.append(protocol.losses)
     lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
-    lines += _missing(protocol.matrix)
-    minutes = f"{protocol.seconds / 60:.1f} min"
-    pairs = "1 pair" if protocol.pairs == 1 else f"{protocol.pairs} pairs"
-    if protocol.pairs < protocol.planned_pairs:
-        pairs = f"{protocol.pairs} of {protocol.planned_pairs} pairs"
-    lines.append(f"{pairs}, in the order {_order(protocol.order)}; {minutes}")
+    lines += describe_missing(protocol.matrix)
+    if protocol.arms:
+        lines.append(_course(protocol))
     return [*lines, *protocol.notes, *protocol.matrix.notes]
+
+
+def _course(protocol: Protocol) -> str:
+    """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3.0 min``."""
+    pairs = count_words(protocol.pairs, "pair")
+    if protocol.pairs < protocol.planned_pairs:
+        pairs = f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"
+    parts = [pairs]
+    if protocol.order:
+        parts.append(f"in the order {_order(protocol.order)}")
+    parts += _warmups(protocol.arms)
+    return f"{', '.join(parts)}; {protocol.seconds / 60:.1f} min"
+
+
+def _warmups(arms: Sequence[Arm]) -> list[str]:
+    counts = [sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in arms]
+    if not any(counts):
+        return []
+    if len(set(counts)) == 1:
+        return [f"after {count_words(counts[0], 'warm-up')} of each arm"]
+    return [f"after {count_words(sum(counts), 'warm-up')} in all"]
 
 
 def _count_runs(arm: Arm) -> str:
     """``3 runs, and 1 to warm up``."""
     done = [run for run in arm.runs if run.status == "done"]
-    counted = sum(run.pair >= 0 for run in done)
-    parts = ["1 run" if counted == 1 else f"{counted} runs"]
+    counted = len(counted_runs(arm))
+    parts = [count_words(counted, "run")]
     if len(done) > counted:
         parts.append(f"{len(done) - counted} to warm up")
     if len(arm.runs) > len(done):
@@ -241,15 +283,35 @@ def _measured_rows(matrix: Matrix) -> list[MatrixRow]:
     return [row for row in matrix.rows if any(cell.value is not None for cell in row.cells)]
 
 
-def _missing(matrix: Matrix) -> list[str]:
-    """Why figures have no row, one sentence for each reason."""
+def describe_missing(matrix: Matrix) -> list[str]:
+    """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
+    shown = _measured_rows(matrix)
+    if not shown:
+        return []
     told: dict[str, list[str]] = {}
-    for row in matrix.rows if _measured_rows(matrix) else ():
-        if all(cell.value is None for cell in row.cells):
+    for row in matrix.rows:
+        if row not in shown:
             # An arm that ran knows more about it than one that did not.
             reasons = sorted((cell.reason for cell in row.cells if cell.reason), key=_says_little)
             told.setdefault(reasons[0] if reasons else "no run counts", []).append(row.label)
-    return [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in told.items()]
+    lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in told.items()]
+    for at, arm in enumerate(matrix.arms):
+        lines += _missing_in(arm, [(row.label, row.cells[at]) for row in shown])
+    return lines
+
+
+def _missing_in(arm: str, cells: Sequence[tuple[str, Cell]]) -> list[str]:
+    """Of figures that another arm has."""
+    told: dict[str, list[str]] = {}
+    for label, cell in cells:
+        if cell.value is None:
+            told.setdefault(cell.reason or "it was not recorded", []).append(label)
+    return [
+        f"Nothing was measured in {arm}: {reason}."
+        if len(labels) == len(cells)
+        else f"Not measured in {arm}: {', '.join(labels)}: {reason}."
+        for reason, labels in told.items()
+    ]
 
 
 def _says_little(reason: str) -> bool:

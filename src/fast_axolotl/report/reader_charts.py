@@ -23,7 +23,7 @@ from fast_axolotl.report.charts import (
     time_axes,
     time_scale,
 )
-from fast_axolotl.report.values import format_count
+from fast_axolotl.report.values import count_words, format_count
 
 __all__ = ["format_short", "throughput_chart", "waits_chart"]
 
@@ -214,7 +214,7 @@ def format_short(seconds: float) -> str:
 
 def _waits_text(run: Curves) -> str:
     one = run.summary
-    parts = [f"{run.series['waits']['fetches']:,} fetches."]
+    parts = [f"{count_words(run.series['waits']['fetches'], 'fetch')}."]
     if one.wait_p50_seconds is not None and one.wait_p95_seconds is not None:
         parts.append(
             f"Half waited {format_short(one.wait_p50_seconds)} or less, 95 % "

@@ -6,6 +6,7 @@ For the end of a run in a terminal, where the whole summary would push its own v
 
 from __future__ import annotations
 
+import shlex
 from typing import IO
 
 from rich.console import Console
@@ -40,7 +41,8 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
     _print_rows(console, _note_rows(summary.notes), style="dim")
     console.print()
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
-    console.print(Text(f"Every figure: fast-axolotl show {record.path}"), soft_wrap=True)
+    command = f"fast-axolotl show {shlex.quote(record.path)}"
+    console.print(Text(f"Every figure: {command}"), soft_wrap=True)
 
 
 def _verdict_rows(verdict: Verdict) -> list[tuple[str, str]]:
@@ -82,7 +84,7 @@ def _missing_lines(summary: RunSummary) -> list[str]:
 def _note_rows(notes: tuple[str, ...]) -> list[tuple[str, str]]:
     rows = [("note", note) for note in notes[:_MOST_NOTES]]
     left = len(notes) - len(rows)
-    return [*rows, *([("", f"{left} more notes")] if left else [])]
+    return [*rows, *([("", f"{left} more {'note' if left == 1 else 'notes'}")] if left else [])]
 
 
 def _memory(summary: RunSummary) -> str:

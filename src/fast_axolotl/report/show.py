@@ -22,7 +22,7 @@ from fast_axolotl.record.comparison import without_nan
 from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
 from fast_axolotl.report.terminal import format_seconds, format_share
-from fast_axolotl.report.values import describe_value, format_date
+from fast_axolotl.report.values import count_words, describe_value, format_date
 
 __all__ = [
     "VERDICT_STYLES",
@@ -141,9 +141,9 @@ def _print_course(console: Console, summary: RunSummary) -> None:
         ("ended", f"{ended}, after {format_seconds(summary.duration_seconds)}"),
         (
             "measured",
-            f"{summary.steps:,} steps, {summary.fetches:,} fetches in "
+            f"{count_words(summary.steps, 'step')}, {count_words(summary.fetches, 'fetch')} in "
             f"{format_seconds(summary.measured_seconds)}{ranks}; "
-            f"{summary.warmup_steps:,} steps of warm-up left out",
+            f"{count_words(summary.warmup_steps, 'step')} of warm-up left out",
         ),
     ]
     if summary.stall_pattern:

@@ -311,5 +311,6 @@ def _outliers_text(run: Curves) -> str:
     longest = max(slow["seconds"])
     count = f"{slow['all']:,} fetches" if slow["all"] > 1 else "One fetch"
     few = len(_marked(run))
-    drawn = f"; the {few:,} longest are marked" if few < slow["all"] else ""
+    which = "the longest is" if few == 1 else f"the {few:,} longest are"
+    drawn = f"; {which} marked" if few < slow["all"] else ""
     return f"{count} waited far longer than most, up to {format_seconds(longest)}{drawn}."

@@ -11,6 +11,7 @@ from typing import Any
 from fast_axolotl.record.comparison import Cell, MatrixRow
 
 __all__ = [
+    "count_words",
     "describe_change",
     "describe_value",
     "escape_markdown",
@@ -65,6 +66,12 @@ def format_count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def count_words(number: int, noun: str) -> str:
+    """``1 step``, ``2,000 steps``, ``3 fetches``."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def format_length(seconds: float) -> str:

@@ -19,7 +19,7 @@ from fast_axolotl.report.content import (
 from fast_axolotl.report.downsampling import finite
 from fast_axolotl.report.markup import Safe, join, named, tag
 from fast_axolotl.report.show import verdict_title
-from fast_axolotl.report.values import format_length, format_value
+from fast_axolotl.report.values import count_words, format_length, format_value
 
 __all__ = ["verdict_section"]
 
@@ -144,7 +144,7 @@ def _protocol_verdict(report: Report, protocol: Protocol) -> Safe:
         tag("p", tag("strong", progress), class_="progress") if progress else None,
         tag("div", _paragraphs(protocol), class_="answer") if protocol.paragraph else None,
         tag("div", cards, class_="cards"),
-        tag("p", _course(protocol), class_="small"),
+        tag("p", _course(protocol), class_="small") if protocol.arms else None,
         aria_labelledby="verdict",
     )
 
@@ -208,8 +208,9 @@ def _median_stall(arm: Arm, matrix: Matrix, run: ReportRun | None) -> str:
 
 def _course(protocol: Protocol) -> Safe:
     counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
-    pairs = f"{protocol.pairs} pairs" if protocol.pairs != 1 else "One pair"
-    parts = [f"{pairs}, {counted} runs that count, in {format_length(protocol.seconds)}."]
+    runs = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
+    pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
+    parts = [f"{pairs}, {runs}, in {format_length(protocol.seconds)}."]
     if protocol.losses and protocol.are_losses_equal is not False:
         parts.append(protocol.losses)
     return join(" ".join(parts))
