@@ -246,7 +246,7 @@ def _course(protocol: Protocol) -> str:
         pairs = f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"
     parts = [pairs]
     if protocol.order:
-        parts.append(f"in the order {_order(protocol.order)}")
+        parts.append(f"in the order {_order(protocol)}")
     parts += _warmups(protocol.arms)
     return f"{', '.join(parts)}; {protocol.seconds / 60:.1f} min"
 
@@ -272,11 +272,11 @@ def _count_runs(arm: Arm) -> str:
     return ", ".join(parts)
 
 
-def _order(names: Sequence[str]) -> str:
+def _order(protocol: Protocol) -> str:
     """``A B B A``, told once what the letters are."""
-    letters = {name: chr(65 + at) for at, name in enumerate(dict.fromkeys(names))}
+    letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
     told = ", ".join(f"{letter} {name}" for name, letter in letters.items())
-    return f"{' '.join(letters[name] for name in names)} ({told})"
+    return f"{' '.join(letters[name] for name in protocol.order)} ({told})"
 
 
 def _measured_rows(matrix: Matrix) -> list[MatrixRow]:
