@@ -20,6 +20,7 @@ from fast_axolotl.report.content import counted_runs
 from fast_axolotl.report.values import (
     count_words,
     escape_markdown,
+    format_change,
     format_ratios,
     format_value,
 )
@@ -197,31 +198,24 @@ def _matrix_lines(matrix: Matrix) -> list[str]:
 
 def _change(cell: Cell, unit: str) -> str:
     """``1.23× (1.20 – 1.26) better``."""
-    if cell.ratio is None and cell.difference is None:
-        return "" if cell.value is None else "not compared"
     if cell.ratio is not None:
         ratio, *ends = format_ratios(cell, decimals=3)
-        found = f"{ratio}× ({' – '.join(ends)})" if ends else f"{ratio}×"
+        found = f"{ratio}×"
+    elif cell.difference is None:
+        return "" if cell.value is None else "not compared"
+    elif unit.startswith("bytes") and cell.outcome == "no detectable change":
+        return cell.outcome
     else:
-        if unit.startswith("bytes") and cell.outcome == "no detectable change":
-            return cell.outcome
-        found = _signed(cell.difference, unit)
-        if cell.difference_low is not None:
-            low, high = _signed(cell.difference_low, unit), _signed(cell.difference_high, unit)
-            found += f" ({low} – {high})"
+        differences = (cell.difference, cell.difference_low, cell.difference_high)
+        found, *ends = (
+            format_change(one, unit, decimals=2) for one in differences if one is not None
+        )
+    if ends:
+        found += f" ({' – '.join(ends)})"
     if cell.outcome == "not compared":
         return f"{found}, no interval"
     is_nothing = cell.ratio is None and cell.outcome == "no detectable change" and cell.reason
     return f"{found} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
-
-
-def _signed(value: float | None, unit: str) -> str:
-    assert value is not None
-    if unit == "share":
-        points = round(100 * value, 2)
-        return f"{points:+.2f} points" if points else "0 points"
-    sign = "−" if value < 0 else "+"
-    return f"{sign}{format_value(abs(value), unit)}"
 
 
 def _facts(protocol: Protocol) -> list[str]:

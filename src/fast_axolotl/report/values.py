@@ -15,6 +15,7 @@ __all__ = [
     "describe_change",
     "describe_value",
     "escape_markdown",
+    "format_change",
     "format_count",
     "format_date",
     "format_length",
@@ -100,11 +101,11 @@ def describe_change(cell: Cell, row: MatrixRow) -> tuple[str, str]:
         return f"×{ratio}", " to ".join(ends)
     if cell.difference:
         ends = [
-            _signed(end, row.unit)
+            format_change(end, row.unit)
             for end in (cell.difference_low, cell.difference_high)
             if end is not None
         ]
-        return _signed(cell.difference, row.unit), " to ".join(ends)
+        return format_change(cell.difference, row.unit), " to ".join(ends)
     return "", ""
 
 
@@ -130,11 +131,15 @@ def _ratio(value: float, decimals: int) -> str:
     return f"{value:.{max(decimals, 3) if value < 0.1 else decimals}f}"
 
 
-def _signed(value: float, unit: str) -> str:
-    sign = "+" if value > 0 else "−" if value < 0 else ""
+def format_change(value: float, unit: str, *, decimals: int = 1) -> str:
+    """A difference, with its sign; ``decimals`` are those of points."""
     if unit == "share":
-        return f"{sign}{100 * abs(value):.1f} points"
-    return f"{sign}{format_value(abs(value), unit)}"
+        points = round(100 * abs(value), decimals)
+        amount = f"{points:.{decimals}f} points" if points else "0 points"
+    else:
+        amount = format_value(abs(value), unit)
+    is_nothing = not any(sign in "123456789" for sign in amount)
+    return amount if is_nothing else f"{'−' if value < 0 else '+'}{amount}"
 
 
 def describe_value(value: Any) -> str:
