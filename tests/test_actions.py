@@ -105,7 +105,7 @@ def test_what_ran_under_run_is_told_the_call_that_records_into_its_folder() -> N
         source: actions.see_fetches(Evidence(figures=base, source=source))
         for source in ("run", "torch")
     }
-    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)'
+    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'
     assert f"with {call} as meter" in texts["run"]
     assert "with measure(RUN) as meter" in texts["torch"]
     assert MEASURE in call

@@ -761,7 +761,7 @@ def test_a_loop_that_records_beside_its_run_says_so(
     measure(tmp_path / "own").close()
     (line,) = capsys.readouterr().err.splitlines()
     assert f"records into {tmp_path / 'own'}, not into {tmp_path / 'run'}" in line
-    assert 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)' in line
+    assert 'measure(os.environ["FAST_AXOLOTL_MEASURE"])' in line
     assert (tmp_path / "own" / "system.jsonl").is_file()
 
 

@@ -29,7 +29,7 @@ def read():
         time.sleep(float(sys.argv[1]))
         yield [1, 2, 3, 4]
 
-with measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False) as meter:
+with measure(os.environ["FAST_AXOLOTL_MEASURE"]) as meter:
     for batch in meter.watch(read()):
         time.sleep(0.002)
         meter.tokens(400)

@@ -27,7 +27,7 @@ def main(steps: str, slower: str) -> None:
     from fast_axolotl.measure import measure
 
     share = float(slower)
-    with measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False) as meter:
+    with measure(os.environ["FAST_AXOLOTL_MEASURE"]) as meter:
         begin = time.perf_counter()
         for batch in meter.watch(_read(int(steps))):
             _step(batch)

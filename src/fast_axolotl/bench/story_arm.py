@@ -43,7 +43,7 @@ def main() -> None:
     batches = itertools.islice(epochs, int(steps))
     folder = os.environ["FAST_AXOLOTL_MEASURE"]
     model = Model()
-    with measure(folder, sample_system=False) as meter:
+    with measure(folder) as meter:
         for step, batch in enumerate(meter.watch(batches)):
             loss = model.step(batch["input_ids"])
             if step % _LOG_EVERY == 0:

@@ -119,7 +119,7 @@ def protocol(
 
     With a configuration of Axolotl: stock, the drop-in, and streaming on request. Without: any two
     commands. Every run is a process of its own and leaves a record. A Python loop of your own is
-    measured by fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False).
+    measured by fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"]).
 
     The same command with the same --output continues a protocol that was interrupted.
     """

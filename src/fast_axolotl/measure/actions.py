@@ -43,7 +43,7 @@ def see_fetches(given: Evidence) -> str:
     call = "measure(RUN)"
     if given.source == "run":
         # Its folder is there already, and its process tree is sampled from outside.
-        call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"], sample_system=False)'
+        call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'
     return (
         "Wrap the loader in the code, since no torch DataLoader was read in training: "
         f"with {call} as meter, for batch in meter.watch(loader)."

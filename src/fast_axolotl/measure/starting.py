@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,8 +106,8 @@ def _tell_folders(run_dir: str | Path, run: str) -> None:
     with suppress(OSError, ValueError):
         print(
             f"fast-axolotl: measure() records into {run_dir}, not into {run}, the folder of this "
-            f'run: for that, call measure(os.environ["{_RUN}"], sample_system=False); for the '
-            f"record made now, see fast-axolotl show {run_dir}",
+            f'run: for that, call measure(os.environ["{_RUN}"]); for the record made now, see '
+            f"fast-axolotl show {shlex.quote(str(run_dir))}",
             file=sys.stderr,
         )
 
