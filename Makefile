@@ -57,8 +57,7 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[bench]'
 	touch $@
 
-# Python compiles what the tests import; all of torch and Axolotl takes a minute more.
 $(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(PIP) --no-compile '$(TORCH)'
-	$(PIP) --no-compile '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
+	$(PIP) '$(TORCH)'
+	$(PIP) '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +154,28 @@ def test_a_run_that_ended_with_an_error_is_told_and_passes_no_limit(tmp_path: Pa
     rank = make_rank(own_seconds=0.01, tokens=1000, end="exception")
     write_record(tmp_path / "b", rank, make_system(samples=8))
     assert any("exception" in note for note in compare_folders(first, tmp_path / "b").notes)
+    write_record(tmp_path / "c", make_rank(own_seconds=0.01, tokens=1000, end=None))
     limits = [parse_check("tokens_per_second < 0.5")]
-    with pytest.raises(DataError, match="ended with an error, so no limit is checked"):
-        compare_folders(first, tmp_path / "b", limits=limits, is_single=True)
+    for name in "bc":
+        with pytest.raises(DataError, match="did not end well, so no limit is checked"):
+            compare_folders(first, tmp_path / name, limits=limits, is_single=True)
 
 
 def test_a_protocol_in_which_no_pair_counts_says_so(tmp_path: Path) -> None:
     folder = make_protocol(tmp_path / "p", codes={"candidate": [1] * 9})
-    with pytest.raises(DataError, match="no pair of its runs counts: No run of candidate"):
+    with pytest.raises(DataError, match="No run of candidate that counts has succeeded"):
         compare_folders(folder)
+
+
+def test_of_three_arms_one_may_have_failed(tmp_path: Path) -> None:
+    plan = plan_commands("cmd a", "cmd b", pairs=2, warmup=0)
+    third = replace(plan.arms[1], name="third")
+    launch = FakeLaunch(codes={"third": [1] * 9})
+    plan = replace(plan, arms=(*plan.arms, third))
+    run_protocol(plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock)
+    assert compare_folders(tmp_path / "p", arm="candidate").second == "candidate"
+    with pytest.raises(DataError, match="No run of third"):
+        compare_folders(tmp_path / "p")
 
 
 def test_two_protocols_are_compared_by_the_arm_that_both_have(tmp_path: Path) -> None:

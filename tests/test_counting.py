@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.counting import PACKED_ROWS, BatchCount, BatchCounter
+from fast_axolotl.measure.counting import PACKED_LATE, PACKED_ROWS, BatchCount, BatchCounter
 
 torch = pytest.importorskip("torch")
 
@@ -160,6 +160,16 @@ def test_a_mask_that_numpy_cannot_hold_is_counted_all_the_same() -> None:
         }
     )
     assert (found.real, found.padded, found.rows) == (3, 4, 2)
+
+
+def test_a_pack_of_one_row_at_first_does_not_hide_the_others() -> None:
+    counter = BatchCounter()
+    found = [
+        counter.count({"input_ids": ids, "attention_mask": ids}).rows
+        for ids in (np.array([[1, 1]]), np.array([[1, 2]]), np.array([[1, 1]]))
+    ]
+    assert found == [None, 2, 1]
+    assert counter.take_reasons()["rows_per_second"] == PACKED_LATE
 
 
 @pytest.mark.parametrize("kind", KINDS)

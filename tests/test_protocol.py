@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
         "bin/fast-axolotl run -- axolotl train a.yml",
         "python -m fast_axolotl run -- axolotl train a.yml",
         "env A=1 fast-axolotl run --skip fetch -- axolotl train a.yml",
+        "fast-axolotl run --skip --output python train.py --output out",
+        "fast-axolotl run python train.py --sep '|' -q",
     ],
 )
 def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> None:
@@ -130,7 +133,9 @@ def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> No
     [
         ("fast-axolotl run --measure -- python a.py", "measures by itself: leave --measure out"),
         ("python -m fast_axolotl run --output=x -- a", "measures by itself: leave --output=x out"),
-        ("python a.py > log.txt", "no shell runs the command, which has '>'"),
+        ("fast-axolotl run -q -- python a.py", "measures by itself: leave -q out"),
+        ("python a.py >log.txt", "no shell runs the command, which has '>'"),
+        ("python a.py; echo", "no shell runs the command, which has ';'"),
         ("A=1 python a.py", "no shell runs the command, which has 'A=1'.*env NAME=VALUE"),
     ],
 )
@@ -139,7 +144,7 @@ def test_a_command_that_would_not_do_what_it_says_is_refused(command: str, words
         plan_commands("true", command)
 
 
-def test_of_several_trainings_the_longest_counts(tmp_path: Path) -> None:
+def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path) -> None:
     found = run(plan(), tmp_path / "p", FakeLaunch(trials={"candidate": 20}))
     one = found.arms[1].runs[1]
     assert (one.folder, one.trainings, one.steps) == ("runs/03-candidate-2", 2, 605)
@@ -329,7 +334,40 @@ def test_what_has_failed_is_tried_again_when_the_protocol_goes_on(tmp_path: Path
     found = run(plan(), tmp_path / "p", mended)
     assert mended.arms == ["candidate"] * 4
     assert found.pairs == 3
-    assert any("made again: it had failed" in note for note in found.notes)
+    told = [note for note in found.notes if "made again" in note]
+    assert told == [
+        f"runs/{number}-candidate was made again: it had failed." for number in ("02", "03")
+    ], "the others were left out then"
+
+
+def test_what_has_failed_stays_until_it_is_tried_again(tmp_path: Path) -> None:
+    broken = FakeLaunch(codes={"candidate": [1] * 9})
+    before = run(plan(), tmp_path / "p", broken)
+    late = FakeLaunch()
+    found = run(plan(max_minutes=0.001), tmp_path / "p", late)
+    assert late.arms == ["candidate"], "the pair that was under way"
+    assert found.arms[1].runs[1:] == before.arms[1].runs[1:]
+    assert sum("made again" in note for note in found.notes) == 1
+
+
+def test_a_dedupe_that_has_failed_is_tried_again(tmp_path: Path) -> None:
+    launch = FakeLaunch()
+    calls: list[Sequence[str]] = []
+
+    def fail(command: Sequence[str], *_: object) -> int:
+        calls.append(command)
+        return 1
+
+    for _ in range(2):
+        found = run_protocol(
+            Plan(title="dedupe", arms=(), dedupe={}),
+            tmp_path / "p",
+            environment={},
+            launch=fail,
+            clock=launch.clock,
+        )
+    assert len(calls) == 2
+    assert "exit code 1" in found.dedupe["reason"]
 
 
 def test_a_protocol_goes_on_only_where_it_was_started(

@@ -112,11 +112,19 @@ def test_a_list_can_be_pinned() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
     assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
+    assert parse_pins("wandb_name=it's,a=5),b= 'x, y'") == {
+        "wandb_name": "it's",
+        "a": "5)",
+        "b": "x, y",
+    }
 
 
 def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no value of YAML"):
-        parse_pins("a=[1")
+        parse_pins("a={1: 2: 3}")
+    for text in ("a=[1", "a='x, y", "name=a[b,max_steps=5"):
+        with pytest.raises(UsageError, match="begins does not end"):
+            parse_pins(text)
     with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
         plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
     with pytest.raises(UsageError, match="cannot be split into words"):

@@ -181,6 +181,12 @@ def test_what_is_no_record_says_so(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_folder_with_records_below_is_no_protocol_yet(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "before" / "system.jsonl")
+    with pytest.raises(DataError, match="no record in here"):
+        read_run(tmp_path)
+
+
 def test_a_protocol_s_folder_names_what_reads_it(tmp_path: Path) -> None:
     folder = tmp_path / "p 1"
     for name in ("01-baseline", "02-drop-in"):

@@ -160,6 +160,23 @@ def test_markdown_of_an_earlier_report_is_replaced_and_so_is_an_empty_file(tmp_p
     assert text.startswith("<!-- fast-axolotl report -->\n\n**Compute-bound")
 
 
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link.md").symlink_to(tmp_path / "real.md")
+    report([some_run(tmp_path / "run")], markdown=tmp_path / "link.md")
+    assert (tmp_path / "link.md").is_symlink()
+    assert (tmp_path / "real.md").read_text(encoding="utf-8").startswith("<!--")
+
+
+def test_a_later_training_of_a_run_has_what_was_seen_from_outside(tmp_path: Path) -> None:
+    some_run(tmp_path / "run")
+    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "run-2")
+    [shown] = make_report([tmp_path / "run-2"], now=0.0).runs
+    assert shown.record.system is not None
+    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "other-2")
+    [shown] = make_report([tmp_path / "other-2"], now=0.0).runs
+    assert shown.record.system is None
+
+
 def test_a_picture_is_replaced_by_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

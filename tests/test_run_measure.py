@@ -255,7 +255,7 @@ def record(folder: Path, steps: int) -> None:
             time.sleep(0.001)
 
 
-def test_the_longest_training_of_a_run_is_shown_and_the_others_are_named(
+def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin = time.time() - 1.0
@@ -269,7 +269,7 @@ def test_the_longest_training_of_a_run_is_shown_and_the_others_are_named(
     assert find_folders(first, begin) == [first, second, third]
     _print_summary(str(first), begin)
     err = capsys.readouterr().err
-    assert f"this is the longest training of 3; the others: {first}, {third}" in err
+    assert f"this training of 3 has the most steps; the others: {first}, {third}" in err
     assert f"to see this again: fast-axolotl show {second}" in err
 
 
@@ -392,7 +392,7 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     assert (system.start.source, system.end is not None) == ("run", True)
     told = [line for line in done.stderr.splitlines() if "measure() records into own" in line]
     assert len(told) == (folder == '"own"')
-    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"],'
+    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'
     assert (call in done.stderr) == (folder == '"own"')
     found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
     assert (found is None) == (folder == '"own"')

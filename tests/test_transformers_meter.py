@@ -366,13 +366,15 @@ def test_every_dataset_of_an_evaluation_is_in_its_span(model: Any, tmp_path: Pat
         save_steps=3,
         max_steps=7,
     )
+    begin = time.perf_counter()
     trainer.train()
+    took = time.perf_counter() - begin
     rank = rank_of(tmp_path / "run")
     spans = spans_of(rank)
     assert spans["evaluate"] >= 2 * 3 * 8 * WAIT
     assert spans["checkpoint"] > 0
     assert sum(block.fetches for block in rank.blocks) == 8
-    assert sum(block.wall_seconds for block in rank.blocks) < spans["evaluate"]
+    assert sum(block.wall_seconds for block in rank.blocks) < took - spans["evaluate"]
 
 
 @pytest.mark.parametrize("is_training_data", [False, True])

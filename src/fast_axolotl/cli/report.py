@@ -131,10 +131,10 @@ def _arm_runs(protocol: Protocol, folder: Path, notes: list[str]) -> list[Report
 
 def _read(folder: Path, name: str) -> ReportRun:
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
+    from fast_axolotl.record.trainings import read_training
     from fast_axolotl.report.content import ReportRun
 
-    record = read_run(folder)
+    record = read_training(folder)
     return ReportRun(name=name, record=record, summary=summarise(record))
 
 
@@ -230,6 +230,7 @@ def _markdown(made: Report) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Beside it first, so that a full disk leaves no half of a file."""
+    path = path.resolve()  # a link stays one
     beside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

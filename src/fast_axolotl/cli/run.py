@@ -226,33 +226,33 @@ def _refuse(reason: UsageError, error: OSError) -> NoReturn:
 
 
 def _print_summary(run_dir: str, begin: float) -> None:
-    """The longest training of the run; a second one is recorded beside the first.
+    """The training of the run with the most steps; a second one is recorded beside the first.
 
     In a terminal as much as a screen holds, elsewhere every figure.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.trainings import find_longest, read_trainings
+    from fast_axolotl.record.trainings import choose_training, read_trainings
     from fast_axolotl.report.short_summary import show_short_summary
     from fast_axolotl.report.show import show_summary
 
     try:
         records = read_trainings(run_dir, begin)
-        longest = find_longest(records)
-        summary = summarise(longest)
+        shown = choose_training(records)
+        summary = summarise(shown)
     except DataError as error:
         # A full disk, say: the command's own exit code must not be lost over it.
         _say(str(error))
         return
     is_terminal = sys.stderr.isatty()
     if is_terminal:
-        show_short_summary(summary, longest, file=sys.stderr)
+        show_short_summary(summary, shown, file=sys.stderr)
     else:
-        show_summary(summary, record=longest, file=sys.stderr)
-    others = [record.path for record in records if record is not longest]
+        show_summary(summary, record=shown, file=sys.stderr)
+    others = [record.path for record in records if record is not shown]
     if others:
-        _say(f"this is the longest training of {len(records)}; the others: {', '.join(others)}")
+        _say(f"this training of {len(records)} has the most steps; the others: {', '.join(others)}")
     if not is_terminal:
-        _say(f"to see this again: fast-axolotl show {shlex.quote(longest.path)}")
+        _say(f"to see this again: fast-axolotl show {shlex.quote(shown.path)}")
 
 
 def _run_dir(output: Path | None, program: str) -> Path:

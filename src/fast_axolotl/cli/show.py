@@ -27,10 +27,10 @@ def show(
     shown, too.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
+    from fast_axolotl.record.trainings import read_training
     from fast_axolotl.report.show import show_summary, summary_to_json
 
-    record = read_run(run)
+    record = read_training(run)
     summary = summarise(record)
     if as_json:
         print(summary_to_json(summary))

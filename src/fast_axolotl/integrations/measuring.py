@@ -56,7 +56,7 @@ __all__ = [
 LOG = logging.getLogger("fast_axolotl")
 
 MEASURE = "FAST_AXOLOTL_MEASURE"
-"""The environment variable that names the folder to record into."""
+"""The environment variable that names the folder to record into; ``measure`` knows it, too."""
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
 MATMUL = "FAST_AXOLOTL_MATMUL"

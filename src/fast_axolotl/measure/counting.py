@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PACKED_ROWS", "BatchCount", "BatchCounter"]
+__all__ = ["PACKED_LATE", "PACKED_ROWS", "BatchCount", "BatchCounter"]
 
 _LOOK_EVERY = 16
 _IGNORED_LABEL = -100
@@ -44,6 +44,7 @@ _PACKED_WITHOUT_MASK = (
     "packed batches came without an attention mask, and which token pads them is not known: "
     "tell with meter.settings(pad_token_id=…)"
 )
+PACKED_LATE = "that rows are packed was seen late: not all of them were counted"
 PACKED_ROWS = (
     "rows are packed, and where the padding begins is not known: tell with "
     "meter.settings(pad_token_id=…)"
@@ -170,8 +171,9 @@ class BatchCounter:
         if positions is not None and found.real is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
         elif mask is not None and found.padded:
-            if is_looked_at and not self._has_mask_ids:
-                self._has_mask_ids = int(mask.max()) > 1
+            if not self._has_mask_ids and int(mask.max()) > 1:
+                self._has_mask_ids = True
+                self._note("rows_per_second", PACKED_LATE)
             if self._has_mask_ids:
                 found.rows = _count_ids(mask)
         if is_looked_at and found.padded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fast_axolotl.measure.arithmetic import ratio, times, total
-from fast_axolotl.measure.counting import PACKED_ROWS
+from fast_axolotl.measure.counting import PACKED_LATE, PACKED_ROWS
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.ranks import RankFigures
 
@@ -78,7 +78,7 @@ def _is_packed(rank: RankFigures) -> bool:
     return (
         bool(rank.settings.get("sample_packing"))
         or any(model.is_packed for model in rank.record.models)
-        or PACKED_ROWS in rank.record.reasons.values()
+        or rank.record.reasons.get("rows_per_second") in (PACKED_LATE, PACKED_ROWS)
         or (rank.steady.count("rows") or 0) > (rank.steady.count("samples") or 0)
     )
 

@@ -159,18 +159,22 @@ def parse_pins(text: str) -> dict[str, Any]:
 
 
 def _cut(text: str) -> list[str]:
-    """At its commas, but for those in brackets and in quotes."""
-    parts, depth, quote = [""], 0, ""
+    """At its commas, but for those in brackets and in quotes; a quote inside a word is none."""
+    parts, opened, before = [""], "", ""
     for sign in text:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        depth += (sign in "[{(") - (sign in ")}]") if not quote else 0
-        if sign == "," and depth <= 0 and not quote:
+        if opened[-1:] in ("'", '"'):
+            opened = opened[:-1] if sign == opened[-1] else opened
+        elif sign in "[{(" or (sign in "'\"" and before in "=[{(:,"):
+            opened += sign
+        elif sign in ")}]":
+            opened = opened[:-1]
+        if sign == "," and not opened:
             parts.append("")
         else:
             parts[-1] += sign
+        before = before if sign.isspace() else sign
+    if opened:
+        raise UsageError(f"--pin {text!r}: what {opened[-1]} begins does not end")
     return [part.strip() for part in parts if part.strip()]
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.figures import FIGURES, Figure, read_figures
 from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row
+from fast_axolotl.protocol.wording import find_missing
 from fast_axolotl.record.comparison import PROTOCOL_FILE, Cell, Matrix, MatrixRow, Protocol
 
 __all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
@@ -140,13 +141,13 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
     matrix = protocol.matrix
     if len(matrix.arms) < 2:
         raise DataError("it has fewer than two arms to compare", path=str(folder))
-    if not protocol.pairs:
-        told = " ".join(protocol.paragraph.split())
-        raise DataError(f"no pair of its runs counts: {told}", path=str(folder))
     chosen = arm or matrix.arms[-1]
     if chosen not in matrix.arms[1:]:
         raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
     at = matrix.arms.index(chosen)
+    missing = find_missing(protocol.arms[0], protocol.arms[at])
+    if missing:
+        raise DataError(missing, path=str(folder))
     rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
     kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
     alarms = (protocol.losses,) if protocol.are_losses_equal is False else ()
@@ -159,7 +160,7 @@ def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) 
     broken = [side for side in sides if side.error]
     if broken and is_checked:
         raise DataError(
-            f"the run ended with an error, so no limit is checked: {broken[0].error}",
+            f"the run did not end well, so no limit is checked: {broken[0].error}",
             path=broken[0].name,
         )
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
@@ -197,7 +198,7 @@ def _side(folder: Path, arm: str | None) -> _Side:
             reasons=dict(run.reasons),
             runs=1,
             note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
-            error=(error or end) if end == "exception" else "",
+            error=(error or end) if end in ("exception", "cut off") else "",
         )
     protocol = Protocol.read(folder)
     matrix = protocol.matrix

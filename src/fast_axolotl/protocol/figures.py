@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import RunRecord, RunSummary, read_run
+from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.losses import find_losses
+from fast_axolotl.record.trainings import read_training
 
 __all__ = ["FIGURES", "PRIMARY", "Figure", "RunFigures", "choose_primary", "read_figures", "sum_up"]
 
@@ -138,7 +139,7 @@ class RunFigures:
 
 def read_figures(folder: str | Path) -> RunFigures:
     """Reads a record and sums it up."""
-    return sum_up(read_run(folder))
+    return sum_up(read_training(folder))
 
 
 def sum_up(record: RunRecord) -> RunFigures:

@@ -10,17 +10,18 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import UsageError
 
 __all__ = ["PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
 
-_OF_A_SHELL = frozenset([">", ">>", "<", "|", "||", "&&", "&", ";", "2>", "2>&1"])
-_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
-_MEASURES = ("--measure", "--live", "--output", "-o", "--quiet")
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
+_OF_A_SHELL = re.compile(r"[;<>|&]+")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
+_MEASURES = ("--measure", "--live", "--output", "--quiet", "-q")
 """Options of ``fast-axolotl run`` that would take the record away from the protocol."""
+_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile-steps", "--output")
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
@@ -111,8 +112,6 @@ class Plan:
             "warmup": self.warmup,
             "drop_caches": self.drop_caches,
             "data_path": self.data_path,
-            # Relative paths in the commands and in the configuration start there.
-            "working folder": str(Path.cwd()),
         }
 
 
@@ -146,11 +145,11 @@ def _command_arm(name: str, text: str) -> ArmPlan:
         raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
     if not command:
         raise UsageError(f"--{name} is empty; give a command, in quotes")
-    shell = [word for word in command if word in _OF_A_SHELL]
-    if shell or _VARIABLE.match(command[0]):
+    shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
+    if shell:
         raise UsageError(
-            f"--{name}: no shell runs the command, which has {(*shell, command[0])[0]!r}: write "
-            "sh -c '…' around it, or env NAME=VALUE before it"
+            f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is an "
+            "argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
         )
     options = _options_of_run(command)
     taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
@@ -164,9 +163,24 @@ def _options_of_run(command: Sequence[str]) -> Sequence[str] | None:
 
     That one does its own acceleration, and would find it switched off from outside.
     """
-    own = command[: command.index("--")] if "--" in command else command
-    for at, word in enumerate(own):
-        is_module = word == "fast_axolotl" and at > 0 and own[at - 1] == "-m"
+    for at, word in enumerate(command):
+        is_module = word == "fast_axolotl" and at > 0 and command[at - 1] == "-m"
         if is_module or word.rpartition("/")[2] == "fast-axolotl":
-            return own[at + 2 :] if own[at + 1 : at + 2] == ("run",) else None
+            is_run = tuple(command[at + 1 : at + 2]) == ("run",)
+            return _leading_options(command[at + 2 :]) if is_run else None
+        if word == "--":
+            return None
     return None
+
+
+def _leading_options(words: Sequence[str]) -> list[str]:
+    """Those before the first word that is neither an option nor the value of one."""
+    found = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--" or not word.startswith("-"):
+            break
+        found.append(word)
+        if word in _TAKE_A_VALUE:
+            next(rest, None)
+    return found

@@ -147,7 +147,7 @@ def _training_notes(runs: Sequence[ArmRun]) -> list[str]:
     most = max((run.trainings for run in runs), default=1)
     if most < 2:
         return []
-    return [f"A run trained up to {most} times: of each, the longest training is compared."]
+    return [f"A run trained up to {most} times: its training with the most steps is compared."]
 
 
 def _matrix_notes(matrix: Matrix, arms: Sequence[Arm], primary: str) -> list[str]:

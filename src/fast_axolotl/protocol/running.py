@@ -29,7 +29,7 @@ from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
 from fast_axolotl.protocol.state import State, open_state, write_json
 from fast_axolotl.record.comparison import PROTOCOL_FILE, ArmRun, Protocol
-from fast_axolotl.record.trainings import find_folders, find_longest, read_trainings
+from fast_axolotl.record.trainings import choose_training, find_folders, read_trainings
 
 __all__ = ["Progress", "run_protocol"]
 
@@ -108,6 +108,8 @@ class _Running:
     begun: float = 0.0
     notes: list[str] = field(default_factory=list)
     """What to know about this session."""
+    spoilt: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Runs to be made again, and what is told of each then."""
 
     def run(self) -> Protocol:
         """The turns that are missing, then dedupe, then the result."""
@@ -118,15 +120,17 @@ class _Running:
         self._save()
         self._write()
         for turn in turns:
-            if turn.number in self.state.runs:
+            if turn.number in self.state.runs and turn.number not in self.spoilt:
                 continue
             if self._is_late(turn):
                 self.notes.append(self._late(turn))
                 break
             self.state.runs[turn.number] = self._run(turn)
+            self.notes += self.spoilt.pop(turn.number, ())
             self._save()
             self._write()
-        if self.plan.dedupe is not None and not self.state.dedupe:
+        is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
+        if self.plan.dedupe is not None and not is_known:
             self.state.dedupe = self._dedupe()
             self._save()
         return self._write()
@@ -214,7 +218,9 @@ class _Running:
         earlier = [
             self.state.runs[one.number]
             for one in self.plan.turns()
-            if one.arm.name == turn.arm.name and one.number in self.state.runs
+            if one.arm.name == turn.arm.name
+            and one.number in self.state.runs
+            and one.number not in self.spoilt
         ]
         failed = sum(run.status == "failed" for run in earlier)
         return failed >= _MOST_FAILURES and not any(run.status == "done" for run in earlier)
@@ -283,22 +289,26 @@ class _Running:
         return found
 
     def _read_earlier(self, turns: Sequence[Turn]) -> None:
+        """Figures of the runs that count; those that do not are to be made again."""
         for turn in turns:
             run = self.state.runs.get(turn.number)
             if run is None:
                 continue
-            why = "it had failed"
-            if run.status == "done":
-                try:
-                    found = _read_longest(self.root / turn.folder)
-                    why = "" if run.steps in (None, found.steps) else "its record was damaged"
-                except DataError:
-                    why = "its record was damaged or gone"
-            if why:
-                del self.state.runs[turn.number]
-                self.notes.append(f"{turn.folder} was made again: {why}.")
+            if run.status == "left out":
+                self.spoilt[turn.number] = ()
+            elif run.status == "failed":
+                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
             else:
-                self.figures[turn.number] = found
+                try:
+                    found = _read_chosen(self.root / turn.folder)
+                    is_whole = run.steps in (None, found.steps)
+                except DataError:
+                    is_whole = False
+                if is_whole:
+                    self.figures[turn.number] = found
+                else:
+                    note = f"{turn.folder} was made again: its record was damaged or gone."
+                    self.spoilt[turn.number] = (note,)
 
     def _write(self) -> Protocol:
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
@@ -311,7 +321,7 @@ def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
     if code:
         return None, f"exit code {code}" if code > 0 else f"ended by signal {-code}"
     try:
-        found = _read_longest(folder)
+        found = _read_chosen(folder)
     except DataError as error:
         return None, f"it left no record: {error}"
     if found.summary.end_reason == "exception" and found.steps:
@@ -319,12 +329,12 @@ def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
     return found, ""
 
 
-def _read_longest(folder: Path) -> RunFigures:
-    """The figures of the longest training of a run."""
+def _read_chosen(folder: Path) -> RunFigures:
+    """The figures of the training that stands for a run."""
     records = read_trainings(folder)
-    longest = find_longest(records)
-    found = sum_up(longest)
-    if longest is records[0]:
+    chosen = choose_training(records)
+    found = sum_up(chosen)
+    if chosen is records[0]:
         return found
     late = "start_to_step_seconds"
     return replace(

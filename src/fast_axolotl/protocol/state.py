@@ -55,7 +55,9 @@ class State:
 def open_state(folder: Path, plan: Plan, *, now: float) -> State:
     """The state of a new protocol, or of one that was interrupted."""
     path = folder / STATE_FILE
-    identity = json.loads(json.dumps(plan.identity(), default=str))
+    # Relative paths in the commands and in the configuration start there.
+    told = {**plan.identity(), "working folder": str(Path.cwd())}
+    identity = json.loads(json.dumps(told, default=str))
     if not path.exists():
         if folder.is_dir() and any(item.name != LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; give another --output")

@@ -13,7 +13,7 @@ from fast_axolotl.measure.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.protocol.matrix import find_cell, primary_name
 from fast_axolotl.record.comparison import Arm, Cell, Matrix
 
-__all__ = ["describe_result", "label_of"]
+__all__ = ["describe_result", "find_missing", "label_of"]
 
 _MOST_PERCENT = 2.0
 """A factor up to this is told as so many per cent more."""
@@ -50,7 +50,7 @@ def label_of(matrix: Matrix, name: str) -> str:
 
 
 def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) -> list[str]:
-    missing = _find_missing(baseline, arm)
+    missing = find_missing(baseline, arm)
     if missing:
         return [missing]
     name = primary_name(matrix, arm.name)
@@ -82,7 +82,7 @@ def _steps(arm: Arm) -> str:
     return f"{count:,.0f} training step{'' if count == 1 else 's'}"
 
 
-def _find_missing(baseline: Arm, arm: Arm) -> str:
+def find_missing(baseline: Arm, arm: Arm) -> str:
     """Why the two cannot be compared, if they cannot."""
     counted = {one.name: [run for run in one.runs if run.pair >= 0] for one in (baseline, arm)}
     waiting = [name for name, runs in counted.items() if not runs]

@@ -39,7 +39,7 @@ class ArmRun:
     """One run of an arm."""
 
     folder: str
-    """Of its record, relative to the protocol's; of several trainings, the longest."""
+    """Of its record, relative to the protocol's; of several trainings, the one with most steps."""
     trainings: int = 1
     """That it has recorded."""
     pair: int

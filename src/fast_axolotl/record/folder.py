@@ -217,7 +217,7 @@ def read_run(path: str | Path) -> RunRecord:
 
 def _describe_protocol(folder: Path) -> str:
     """What to do with a folder that holds a protocol; empty for any other."""
-    runs = sorted({path.parent for path in folder.glob("runs/*/*.jsonl")})
+    runs = sorted({path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")})
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []

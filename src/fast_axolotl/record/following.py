@@ -238,13 +238,19 @@ class ProtocolFollower:
         number = max(0, _turn_of(self.run.folder)) if self.has_begun else 0
         return ProtocolStage(
             run=number,
-            arm=self.run.folder.name.partition("-")[2] if self.has_begun else "",
+            arm=self._find_arm(found) if self.has_begun else "",
             pair=_pair_of(number, found),
             planned_runs=found.planned_runs,
             planned_pairs=found.planned_pairs,
             done=len(done),
             seconds_left=self._seconds_left(found, [run.seconds for run in done]),
         )
+
+    def _find_arm(self, found: Protocol) -> str:
+        """A second training of a run has a number behind its arm."""
+        name = self.run.folder.name.partition("-")[2]
+        is_arm = name in [arm.name for arm in found.arms]
+        return name if is_arm else name.rpartition("-")[0] or name
 
     def check(self) -> None:
         """Refuse a folder in which no run has begun and none is to be expected."""
@@ -269,7 +275,7 @@ class ProtocolFollower:
         begun = {path.parent for path in self.folder.glob("runs/*/*.jsonl")}
         # One that was damaged is made again, after later ones.
         going_on = {path for path in begun if _turn_of(path) not in self._done_turns}
-        return max(going_on or begun, key=lambda path: (_turn_of(path), path.name), default=None)
+        return max(going_on or begun, key=_place_of, default=None)
 
     @property
     def _done_turns(self) -> set[int]:
@@ -306,6 +312,12 @@ def _pair_of(number: int, found: Protocol) -> int | None:
         return None
     warmups = found.planned_runs // arms - found.planned_pairs
     return max(-1, (number - 1) // arms - warmups)
+
+
+def _place_of(folder: Path) -> tuple[int, int]:
+    """The run's number, and that of the training in it."""
+    number = folder.name.rpartition("-")[2]
+    return _turn_of(folder), int(number) if number.isdecimal() else 1
 
 
 def _turn_of(folder: Path) -> int:

@@ -1,4 +1,7 @@
-"""The trainings of one run: the first in the folder given, the next ones in folders beside it."""
+"""The trainings of one run: the first in the folder given, the next ones in folders beside it.
+
+Who watches the processes of a run writes into the folder of the first, for all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from fast_axolotl.record.folder import RunRecord, read_run
+from fast_axolotl.errors import DataError
+from fast_axolotl.record.folder import RunRecord, SystemRecord, read_run
 
-__all__ = ["find_folders", "find_longest", "next_folder", "read_trainings"]
+__all__ = ["choose_training", "find_folders", "next_folder", "read_training", "read_trainings"]
 
 
 def next_folder(run_dir: str | Path, number: int) -> Path:
@@ -32,18 +36,38 @@ def find_folders(run_dir: str | Path, since: float = 0.0) -> list[Path]:
     return found
 
 
+def read_training(folder: str | Path) -> RunRecord:
+    """The record of one training; of a later one, with what was seen from outside."""
+    record = read_run(folder)
+    stem, _, number = Path(folder).name.rpartition("-")
+    if record.system is None and stem and number.isdecimal():
+        record.system = _find_watcher(Path(folder).with_name(stem), record)
+    return record
+
+
 def read_trainings(run_dir: str | Path, since: float = 0.0) -> list[RunRecord]:
-    """All of them; who watched the processes has written into the first folder, for all."""
-    records = [read_run(folder) for folder in find_folders(run_dir, since)]
-    for record in records[1:]:
-        record.system = record.system or records[0].system
-    return records
+    """All trainings of a run."""
+    return [read_training(folder) for folder in find_folders(run_dir, since)]
 
 
-def find_longest(records: Sequence[RunRecord]) -> RunRecord:
-    """The one whose steps, over all ranks, took the most time."""
-    return max(records, key=_count_seconds)
+def choose_training(records: Sequence[RunRecord]) -> RunRecord:
+    """The one with the most steps, of equal ones the first: a number that noise does not change."""
+    return max(records, key=_count_steps)
 
 
-def _count_seconds(record: RunRecord) -> float:
-    return sum(block.wall_seconds for rank in record.ranks.values() for block in rank.blocks)
+def _find_watcher(first: Path, record: RunRecord) -> SystemRecord | None:
+    """Of the first training's folder, where that run was still going on when this one began."""
+    try:
+        system = read_run(first).system
+    except DataError:
+        return None
+    if system is None or not record.ranks or not system.samples:
+        return None
+    begun = min(rank.start.time for rank in record.ranks.values())
+    until = system.start.time + system.samples[-1].t
+    return system if system.start.time <= begun <= until else None
+
+
+def _count_steps(record: RunRecord) -> int:
+    ranks = record.ranks.values()
+    return max((sum(block.steps for block in rank.blocks) for rank in ranks), default=0)

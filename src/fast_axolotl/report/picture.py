@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -43,10 +44,15 @@ def take_picture(page: Path, picture: Path, *, browser: str) -> None:
         if not taken.exists() or not taken.stat().st_size:
             said = " ".join(done.split())[-300:] or "nothing"
             raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
+        target = picture.resolve()  # a link stays one
+        beside = target.with_name(f".{target.name}.part")
         try:
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(taken, picture)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(taken, beside)
+            beside.replace(target)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink()
             reason = error.strerror or str(error)
             raise DataError(
                 f"cannot be written: {reason}; give another name with --png", path=str(picture)
