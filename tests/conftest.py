@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import lzma
+import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,15 @@ def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
     that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """``map`` of ``datasets`` with several processes leaves a copy in the place of ``os.environ``:
+    whoever holds the first one, as rich does, would see no change any more."""
+    environment = os.environ
+    yield
+    os.environ = environment  # noqa: B003 - nothing is to be cleared
 
 
 AGAINST_AXOLOTL = [
