@@ -213,6 +213,14 @@ def test_records_that_were_damaged_are_made_again(tmp_path: Path) -> None:
     assert sum("was made again" in note for note in found.notes) == 2
 
 
+def test_a_damaged_record_counts_for_nothing_before_it_is_made_again(tmp_path: Path) -> None:
+    run(plan(), tmp_path / "p", FakeLaunch())
+    shutil.rmtree(tmp_path / "p" / "runs" / "05-baseline")
+    late = FakeLaunch()
+    assert run(plan(max_minutes=0.001), tmp_path / "p", late).pairs == 2
+    assert not late.calls
+
+
 def test_an_interruption_in_the_first_run_can_be_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(plan(), tmp_path / "p", FakeLaunch(interrupt_at=0))
@@ -331,9 +339,11 @@ def test_what_has_failed_is_tried_again_when_the_protocol_goes_on(tmp_path: Path
     broken = FakeLaunch(codes={"candidate": [1] * 9})
     assert run(plan(), tmp_path / "p", broken).pairs == 0
     mended = FakeLaunch()
-    found = run(plan(), tmp_path / "p", mended)
+    progress: list[Progress] = []
+    found = run(plan(), tmp_path / "p", mended, progress=progress.append)
     assert mended.arms == ["candidate"] * 4
     assert found.pairs == 3
+    assert [one.done for one in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
     told = [note for note in found.notes if "made again" in note]
     assert told == [
         f"runs/{number}-candidate was made again: it had failed." for number in ("02", "03")

@@ -148,14 +148,17 @@ def protocol(
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):
-        again = f"--output {shlex.quote(str(folder))}"
-        print(f"fast-axolotl: the same command with {again} goes on from here", file=sys.stderr)
+        _say(f"the same command with --output {shlex.quote(str(folder))} goes on from here")
         raise
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
-    print(f"fast-axolotl: kept in {folder}", file=sys.stderr)
+    _say(f"kept in {folder}")
     is_answered = result.pairs > 0 if result.arms else "reason" not in result.dedupe
     if not is_answered:
         raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
 
 
 def _plan_config(
@@ -192,7 +195,7 @@ def run_plan(plan: Plan, folder: Path) -> Protocol:
     from fast_axolotl.protocol import run_protocol
     from fast_axolotl.report.protocol_progress import protocol_progress
 
-    print(f"fast-axolotl: measuring into {folder}", file=sys.stderr, flush=True)
+    _say(f"measuring into {folder}")
     with protocol_progress() as update:
 
         def tell(at: Progress) -> None:

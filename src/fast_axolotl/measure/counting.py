@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PACKED_LATE", "PACKED_ROWS", "BatchCount", "BatchCounter"]
+__all__ = ["BatchCount", "BatchCounter"]
 
 _LOOK_EVERY = 16
 _IGNORED_LABEL = -100
@@ -44,8 +44,8 @@ _PACKED_WITHOUT_MASK = (
     "packed batches came without an attention mask, and which token pads them is not known: "
     "tell with meter.settings(pad_token_id=…)"
 )
-PACKED_LATE = "that rows are packed was seen late: not all of them were counted"
-PACKED_ROWS = (
+_PACKED_LATE = "that rows are packed was seen late: not all of them were counted"
+_PACKED_ROWS = (
     "rows are packed, and where the padding begins is not known: tell with "
     "meter.settings(pad_token_id=…)"
 )
@@ -164,7 +164,7 @@ class BatchCounter:
         elif mask is None:
             self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
             if "rows_per_second" not in self._told and _count_starts(positions, None) > shape[0]:
-                self._note("rows_per_second", PACKED_ROWS)
+                self._note("rows_per_second", _PACKED_ROWS)
         if mask is not None:
             found.real = _count_nonzero(mask)
         is_full = mask is None or found.real == found.padded
@@ -173,7 +173,7 @@ class BatchCounter:
         elif mask is not None and found.padded:
             if not self._has_mask_ids and int(mask.max()) > 1:
                 self._has_mask_ids = True
-                self._note("rows_per_second", PACKED_LATE)
+                self._note("rows_per_second", _PACKED_LATE)
             if self._has_mask_ids:
                 found.rows = _count_ids(mask)
         if is_looked_at and found.padded:

@@ -21,9 +21,9 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import StepTracker
 from fast_axolotl.record import LineWriter
 
-__all__ = ["MEASURE", "measure"]
+__all__ = ["measure"]
 
-MEASURE = "FAST_AXOLOTL_MEASURE"
+_MEASURE = "FAST_AXOLOTL_MEASURE"
 """Names the folder of the measured run that this process is part of. Who started it, ``run`` or
 ``protocol``, samples the process tree from outside."""
 
@@ -81,7 +81,7 @@ def measure(
     given = {} if accumulation == 1 and not told_steps else {"gradient_accumulation": accumulation}
     meter.settings(**given, **({"data_paths": paths} if paths else {}))
     if journal.rank == 0 and not journal.is_refused:
-        run = os.environ.get(MEASURE, "")
+        run = os.environ.get(_MEASURE, "")
         is_of_run = _is_same_folder(run, run_dir)
         if sample_system and not is_of_run:
             meter.attach_sampler(_make_sampler(meter, paths, Path(proc)))
@@ -106,7 +106,7 @@ def _tell_folders(run_dir: str | Path, run: str) -> None:
     with suppress(OSError, ValueError):
         print(
             f"fast-axolotl: measure() records into {run_dir}, not into {run}, the folder of this "
-            f'run: for that, call measure(os.environ["{MEASURE}"]); for the record made now, see '
+            f'run: for that, call measure(os.environ["{_MEASURE}"]); for the record made now, see '
             f"fast-axolotl show {shlex.quote(str(run_dir))}",
             file=sys.stderr,
         )

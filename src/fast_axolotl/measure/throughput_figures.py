@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fast_axolotl.measure.arithmetic import ratio, times, total
-from fast_axolotl.measure.counting import PACKED_LATE, PACKED_ROWS
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.ranks import RankFigures
 
@@ -74,11 +73,12 @@ def _explain(ranks: Sequence[RankFigures], name: str, otherwise: str) -> str:
 
 
 def _is_packed(rank: RankFigures) -> bool:
-    """By a setting, by the model's trainer, or because the batches look like it."""
+    """By a setting, by the model's trainer, or because the batches look like it: of rows that are
+    not packed the meter has nothing to explain."""
     return (
         bool(rank.settings.get("sample_packing"))
         or any(model.is_packed for model in rank.record.models)
-        or rank.record.reasons.get("rows_per_second") in (PACKED_LATE, PACKED_ROWS)
+        or "rows_per_second" in rank.record.reasons
         or (rank.steady.count("rows") or 0) > (rank.steady.count("samples") or 0)
     )
 

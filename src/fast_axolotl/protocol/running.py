@@ -109,7 +109,7 @@ class _Running:
     notes: list[str] = field(default_factory=list)
     """What to know about this session."""
     spoilt: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Runs to be made again, and what is told of each then."""
+    """Runs of earlier sessions to be made again, and what is told of each then."""
 
     def run(self) -> Protocol:
         """The turns that are missing, then dedupe, then the result."""
@@ -120,7 +120,7 @@ class _Running:
         self._save()
         self._write()
         for turn in turns:
-            if turn.number in self.state.runs and turn.number not in self.spoilt:
+            if self._is_done(turn):
                 continue
             if self._is_late(turn):
                 self.notes.append(self._late(turn))
@@ -134,6 +134,9 @@ class _Running:
             self.state.dedupe = self._dedupe()
             self._save()
         return self._write()
+
+    def _is_done(self, turn: Turn) -> bool:
+        return turn.number in self.state.runs and turn.number not in self.spoilt
 
     def _spent(self) -> float:
         """Seconds, over all sessions."""
@@ -218,9 +221,7 @@ class _Running:
         earlier = [
             self.state.runs[one.number]
             for one in self.plan.turns()
-            if one.arm.name == turn.arm.name
-            and one.number in self.state.runs
-            and one.number not in self.spoilt
+            if one.arm.name == turn.arm.name and self._is_done(one)
         ]
         failed = sum(run.status == "failed" for run in earlier)
         return failed >= _MOST_FAILURES and not any(run.status == "done" for run in earlier)
@@ -243,7 +244,7 @@ class _Running:
 
     def _tell(self, turn: Turn, run_seconds: float) -> None:
         turns = self.plan.turns()
-        done = [self.state.runs[one.number] for one in turns if one.number in self.state.runs]
+        done = [self.state.runs[one.number] for one in turns if self._is_done(one)]
         timed = [run.seconds for run in done if run.seconds is not None]
         left = None
         if timed:
@@ -307,6 +308,7 @@ class _Running:
                 if is_whole:
                     self.figures[turn.number] = found
                 else:
+                    del self.state.runs[turn.number]
                     note = f"{turn.folder} was made again: its record was damaged or gone."
                     self.spoilt[turn.number] = (note,)
 

@@ -31,6 +31,7 @@ __all__ = [
     "SystemRecord",
     "check_schema",
     "dump_line",
+    "find_protocol_runs",
     "leave_out_earlier_ranks",
     "parse_line",
     "read_run",
@@ -215,9 +216,14 @@ def read_run(path: str | Path) -> RunRecord:
     return record
 
 
+def find_protocol_runs(folder: Path) -> set[Path]:
+    """The folders of a protocol's runs that have recorded anything."""
+    return {path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")}
+
+
 def _describe_protocol(folder: Path) -> str:
     """What to do with a folder that holds a protocol; empty for any other."""
-    runs = sorted({path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")})
+    runs = sorted(find_protocol_runs(folder))
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []

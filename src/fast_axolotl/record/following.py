@@ -24,6 +24,7 @@ from fast_axolotl.record.folder import (
     RunRecord,
     SystemRecord,
     check_schema,
+    find_protocol_runs,
     leave_out_earlier_ranks,
     parse_line,
 )
@@ -206,7 +207,7 @@ class ProtocolFollower:
             return True
         # A record may lie in a folder of outputs, beside a "runs" of TensorBoard's.
         is_record = any(root.glob("*.jsonl"))
-        return not is_record and any(root.glob("runs/*/*.jsonl"))
+        return not is_record and bool(find_protocol_runs(root))
 
     @property
     def record(self) -> RunRecord:
@@ -272,7 +273,7 @@ class ProtocolFollower:
         self.run.reset()
 
     def _find_newest(self) -> Path | None:
-        begun = {path.parent for path in self.folder.glob("runs/*/*.jsonl")}
+        begun = find_protocol_runs(self.folder)
         # One that was damaged is made again, after later ones.
         going_on = {path for path in begun if _turn_of(path) not in self._done_turns}
         return max(going_on or begun, key=_place_of, default=None)
