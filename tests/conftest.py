@@ -1,31 +1,17 @@
-"""Rows and files that several test modules read."""
+"""Fixtures of all tests. What several test modules import lies in ``support``."""
 
 from __future__ import annotations
 
-import bz2
-import csv
-import gzip
 import importlib
-import importlib.util
-import json
-import lzma
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 import fast_axolotl
-from fast_axolotl import open_dataset
-
-Rows = list[dict[str, Any]]
-
 
 def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
@@ -42,17 +28,6 @@ def same_environment() -> Iterator[None]:
     os.environ = environment  # noqa: B003 - nothing is to be cleared
 
 
-AGAINST_AXOLOTL = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("axolotl") is None,
-        reason="Axolotl is not installed: pip install axolotl==0.19.0",
-    ),
-    # Axolotl and what it imports warn as they please; forking after threads warns as well.
-    pytest.mark.filterwarnings("default"),
-]
-"""Marks for tests that call the real Axolotl."""
-
-
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Callable[[str], Any]]:
     """Imports modules of Axolotl as they are released, with none of our patches in them."""
@@ -63,139 +38,3 @@ def stock() -> Iterator[Callable[[str], Any]]:
         environment.setenv("HF_HUB_OFFLINE", "1")
         yield importlib.import_module
     fast_axolotl.install()
-
-
-SMALL_BUDGET = 16 * 1024 * 1024
-"""The least memory budget: blocks of 512 KiB, so that files of a few MB have several."""
-
-COMPRESSIONS = {
-    "none": "",
-    "gzip": ".gz",
-    "zstd": ".zst",
-    "bz2": ".bz2",
-    "xz": ".xz",
-    "lz4": ".lz4",
-}
-
-
-def make_rows(count: int, text_bytes: int = 40) -> Rows:
-    """Rows with text, numbers and nested values, all different."""
-    filler = 'wörd, "quoted" and\nnew line; ' * (text_bytes // 28 + 1)
-    return [
-        {
-            "id": index,
-            "text": f"{index} {filler[index % 13 :][:text_bytes]}",
-            "score": index / 8,
-            "good": index % 3 == 0,
-            "messages": [
-                {"role": role, "content": f"{role} says {index}"}
-                for role in ("user", "assistant")[: index % 3]
-            ],
-            "tokens": list(range(index % 5)),
-        }
-        for index in range(count)
-    ]
-
-
-def flat_rows(count: int, text_bytes: int = 40) -> Rows:
-    """The columns of ``make_rows`` that a CSV file can hold."""
-    return [
-        {name: row[name] for name in ("id", "text", "score")}
-        for row in make_rows(count, text_bytes)
-    ]
-
-
-def read_rows(path: Any, **options: Any) -> Rows:
-    """All rows of a dataset."""
-    return [row for batch in open_dataset(path, **options) for row in batch.to_pylist()]
-
-
-def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def write_csv(path: Path, rows: Rows, **dialect: Any) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, **dialect)
-        writer.writerow(rows[0])
-        writer.writerows(row.values() for row in rows)
-    return path
-
-
-def write_parquet(path: Path, rows: Rows, row_group_size: int | None = None) -> Path:
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group_size)
-    return path
-
-
-def write_arrow(path: Path, rows: Rows, form: Callable[..., Any], batch_rows: int = 700) -> Path:
-    table = pa.Table.from_pylist(rows)
-    with form(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=batch_rows)
-    return path
-
-
-def _write_feather(compression: str) -> Callable[[Path, Rows], Path]:
-    def write(path: Path, rows: Rows) -> Path:
-        pa.feather.write_feather(pa.Table.from_pylist(rows), path, compression=compression)
-        return path
-
-    return write
-
-
-def _write_text(make: Callable[[Rows], str]) -> Callable[[Path, Rows], Path]:
-    def write(path: Path, rows: Rows) -> Path:
-        path.write_text(make(rows), encoding="utf-8")
-        return path
-
-    return write
-
-
-WRITERS: dict[str, tuple[str, Callable[[Path, Rows], Path], dict[str, Any]]] = {
-    "parquet, small row groups": (".parquet", lambda p, r: write_parquet(p, r, 300), {}),
-    "parquet, one row group": (".parquet", write_parquet, {}),
-    "arrow file": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_file), {}),
-    "arrow stream": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_stream), {}),
-    "feather lz4": (".feather", _write_feather("lz4"), {}),
-    "feather zstd": (".feather", _write_feather("zstd"), {}),
-    "feather plain": (".feather", _write_feather("uncompressed"), {}),
-    "json array": (".json", _write_text(lambda rows: json.dumps(rows, indent=1)), {}),
-    "json objects": (
-        ".json",
-        _write_text(lambda rows: "\n".join(json.dumps(row, indent=1) for row in rows)),
-        {},
-    ),
-    "json field": (
-        ".json",
-        _write_text(lambda rows: json.dumps({"version": [1], "data": rows, "end": {"data": 0}})),
-        {"json_field": "data"},
-    ),
-    "jsonl": (".jsonl", write_jsonl, {}),
-    "csv": (".csv", write_csv, {}),
-}
-"""Format to its suffix, its writer, and the options to read it with."""
-
-
-def write_as(folder: Path, kind: str, rows: Rows, compression: str = "none") -> Path:
-    """Rows in one of the ``WRITERS``' formats, compressed as a whole."""
-    suffix, write, _ = WRITERS[kind]
-    return compress(write(folder / f"rows{suffix}", rows), compression)
-
-
-def compress(path: Path, compression: str) -> Path:
-    """The file compressed beside itself."""
-    if compression == "none":
-        return path
-    target = path.with_name(path.name + COMPRESSIONS[compression])
-    target.write_bytes(_compressed(path.read_bytes(), compression))
-    return target
-
-
-def _compressed(data: bytes, compression: str) -> bytes:
-    standard = {"gzip": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-    if compression in standard:
-        return standard[compression](data)
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, compression) as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()

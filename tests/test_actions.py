@@ -18,7 +18,7 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.feeding import feed
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunSummary
-from records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady
 
 SOURCES = ("", "loop", "torch", "transformers", "lightning", "axolotl", "run", "watch")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.bench.axolotl_inputs import (
     preprocess_config,
     train_config,

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_data
 from fast_axolotl.integrations.axolotl_data import (
     SeenHashes,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

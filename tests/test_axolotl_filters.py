@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_data, axolotl_filters
 from fast_axolotl.integrations.axolotl_filters import (
     handle_long_seq_in_dataset,

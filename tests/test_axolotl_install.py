@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl as shim
 from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
 from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 

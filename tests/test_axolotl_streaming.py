@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import (
-    AGAINST_AXOLOTL,
+from support.axolotl import AGAINST_AXOLOTL
+from support.files import (
     compress,
     flat_rows,
     make_rows,

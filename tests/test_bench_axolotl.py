@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.bench import axolotl_inputs, axolotl_streaming
 from fast_axolotl.bench.axolotl_bench import CASES, run_axolotl_bench
 from fast_axolotl.bench.axolotl_driver import COMPILING, IMPORTS, Ledger

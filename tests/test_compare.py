@@ -15,8 +15,8 @@ from fast_axolotl.cli.compare import compare
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell
-from protocol_fakes import FakeLaunch, write_record
-from records import make_rank, make_system
+from support.protocol import FakeLaunch, write_record
+from support.records import make_rank, make_system
 
 NOISE = (0.0, 0.004, 0.001, 0.003, 0.002)
 

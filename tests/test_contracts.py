@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conftest import (
+from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
     WRITERS,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from conftest import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
+from support.files import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
 from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import DataError
 

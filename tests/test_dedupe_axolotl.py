@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl import SeenRows, unique_rows
 
 pytestmark = AGAINST_AXOLOTL

@@ -17,7 +17,7 @@ from fast_axolotl.record.condensing import condense_blocks, condense_marks, cond
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.following import ProtocolFollower, RunFollower
 from fast_axolotl.record.lines import Mark
-from records import every, make_rank, make_run, make_system, steady
+from support.records import every, make_rank, make_run, make_system, steady
 
 
 def lines_of(one: RankRecord | SystemRecord) -> list[str]:

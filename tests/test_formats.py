@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conftest import (
+from support.files import (
     COMPRESSIONS,
     WRITERS,
     compress,

@@ -27,7 +27,7 @@ from fast_axolotl.report.live_wording import (
     stage_parts,
 )
 from fast_axolotl.report.marks import draw_bar, find_ceiling, mark_of
-from records import GIGABYTE, make_rank, make_run, make_system, steady
+from support.records import GIGABYTE, make_rank, make_run, make_system, steady
 
 KEYS = ViewState(keys=(("p", "pause"), ("q", "quit")))
 

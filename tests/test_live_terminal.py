@@ -25,7 +25,7 @@ from fast_axolotl.measure import procfs
 from fast_axolotl.protocol.locking import hold
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
-from records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady
 from test_following import ORDER, write_protocol, write_run
 
 pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")

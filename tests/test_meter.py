@@ -22,7 +22,7 @@ from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.owning import find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
-from meter_fakes import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
+from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
 
 def names(rank: RankRecord) -> list[str]:

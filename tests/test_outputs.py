@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import make_rows, write_jsonl, write_parquet
+from support.files import make_rows, write_jsonl, write_parquet
 from fast_axolotl import streaming_dataset_reader
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import OUTPUTS, convert

@@ -21,7 +21,7 @@ from fast_axolotl.protocol.plan import ArmPlan
 from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record import End
 from fast_axolotl.record.comparison import Protocol
-from protocol_fakes import FakeLaunch, folder_of
+from support.protocol import FakeLaunch, folder_of
 
 
 def plan(**changes: Any) -> Plan:

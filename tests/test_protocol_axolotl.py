@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from conftest import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
 from fast_axolotl.protocol.dedupe import describe_dedupe, run_dedupe
-from protocol_fakes import FakeLaunch, folder_of
+from support.protocol import FakeLaunch, folder_of
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
 

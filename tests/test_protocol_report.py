@@ -17,7 +17,7 @@ from fast_axolotl.report.matrix import (
     show_protocol,
 )
 from fast_axolotl.report.protocol_progress import protocol_progress
-from protocol_fakes import FakeLaunch
+from support.protocol import FakeLaunch
 
 
 def make(folder: Path, launch: FakeLaunch, pairs: int = 3) -> Protocol:

@@ -18,8 +18,8 @@ from fast_axolotl.protocol import plan_commands
 from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.comparison import Protocol
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
-from records import make_rank, make_run, make_system, steady
-from reports import make_protocol, middle_of_a_protocol
+from support.records import make_rank, make_run, make_system, steady
+from support.reports import make_protocol, middle_of_a_protocol
 
 
 def write_record(record: RunRecord, folder: Path) -> Path:

@@ -24,8 +24,8 @@ from fast_axolotl.report.markup import Safe, embed_json, tag
 from fast_axolotl.report.page import MOST_RUNS, render_report, report_data
 from fast_axolotl.report.theme import COLOURS
 from fast_axolotl.report.values import describe_change, format_length, format_value
-from records import every, make_rank, make_run, make_system, steady
-from reports import (
+from support.records import every, make_rank, make_run, make_system, steady
+from support.reports import (
     as_report,
     embedded,
     lively_run,

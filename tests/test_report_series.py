@@ -25,8 +25,8 @@ from fast_axolotl.report.downsampling import (
     round_figures,
 )
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
-from records import every, make_rank, make_run, make_system, steady
-from reports import drained_run, lively_run, long_run, many_ranks, one_step, with_nans
+from support.records import every, make_rank, make_run, make_system, steady
+from support.reports import drained_run, lively_run, long_run, many_ranks, one_step, with_nans
 
 NUMBERS = some.one_of(some.none(), some.floats(allow_nan=True, allow_infinity=True))
 

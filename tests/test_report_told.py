@@ -19,8 +19,8 @@ from fast_axolotl.report.markdown import runs_markdown
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.run_charts import make_charts
 from fast_axolotl.report.series import read_series
-from records import make_rank, make_run, steady
-from reports import (
+from support.records import make_rank, make_run, steady
+from support.reports import (
     as_report,
     embedded,
     lively_run,

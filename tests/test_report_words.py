@@ -28,8 +28,8 @@ from fast_axolotl.report.short_summary import show_short_summary
 from fast_axolotl.report.show import render_summary
 from fast_axolotl.report.stall_chart import stall_chart
 from fast_axolotl.report.values import count_words, describe_change, escape_markdown
-from records import make_rank, make_run
-from reports import make_protocol, middle_of_a_protocol
+from support.records import make_rank, make_run
+from support.reports import make_protocol, middle_of_a_protocol
 
 
 def row_of(cell: Cell) -> MatrixRow:

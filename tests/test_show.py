@@ -22,7 +22,7 @@ from fast_axolotl.report.show import (
     summary_to_json,
     verdict_title,
 )
-from records import every, make_rank, make_run, make_system, steady
+from support.records import every, make_rank, make_run, make_system, steady
 
 NOT_FIGURES = {
     "run_dir",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl.measure.counting import BatchCount
 from fast_axolotl.measure.steps import Step, StepTracker, count_warmup
-from meter_fakes import Clock, batches, open_meter, read_rank, stall, steady
+from support.meter import Clock, batches, open_meter, read_rank, stall, steady
 
 
 def fetch(tracker: StepTracker, begin: float, end: float) -> Step | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import fast_axolotl
-from conftest import make_rows, write_arrow, write_jsonl, write_parquet
+from support.files import make_rows, write_arrow, write_jsonl, write_parquet
 from fast_axolotl import (
     RustStreamingDataset,
     create_rust_streaming_dataset,

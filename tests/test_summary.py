@@ -27,7 +27,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
-from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 SHAPE = ModelShape(
     num_parameters=1_000_000_000,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL_BUDGET, make_rows, read_rows, write_jsonl, write_parquet
+from support.files import SMALL_BUDGET, make_rows, read_rows, write_jsonl, write_parquet
 
 torch = pytest.importorskip("torch")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")

@@ -16,7 +16,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import End, ProfileWindow, RunRecord, RunSummary, Verdict, read_run
-from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 
 def verdict_of(record: RunRecord) -> Verdict:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
 from fast_axolotl.record.trainings import next_folder
-from records import make_rank, make_system, steady
+from support.records import make_rank, make_system, steady
 
 
 def write_record(

@@ -15,7 +15,7 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
 from fast_axolotl.record.comparison import Arm, ArmRun, Cell, Matrix, MatrixRow, Protocol
 from fast_axolotl.report.content import Report, ReportRun
-from records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 
 def as_report(
