@@ -13,6 +13,7 @@ import pytest
 
 import fast_axolotl
 
+
 def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
     that tests start and interrupt."""

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.bench.axolotl_inputs import (
     preprocess_config,
     train_config,
@@ -23,6 +22,7 @@ from fast_axolotl.bench.axolotl_inputs import (
     write_model,
     write_rows,
 )
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

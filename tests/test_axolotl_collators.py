@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_collators as ours
 from fast_axolotl.integrations.patching import MARK, Unfamiliar
 from fast_axolotl.measure.counting import BatchCounter
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

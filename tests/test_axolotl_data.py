@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_data
 from fast_axolotl.integrations.axolotl_data import (
     SeenHashes,
@@ -28,6 +27,7 @@ from fast_axolotl.integrations.axolotl_data import (
     save_preprocessed_dataset,
 )
 from fast_axolotl.integrations.patching import Final, Unfamiliar
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

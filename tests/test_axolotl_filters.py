@@ -22,13 +22,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_data, axolotl_filters
 from fast_axolotl.integrations.axolotl_filters import (
     handle_long_seq_in_dataset,
     process_datasets_for_packing,
 )
 from fast_axolotl.integrations.patching import Unfamiliar
+from support.axolotl import AGAINST_AXOLOTL
 from test_axolotl_data import VARIANTS, assert_same_dataset, subclassed, tokenised, variants
 
 pytestmark = AGAINST_AXOLOTL

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl as shim
 from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
 from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
 from fast_axolotl.integrations.patching import MARK, Reliance, Replacement
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.bench.axolotl_inputs import (
     preprocess_config,
     train_config,
@@ -22,6 +21,7 @@ from fast_axolotl.bench.axolotl_inputs import (
 )
 from fast_axolotl.integrations.measuring import Order
 from fast_axolotl.record import RunRecord, read_run
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations.axolotl_prompts import (
     diff_char_span,
     process,
     tokenize_completions,
 )
 from fast_axolotl.integrations.patching import Unfamiliar
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations import axolotl_rl
 from fast_axolotl.integrations.axolotl_rl import drop_long_sequences
 from fast_axolotl.integrations.patching import Unfamiliar
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

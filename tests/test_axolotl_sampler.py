@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.integrations.axolotl_sampler import (
     batches_length,
     generate_batches,
     pack_parallel,
 )
 from fast_axolotl.integrations.patching import Final, Unfamiliar
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

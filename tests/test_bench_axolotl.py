@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.bench import axolotl_inputs, axolotl_streaming
 from fast_axolotl.bench.axolotl_bench import CASES, run_axolotl_bench
 from fast_axolotl.bench.axolotl_driver import COMPILING, IMPORTS, Ledger
@@ -36,6 +35,7 @@ from fast_axolotl.bench.operation_result import (
     WarmUp,
 )
 from fast_axolotl.errors import MissingExtraError, UsageError
+from support.axolotl import AGAINST_AXOLOTL
 
 FAKE_AXOLOTL = {
     "__init__": "",

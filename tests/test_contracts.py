@@ -13,6 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fast_axolotl import Reader, open_dataset
+from fast_axolotl.errors import DataError, ResumeError
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.storage import Source
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -26,10 +30,6 @@ from support.files import (
     write_jsonl,
     write_parquet,
 )
-from fast_axolotl import Reader, open_dataset
-from fast_axolotl.errors import DataError, ResumeError
-from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.storage import Source
 
 Open = Callable[..., Reader]
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from support.files import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
 from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import DataError
+from support.files import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl import SeenRows, unique_rows
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from fast_axolotl import detect_format, list_supported_formats, open_dataset
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading import FormatWarning
 from support.files import (
     COMPRESSIONS,
     WRITERS,
@@ -20,9 +23,6 @@ from support.files import (
     write_jsonl,
     write_parquet,
 )
-from fast_axolotl import detect_format, list_supported_formats, open_dataset
-from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.reading import FormatWarning
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ def test_threads_and_pieces_change_nothing(num_threads: int) -> None:
         assert parallel_hash_rows(given_rows, num_threads).to_pylist() == expected_column(rows)
 
 
-def test_automatic_threads_are_the_usable_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_automatic_threads_are_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fast_axolotl.dedupe import hashing
     from fast_axolotl.kernels import threads
 
     asked: list[int] = []
@@ -131,7 +132,7 @@ def test_automatic_threads_are_the_usable_processors(monkeypatch: pytest.MonkeyP
         asked.append(num_threads)
         real(work, ranges, num_threads)
 
-    monkeypatch.setattr(threads, "usable_processors", lambda: 3)
+    monkeypatch.setattr(hashing, "usable_cores", lambda: 3)
     monkeypatch.setattr(threads, "spread", note)
     rows = ["x" * 1000] * 9000
     parallel_hash_rows(rows)

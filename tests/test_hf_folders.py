@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from support.files import Rows, compress, make_rows, read_rows, write_csv, write_jsonl, write_parquet
 from fast_axolotl import detect_format, open_dataset
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from support.files import (
+    Rows,
+    compress,
+    make_rows,
+    read_rows,
+    write_csv,
+    write_jsonl,
+    write_parquet,
+)
 
 
 def ids_of(path: Any, **options: Any) -> list[int]:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.files import SMALL_BUDGET, compress, read_rows, write_jsonl
 from fast_axolotl import open_dataset, streaming_dataset_reader
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading import convert
 from fast_axolotl.reading.schema import MIXED
+from support.files import SMALL_BUDGET, compress, read_rows, write_jsonl
 
 FILLER = "x" * 400
 

@@ -162,54 +162,6 @@ def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> Non
     assert list(tmp_path.rglob("*.nbi"))
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        ({"sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
-        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
-        ({"sys/fs/cgroup/cpu.max": "nonsense"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "100000 100000"}, 1),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/c/cpu.max": "100000 100000"}, None),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "100000",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
-            1,
-        ),
-        (
-            {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            None,
-        ),
-    ],
-)
-def test_processors_are_those_of_the_affinity_and_the_quota(
-    tmp_path: Path, files: dict[str, str], expected: int | None
-) -> None:
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    here = len(os.sched_getaffinity(0))
-    assert threads.usable_processors(tmp_path) == (expected or here)
-
-
-def test_an_affinity_of_one_processor_is_respected() -> None:
-    code = (
-        "import os\n"
-        "from fast_axolotl.kernels.threads import usable_processors\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "print(usable_processors())"
-    )
-    assert run_python(code) == "1\n"
-
-
 @pytest.mark.parametrize("total_rows", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_slices_cover_everything_once(total_rows: int, count: int) -> None:

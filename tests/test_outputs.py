@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.files import make_rows, write_jsonl, write_parquet
 from fast_axolotl import streaming_dataset_reader
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import OUTPUTS, convert
 from fast_axolotl.reading.schema import MIXED
+from support.files import make_rows, write_jsonl, write_parquet
 
 
 def batch_of(*arrays: pa.Array) -> pa.RecordBatch:

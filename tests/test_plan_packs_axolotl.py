@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.packing import plan_packs
+from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
 

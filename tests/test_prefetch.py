@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from support.files import SMALL_BUDGET, make_rows, write_jsonl
 from fast_axolotl import open_dataset
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.prefetch import Prefetcher
+from support.files import SMALL_BUDGET, make_rows, write_jsonl
 
 TIMEOUT_SECONDS = 30
 

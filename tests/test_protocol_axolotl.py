@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from support.axolotl import AGAINST_AXOLOTL
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
 from fast_axolotl.protocol.dedupe import describe_dedupe, run_dedupe
+from support.axolotl import AGAINST_AXOLOTL
 from support.protocol import FakeLaunch, folder_of
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
-from support.browser import COMMAND, MISSING, Browser, start_browser
 from fast_axolotl.record.comparison import Cell
 from fast_axolotl.report.content import Report
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.picture import take_picture
+from support.browser import COMMAND, MISSING, Browser, start_browser
 from support.reports import as_report, lively_run, many_ranks, one_step, protocol_report, with_nans
 
 pytestmark = pytest.mark.skipif(COMMAND is None, reason=MISSING)

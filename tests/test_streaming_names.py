@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import fast_axolotl
-from support.files import make_rows, write_arrow, write_jsonl, write_parquet
 from fast_axolotl import (
     RustStreamingDataset,
     create_rust_streaming_dataset,
@@ -19,6 +18,7 @@ from fast_axolotl import (
     streaming,
     streaming_dataset_reader,
 )
+from support.files import make_rows, write_arrow, write_jsonl, write_parquet
 
 ARGUMENTS = {"file_path": inspect.Parameter.empty, "batch_size": 1000, "num_threads": 4}
 

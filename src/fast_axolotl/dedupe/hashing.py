@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from fast_axolotl.dedupe.parts import text_bytes
 from fast_axolotl.errors import UsageError
+from fast_axolotl.system import usable_cores
 
 __all__ = ["deduplicate_indices", "parallel_hash_rows"]
 
@@ -427,6 +428,4 @@ def _run(tasks: list[_Task], num_threads: int) -> None:
 
 
 def _threads(num_threads: int, num_tasks: int) -> int:
-    from fast_axolotl.kernels.threads import usable_processors
-
-    return num_threads or (usable_processors() if num_tasks > 1 else 1)
+    return num_threads or (usable_cores() if num_tasks > 1 else 1)

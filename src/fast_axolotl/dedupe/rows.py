@@ -22,8 +22,9 @@ from fast_axolotl.dedupe.parts import Part, digests_of, parts_of, plain_type
 from fast_axolotl.dedupe.seen import SeenRows, fresh_secret
 from fast_axolotl.dedupe.select import gather
 from fast_axolotl.errors import UsageError
-from fast_axolotl.kernels.threads import slices, spread, usable_processors
+from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.reading import held_bytes
+from fast_axolotl.system import usable_cores
 
 __all__ = ["digest_batch", "unique_rows"]
 
@@ -73,7 +74,7 @@ _NO_DIGESTS = np.zeros(0, np.uint64)
 
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
     """The digests of whole rows, two words each."""
-    threads = num_threads or usable_processors()
+    threads = num_threads or usable_cores()
     step = _rows_at_once(batch)
     if step >= batch.num_rows:
         return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
@@ -136,7 +137,7 @@ def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -
     differs = np.zeros(len(lefts), np.bool_)
     if not len(lefts):
         return True
-    threads = min(usable_processors(), 1 + len(lefts) // _PAIRS_PER_THREAD)
+    threads = min(usable_cores(), 1 + len(lefts) // _PAIRS_PER_THREAD)
     parts = _parts(batch, secret, threads)
 
     def compare(first: int, last: int) -> None:

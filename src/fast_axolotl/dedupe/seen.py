@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.kernels.threads import slices, spread, usable_processors
+from fast_axolotl.kernels.threads import slices, spread
+from fast_axolotl.system import usable_cores
 
 __all__ = ["SeenRows", "fresh_secret"]
 
@@ -45,7 +46,7 @@ class SeenRows:
     def __init__(self, num_threads: int = 0) -> None:
         if num_threads < 0:
             raise UsageError(f"num_threads must be 0 (automatic) or more, not {num_threads}")
-        threads = num_threads or usable_processors()
+        threads = num_threads or usable_cores()
         num_regions = min(_MOST_REGIONS, 1 << (threads - 1).bit_length())
         self._threads = threads
         self._regions = [_Region(index, num_regions) for index in range(num_regions)]

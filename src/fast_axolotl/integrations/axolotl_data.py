@@ -35,7 +35,8 @@ from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.parts import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.integrations.patching import Final, Unfamiliar
-from fast_axolotl.kernels.threads import spread, usable_processors
+from fast_axolotl.kernels.threads import spread
+from fast_axolotl.system import usable_cores
 
 __all__ = [
     "SeenHashes",
@@ -470,7 +471,7 @@ def _write_shards(dataset: Any, paths: list[Path]) -> None:
             for index in range(first, last):
                 _write_shard(dataset, paths[index], edges[index], edges[index + 1], bar)
 
-        spread(write, [(index, index + 1) for index in range(count)], usable_processors())
+        spread(write, [(index, index + 1) for index in range(count)], usable_cores())
 
 
 def _write_shard(dataset: Any, path: Path, start: int, stop: int, bar: Any) -> None:

@@ -26,7 +26,8 @@ from fast_axolotl.kernels.jit import (
     inlined,
     kernel,
 )
-from fast_axolotl.kernels.threads import slices, spread, usable_processors
+from fast_axolotl.kernels.threads import slices, spread
+from fast_axolotl.system import usable_cores
 
 __all__ = ["SEPARATORS", "Layout", "boundaries", "fill", "lay", "mark", "place", "positions"]
 
@@ -73,7 +74,7 @@ def fill(
     its output cannot hold: ``OverflowError``.
     """
     num_sequences, num_places = len(layout.offsets) - 1, int(layout.targets[-1])
-    threads = 1 if num_places < _SMALL_PLACES else num_threads or usable_processors()
+    threads = 1 if num_places < _SMALL_PLACES else num_threads or usable_cores()
     block = max(1, _BLOCK_PLACES * num_sequences // max(1, num_places))
 
     def work(start: int, stop: int) -> None:

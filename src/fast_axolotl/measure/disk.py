@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fast_axolotl.measure.procfs import PROC, read_bytes_of, read_io
+from fast_axolotl.measure.procfs import read_io
+from fast_axolotl.system import PROC, read_bytes_of
 
 __all__ = ["DiskCapacity", "choose_files", "find_device", "probe_capacity"]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.procfs import PROC, has_procfs, read_memory, reset_high_water
+from fast_axolotl.measure.procfs import has_procfs, read_memory, reset_high_water
 from fast_axolotl.record import Phase
+from fast_axolotl.system import PROC
 
 __all__ = ["PhaseLog"]
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.procfs import PROC, ProcessMemory, ProcessStat
+from fast_axolotl.measure.procfs import ProcessMemory, ProcessStat
+from fast_axolotl.system import PROC
 
 __all__ = ["ProcessTree", "TreeSample"]
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import psutil
 
+from fast_axolotl.system import PROC, read_bytes_of
+
 __all__ = [
-    "PROC",
     "ProcessIo",
     "ProcessMemory",
     "ProcessStat",
     "has_procfs",
     "ignores_children",
     "memory_of",
-    "read_bytes_of",
     "read_command",
     "read_io",
     "read_memory",
@@ -37,9 +37,6 @@ __all__ = [
     "reset_high_water",
 ]
 
-PROC = Path("/proc")
-
-_MOST_BYTES = 1 << 20
 _MICROSECONDS = 1_000_000
 _SIGCHLD_BIT = 1 << 16
 """Signal 17 in the masks of ``status``, on every architecture but alpha, mips and sparc."""
@@ -218,23 +215,6 @@ def read_pressure_seconds(path: str | Path) -> float | None:
             total = line.rpartition(b"total=")[2]
             return int(total) / _MICROSECONDS if total.isdigit() else None
     return None
-
-
-def read_bytes_of(path: str | Path) -> bytes | None:
-    """A small file whole, without the layers of ``open``: a sample reads hundreds of them."""
-    try:
-        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        parts = []
-        while part := os.read(opened, _MOST_BYTES):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return None
-    finally:
-        os.close(opened)
 
 
 def _kilobytes(status: Mapping[bytes, bytes], name: bytes) -> int | None:

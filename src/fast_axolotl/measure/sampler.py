@@ -24,15 +24,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fast_axolotl.measure import machine, procfs
-from fast_axolotl.measure.cgroup import CGROUP, find_memory_cgroup
+from fast_axolotl import system
+from fast_axolotl.measure import procfs
 from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.portable_tree import PortableTree, read_portable_swap_bytes
 from fast_axolotl.measure.process_tree import ProcessTree, TreeSample
-from fast_axolotl.measure.procfs import PROC
 from fast_axolotl.measure.system_reasons import explain_missing
 from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
+from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup
 
 __all__ = ["SystemSampler"]
 
@@ -279,7 +279,7 @@ class SystemSampler:
         return read_portable_swap_bytes()
 
     def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
-        """Of the processes' own cgroup, where there is one, else of the machine."""
+        """Of the processes' own cgroup, where there is one, else of the system."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return procfs.read_pressure_seconds(own or self._proc / "pressure" / name)
 
@@ -298,7 +298,7 @@ class SystemSampler:
             host=platform.node(),
             root_pid=self.root_pid,
             command=procfs.read_command(self.root_pid, proc=self._proc),
-            memory_bytes=machine.memory_bytes(self._proc),
+            memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,
             disk_bytes_per_second=capacity.bytes_per_second,

@@ -14,12 +14,12 @@ from typing import Any
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.events import DeviceEvents, find_events
 from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.machine import describe
 from fast_axolotl.measure.meter import Meter
 from fast_axolotl.measure.phases import PhaseLog
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import StepTracker
 from fast_axolotl.record import LineWriter
+from fast_axolotl.system import describe
 
 __all__ = ["measure"]
 

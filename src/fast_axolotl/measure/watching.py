@@ -14,9 +14,9 @@ import psutil
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.procfs import PROC
 from fast_axolotl.measure.system_figures import fold_system
 from fast_axolotl.record import SystemRecord, SystemSample, SystemStart
+from fast_axolotl.system import PROC
 
 __all__ = ["UNKNOWN", "Watched", "check_process"]
 

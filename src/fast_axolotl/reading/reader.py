@@ -15,7 +15,6 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.kernels.threads import usable_processors
 from fast_axolotl.reading.batching import Batcher, value_bytes
 from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.dataset import (
@@ -45,6 +44,7 @@ from fast_axolotl.reading.state import (
     write_schema,
 )
 from fast_axolotl.reading.storage import Source
+from fast_axolotl.system import usable_cores
 
 __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
 
@@ -387,7 +387,7 @@ class Reader:
 
 def usable_threads() -> int:
     """Processors that this process may use, and at most 8."""
-    return min(_MOST_THREADS, usable_processors())
+    return min(_MOST_THREADS, usable_cores())
 
 
 def _useful_threads(parts: Sequence[Part], most: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from fast_axolotl.measure import machine, procfs
-from fast_axolotl.measure.cgroup import find_memory_cgroup
+from fast_axolotl import system
+from fast_axolotl.measure import procfs
+from fast_axolotl.system import find_memory_cgroup, usable_cores
 
 GIGABYTE = 1_000_000_000
 
@@ -42,7 +44,7 @@ def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None
     assert pressure is not None
     assert procfs.read_pressure_seconds(pressure) == 1.5
     assert found.pressure_file("io") is None
-    assert machine.limit_bytes(proc, root, 7) == 8 * GIGABYTE
+    assert system.limit_bytes(proc, root, 7) == 8 * GIGABYTE
 
 
 def test_a_throttling_limit_below_the_hard_one_is_the_limit(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_throttling_limit_below_the_hard_one_is_the_limit(tmp_path: Path) -> N
     lay_out(proc, {"self/cgroup": "0::/job\n"})
     files = {"job/memory.max": f"{8 * GIGABYTE}", "job/memory.high": f"{6 * GIGABYTE}"}
     lay_out(root, {"cgroup.controllers": "memory", **files})
-    assert machine.limit_bytes(proc, root) == 6 * GIGABYTE
+    assert system.limit_bytes(proc, root) == 6 * GIGABYTE
 
 
 def test_version_one_knows_no_limit_as_the_largest_number_of_pages(tmp_path: Path) -> None:
@@ -78,13 +80,13 @@ def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_pat
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc, {"self/cgroup": "0::/../../kubepods/pod1/container\n"})
     lay_out(root, {"cgroup.controllers": "memory", "memory.max": "1000000\n"})
-    assert machine.limit_bytes(proc, root) == 1_000_000
+    assert system.limit_bytes(proc, root) == 1_000_000
 
 
 def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
-    assert machine.limit_bytes(tmp_path, tmp_path) is None
+    assert system.limit_bytes(tmp_path, tmp_path) is None
     lay_out(tmp_path, {"self/cgroup": "0::/\n"})
-    assert machine.limit_bytes(tmp_path, tmp_path / "none") is None
+    assert system.limit_bytes(tmp_path, tmp_path / "none") is None
 
 
 def test_files_that_hold_something_else_are_no_figures(tmp_path: Path) -> None:
@@ -96,8 +98,52 @@ def test_files_that_hold_something_else_are_no_figures(tmp_path: Path) -> None:
     assert (found.limit_bytes(), found.used_bytes()) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"cgroup/cpu.max": "max 100000"}, None),
+        ({"cgroup/cpu.max": "100000 100000"}, 1),
+        ({"cgroup/cpu.max": "50000 100000"}, 1),
+        ({"cgroup/cpu.max": "nonsense"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "cgroup/a/cpu.max": "100000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/a/b\n", "cgroup/c/cpu.max": "100000 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/\n",
+                "cgroup/cpu/job/cpu.cfs_quota_us": "100000",
+                "cgroup/cpu/job/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
+        ({"cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_cores_are_those_of_the_affinity_and_the_quota(
+    tmp_path: Path, files: dict[str, str], expected: int | None
+) -> None:
+    lay_out(tmp_path, files)
+    here = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == (expected or here)
+
+
+def test_a_container_with_a_quota_on_a_large_host_has_the_cores_of_its_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the environment of a record says, and so what the advice on workers goes by."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    lay_out(tmp_path, {"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "400000 100000\n"})
+    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == 4
+    assert system.describe(tmp_path / "proc", tmp_path / "cgroup")["cores"] == 4
+
+
+def test_an_affinity_of_one_core_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
+    assert usable_cores() == 1
+
+
 def test_this_machine_is_described_without_its_name() -> None:
-    found = machine.describe()
+    found = system.describe()
     assert found["memory_bytes"] > 100_000_000
     assert found["cores"] >= 1
     assert found["versions"]["pyarrow"]
@@ -110,7 +156,7 @@ def test_nothing_is_imported_to_learn_a_version() -> None:
     import sys
 
     code = (
-        "import sys; from fast_axolotl.measure import machine; machine.describe();"
+        "import sys; from fast_axolotl import system; system.describe();"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -118,7 +164,7 @@ def test_nothing_is_imported_to_learn_a_version() -> None:
 
 
 def test_an_empty_procfs_gives_what_psutil_knows(tmp_path: Path) -> None:
-    found = machine.describe(tmp_path, tmp_path)
+    found = system.describe(tmp_path, tmp_path)
     assert found["memory_bytes"] > 100_000_000
     assert "limit_bytes" not in found
     assert found["has_pressure"] is False
@@ -133,4 +179,4 @@ def test_an_empty_procfs_gives_what_psutil_knows(tmp_path: Path) -> None:
 )
 def test_the_drivers_version_is_read(tmp_path: Path, text: str, version: str | None) -> None:
     lay_out(tmp_path, {"driver/nvidia/version": text})
-    assert machine.describe(tmp_path, tmp_path).get("gpu_driver") == version
+    assert system.describe(tmp_path, tmp_path).get("gpu_driver") == version

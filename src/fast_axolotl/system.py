@@ -1,0 +1,248 @@
+"""What this process may use of its machine: cores, memory, and how both are described.
+
+A container sees all cores and all memory of its host; what it may use is set by the affinity of the
+process and by the limits of its cgroup and of every cgroup above it. Version 2 of cgroups is read
+where it has the controller, else version 1. Inside a container the path that ``/proc/PID/cgroup``
+names may be the host's, which does not exist there; the mount's root is then the container's own.
+
+Every function takes the roots of procfs and of the cgroups, so that a test can lay them out in a
+folder. A file that is not there or may not be read counts as "not known"; nothing here raises.
+Versions come from the metadata of installed packages: nothing is imported for them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = [
+    "CGROUP",
+    "PROC",
+    "MemoryCgroup",
+    "describe",
+    "find_memory_cgroup",
+    "limit_bytes",
+    "memory_bytes",
+    "read_bytes_of",
+    "usable_cores",
+]
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+_CHUNK_BYTES = 1 << 20
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 writes "no limit" as the largest whole number of pages."""
+
+_DISTRIBUTIONS = (
+    "fast-axolotl",
+    "axolotl",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "peft",
+    "trl",
+    "bitsandbytes",
+    "deepspeed",
+    "flash-attn",
+    "lightning",
+    "torchdata",
+    "numpy",
+    "numba",
+    "pyarrow",
+    "nvidia-ml-py",
+)
+
+
+def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
+    """Cores this process may use: the fewest of its affinity and its cgroups' CPU quotas.
+
+    The affinity is asked for at every call, the quota once. Half a core counts as one.
+    """
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    return max(1, min(count, _quota_cores(proc, cgroup_root) or count))
+
+
+def memory_bytes(proc: Path = PROC) -> int:
+    """Memory of the machine."""
+    known = _meminfo_bytes(proc, "MemTotal")
+    if known is None:
+        import psutil
+
+        known = int(psutil.virtual_memory().total)
+    return known
+
+
+def limit_bytes(
+    proc: Path = PROC, cgroup_root: Path = CGROUP, pid: int | str = "self"
+) -> int | None:
+    """The least memory limit of the cgroups above a process; ``None`` where there is none."""
+    cgroup = find_memory_cgroup(pid, proc=proc, root=cgroup_root)
+    return None if cgroup is None else cgroup.limit_bytes()
+
+
+def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
+    """This machine and what is installed on it; facts it does not offer are left out."""
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    try:
+        # Prefetched batches of loader workers lie there.
+        mount = os.statvfs("/dev/shm")
+        shared_memory_bytes = mount.f_frsize * mount.f_blocks
+    except (OSError, AttributeError):
+        shared_memory_bytes = None
+    driver = (read_bytes_of(proc / "driver/nvidia/version") or b"").decode(errors="replace").split()
+    facts = {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cpu": _read_value(proc / "cpuinfo", "model name") or platform.processor() or None,
+        "cores": usable_cores(proc, cgroup_root),
+        "memory_bytes": memory_bytes(proc),
+        "available_bytes": _meminfo_bytes(proc, "MemAvailable"),
+        "page_cache_bytes": _meminfo_bytes(proc, "Cached"),
+        "swap_bytes": _meminfo_bytes(proc, "SwapTotal"),
+        "limit_bytes": limit_bytes(proc, cgroup_root),
+        "has_pressure": (proc / "pressure" / "memory").exists(),
+        "shared_memory_bytes": shared_memory_bytes,
+        "gpu_driver": next((word for word in driver if "." in word and word[0].isdigit()), None),
+        "versions": versions,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCgroup:
+    """A memory cgroup and those above it."""
+
+    version: Literal[1, 2]
+    folders: tuple[Path, ...]
+    """The process's own first, the mount last."""
+
+    def limit_bytes(self) -> int | None:
+        """The least limit of all of them; ``None`` where nobody sets one."""
+        names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
+        limits = [_read_number(folder / name) for folder in self.folders for name in names]
+        return min((n for n in limits if n is not None and n < _UNLIMITED_BYTES), default=None)
+
+    def used_bytes(self) -> int | None:
+        """What the cgroup holds, less the file pages nobody has touched lately.
+
+        Those are dropped before anything is refused or killed; with them, every process that reads
+        a large file would seem to stand at the limit.
+        """
+        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
+        used = _read_number(self.folders[0] / name)
+        if used is None:
+            return None
+        key = b"inactive_file" if self.version == 2 else b"total_inactive_file"
+        for line in (read_bytes_of(self.folders[0] / "memory.stat") or b"").splitlines():
+            name_of_line, _, value = line.partition(b" ")
+            if name_of_line == key and value.isdigit():
+                return max(0, used - int(value))
+        return used
+
+    def pressure_file(self, name: Literal["memory", "io"]) -> Path | None:
+        """The PSI file of this cgroup; ``None`` where it has none of its own."""
+        path = self.folders[0] / f"{name}.pressure"
+        return path if self.version == 2 and path.exists() else None
+
+
+def find_memory_cgroup(
+    pid: int | str = "self", *, proc: Path = PROC, root: Path = CGROUP
+) -> MemoryCgroup | None:
+    """The memory cgroup of a process; ``None`` where there are no cgroups."""
+    paths = _cgroup_paths(pid, proc)
+    if "memory" in paths:
+        folders = _folders_upwards(root / "memory", paths["memory"])
+        return MemoryCgroup(version=1, folders=folders) if folders else None
+    if "" in paths:
+        is_unified = (root / "cgroup.controllers").exists()
+        folders = _folders_upwards(root if is_unified else root / "unified", paths[""])
+        return MemoryCgroup(version=2, folders=folders) if folders else None
+    return None
+
+
+def read_bytes_of(path: str | Path) -> bytes | None:
+    """A small file whole, without the layers of ``open``: a sample reads hundreds of them."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(opened, _CHUNK_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
+
+
+@cache
+def _quota_cores(proc: Path, root: Path) -> int | None:
+    """Cores by the least CPU quota of this process's cgroups; ``None`` where none is set.
+
+    ``200000 100000`` are two cores: 200 ms of CPU time every 100 ms; ``max`` and -1 are no limit.
+    """
+    paths = _cgroup_paths("self", proc)
+    folders = [
+        *_folders_upwards(root, paths.get("", "/")),
+        *_folders_upwards(root / "cpu", paths.get("cpu", "/")),
+    ]
+    quotas = []
+    for folder in folders:
+        version_1 = (read_bytes_of(folder / f"cpu.cfs_{n}_us") or b"" for n in ("quota", "period"))
+        for text in (read_bytes_of(folder / "cpu.max") or b"", b" ".join(version_1)):
+            words = text.split()
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                quotas.append(max(1, round(int(words[0]) / int(words[1]))))
+    return min(quotas, default=None)
+
+
+def _cgroup_paths(pid: int | str, proc: Path) -> dict[str, str]:
+    """Controller → path of a process's cgroups; version 2 names no controller."""
+    paths = {}
+    for line in (read_bytes_of(f"{proc}/{pid}/cgroup") or b"").decode(errors="replace").split("\n"):
+        _, first_colon, rest = line.partition(":")
+        controllers, second_colon, path = rest.partition(":")
+        if first_colon and second_colon:
+            paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def _folders_upwards(mount: Path, path: str) -> tuple[Path, ...]:
+    """A cgroup's folder and those above it, as far as this process can see them."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    folders = (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def _meminfo_bytes(proc: Path, key: str) -> int | None:
+    kilobytes = _read_value(proc / "meminfo", key)
+    return None if kilobytes is None else int(kilobytes.split()[0]) * 1024
+
+
+def _read_value(path: Path, key: str) -> str | None:
+    """The value of the first ``key : value`` line."""
+    lines = (read_bytes_of(path) or b"").decode(errors="replace").splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == key), None)
+
+
+def _read_number(path: Path) -> int | None:
+    text = (read_bytes_of(path) or b"").strip()
+    return int(text) if text.isdigit() else None
