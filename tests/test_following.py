@@ -12,11 +12,12 @@ import pytest
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
-from fast_axolotl.record.comparison import PROTOCOL_FILE, Arm, ArmRun, Matrix, Protocol
-from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.condense import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.record.following import ProtocolFollower, RunFollower
-from fast_axolotl.record.lines import Mark
+from fast_axolotl.record.follower import ProtocolFollower, RunFollower
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, ArmRun, Matrix, ProtocolResult
+from fast_axolotl.record.schema import Mark
 from support.records import every, make_rank, make_run, make_system, steady
 
 
@@ -58,7 +59,7 @@ def write_protocol(folder: Path, *, done: int, planned: int = 6, seconds: float 
         )
         for name in ("baseline", "candidate")
     )
-    protocol = Protocol(
+    protocol = ProtocolResult(
         title="",
         started=0.0,
         seconds=done * seconds,
@@ -74,7 +75,7 @@ def write_protocol(folder: Path, *, done: int, planned: int = 6, seconds: float 
     )
     folder.mkdir(exist_ok=True)
     (folder / "runs").mkdir(exist_ok=True)
-    (folder / PROTOCOL_FILE).write_text(json.dumps(protocol.to_json()))
+    (folder / PROTOCOL_FILE).write_text(json.dumps(to_plain(protocol)))
     os.utime(folder / PROTOCOL_FILE, (1000 + done, 1000 + done))
 
 

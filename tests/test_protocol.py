@@ -20,7 +20,7 @@ from fast_axolotl.protocol.page_cache import prepare_page_cache
 from fast_axolotl.protocol.plan import ArmPlan
 from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record import End
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, folder_of
 
 
@@ -28,7 +28,7 @@ def plan(**changes: Any) -> Plan:
     return replace(plan_commands("cmd a", "cmd b", pairs=3), **changes)
 
 
-def run(wanted: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> Protocol:
+def run(wanted: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> ProtocolResult:
     return run_protocol(
         wanted,
         folder,
@@ -224,7 +224,7 @@ def test_a_damaged_record_counts_for_nothing_before_it_is_made_again(tmp_path: P
 def test_an_interruption_in_the_first_run_can_be_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(plan(), tmp_path / "p", FakeLaunch(interrupt_at=0))
-    assert Protocol.read(tmp_path / "p").planned_runs == 8
+    assert ProtocolResult.read(tmp_path / "p").planned_runs == 8
     assert run(plan(), tmp_path / "p", FakeLaunch()).pairs == 3
 
 
@@ -262,7 +262,7 @@ def test_a_state_that_is_not_one_is_told(tmp_path: Path, change: dict[str, Any])
 def test_a_result_that_is_not_one_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "protocol.json").write_text(text)
     with pytest.raises(DataError, match=r"protocol\.json: not the result of a protocol"):
-        Protocol.read(tmp_path)
+        ProtocolResult.read(tmp_path)
 
 
 def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
     assert found.are_losses_equal is None
     for name in ("protocol.json", "state.json"):
         json.loads((tmp_path / "p" / name).read_text(), parse_constant=pytest.fail)
-    again = Protocol.read(tmp_path / "p").arms[0].runs[0].losses
+    again = ProtocolResult.read(tmp_path / "p").arms[0].runs[0].losses
     assert again[0] == 2.0
     assert math.isnan(again[1])
 
@@ -288,7 +288,7 @@ def test_an_interrupted_protocol_goes_on_where_it_stopped(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(plan(), tmp_path / "p", first)
     assert first.arms == ["baseline", "candidate", "candidate"]
-    half = Protocol.read(tmp_path / "p")
+    half = ProtocolResult.read(tmp_path / "p")
     assert half.order == ("candidate",), "the first two were to warm up"
     second = FakeLaunch(step_seconds=slower)
     found = run(plan(), tmp_path / "p", second)
@@ -496,7 +496,7 @@ def test_progress_tells_the_time_left(tmp_path: Path) -> None:
 
 def test_what_is_written_can_be_read_back(tmp_path: Path) -> None:
     found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=slower))
-    assert Protocol.read(tmp_path / "p") == found
+    assert ProtocolResult.read(tmp_path / "p") == found
     assert json.loads((tmp_path / "p" / "state.json").read_text())["schema"] == 1
     assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
 

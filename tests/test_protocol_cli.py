@@ -18,7 +18,7 @@ import fast_axolotl
 from fast_axolotl.cli.protocol import protocol
 from fast_axolotl.errors import UsageError
 from fast_axolotl.protocol.launching import launch, read_tail
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.protocol_result import ProtocolResult
 
 LOOP = """
 import os, sys, time
@@ -82,7 +82,7 @@ def test_two_commands_from_the_command_line(tmp_path: Path, loop: str) -> None:
     assert rows["host_stall_fraction"][0]["value"] > rows["host_stall_fraction"][1]["value"]
     assert "run 4 of 4: baseline, pair 2 of 2" in err
     assert (tmp_path / "p" / "runs" / "01-baseline" / "log.txt").exists()
-    assert Protocol.read(tmp_path / "p").pairs == 2
+    assert ProtocolResult.read(tmp_path / "p").pairs == 2
 
 
 def test_ctrl_c_leaves_a_folder_that_can_be_continued(tmp_path: Path, loop: str) -> None:

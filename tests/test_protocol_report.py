@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fast_axolotl.protocol import plan_commands, run_protocol
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.matrix import (
     protocol_markdown,
     render_protocol,
@@ -20,7 +20,7 @@ from fast_axolotl.report.protocol_progress import protocol_progress
 from support.protocol import FakeLaunch
 
 
-def make(folder: Path, launch: FakeLaunch, pairs: int = 3) -> Protocol:
+def make(folder: Path, launch: FakeLaunch, pairs: int = 3) -> ProtocolResult:
     return run_protocol(
         plan_commands("cmd a", "cmd b", pairs=pairs, warmup=0),
         folder,
@@ -32,14 +32,14 @@ def make(folder: Path, launch: FakeLaunch, pairs: int = 3) -> Protocol:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Protocol:
+def found(tmp_path: Path) -> ProtocolResult:
     def step(arm: str, run: int) -> float:
         return (0.012 if arm == "candidate" else 0.01) * (1 + 0.001 * (run % 2))
 
     return make(tmp_path / "p", FakeLaunch(step_seconds=step))
 
 
-def test_the_answer_comes_before_the_matrix(found: Protocol) -> None:
+def test_the_answer_comes_before_the_matrix(found: ProtocolResult) -> None:
     text = render_protocol(found)
     assert text.index("candidate is WORSE") < text.index("│ real tokens")
     assert "worse" in text
@@ -50,7 +50,7 @@ def test_the_answer_comes_before_the_matrix(found: Protocol) -> None:
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_figures_that_no_arm_has_are_told_below_with_their_reason(found: Protocol) -> None:
+def test_figures_that_no_arm_has_are_told_below_with_their_reason(found: ProtocolResult) -> None:
     text = " ".join(render_protocol(found).split())
     assert "Not measured:" in text
     assert "MFU: the model was not seen" in text
@@ -89,7 +89,7 @@ def test_nothing_measured_gives_no_table(tmp_path: Path) -> None:
     assert "No run of baseline or candidate that counts has succeeded" in text
 
 
-def test_markdown_is_a_table_whatever_the_data_says(found: Protocol) -> None:
+def test_markdown_is_a_table_whatever_the_data_says(found: ProtocolResult) -> None:
     nasty = replace(found, title="<script>alert(1)</script> | `x`\n# heading")
     text = protocol_markdown(nasty)
     assert "<script>" not in text
@@ -105,12 +105,12 @@ def test_one_pair_says_that_it_has_no_interval(tmp_path: Path) -> None:
     assert "cannot tell a change from noise" in protocol.paragraph
 
 
-def test_it_fits_into_a_narrow_terminal(found: Protocol) -> None:
+def test_it_fits_into_a_narrow_terminal(found: ProtocolResult) -> None:
     text = render_protocol(found, width=60)
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_a_comparison_tells_broken_limits_first(found: Protocol) -> None:
+def test_a_comparison_tells_broken_limits_first(found: ProtocolResult) -> None:
     file = io.StringIO()
     show_comparison(found.matrix, checks=[("x < 1: FAILED", True)], notes=["a note"], file=file)
     assert file.getvalue().startswith("x < 1: FAILED\n")

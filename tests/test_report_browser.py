@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
-from fast_axolotl.record.comparison import Cell
+from fast_axolotl.record.protocol_result import Cell
 from fast_axolotl.report.content import Report
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.picture import take_picture

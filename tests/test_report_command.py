@@ -16,7 +16,8 @@ from fast_axolotl.cli.report import make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol import plan_commands
 from fast_axolotl.record import LineWriter, RunRecord
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
 from support.records import make_rank, make_run, make_system, steady
 from support.reports import make_protocol, middle_of_a_protocol
@@ -41,11 +42,11 @@ def some_run(folder: Path, share: float = 0.3) -> Path:
     return write_record(make_run(make_rank(wait=steady(share)), system=make_system()), folder)
 
 
-def some_protocol(folder: Path, protocol: Protocol | None = None) -> Path:
+def some_protocol(folder: Path, protocol: ProtocolResult | None = None) -> Path:
     protocol = protocol or make_protocol()
     for arm in protocol.arms:
         some_run(folder / arm.runs[-1].folder)
-    (folder / "protocol.json").write_text(json.dumps(protocol.to_json()), encoding="utf-8")
+    (folder / "protocol.json").write_text(json.dumps(to_plain(protocol)), encoding="utf-8")
     return folder
 
 

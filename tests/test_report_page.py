@@ -16,7 +16,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record import Mark
-from fast_axolotl.record.comparison import Cell
+from fast_axolotl.record.protocol_result import Cell
 from fast_axolotl.report import page
 from fast_axolotl.report.content import Report
 from fast_axolotl.report.markdown import runs_markdown

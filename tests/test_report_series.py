@@ -16,7 +16,7 @@ from fast_axolotl.measure.ranks import choose_rank as choose_by_measure
 from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import Log, RunRecord
-from fast_axolotl.record.comparison import without_nan
+from fast_axolotl.record.codec import to_plain
 from fast_axolotl.report.downsampling import (
     StepPoint,
     Windows,
@@ -255,7 +255,7 @@ def test_losses_are_drawn_whichever_rank_logged_them() -> None:
 
 def test_nans_reach_no_curve() -> None:
     found = series_of(with_nans())
-    json.dumps(without_nan(found), allow_nan=False)
+    json.dumps(to_plain(found), allow_nan=False)
     numbers = [value for column in found["steps"].values() for value in column]
     assert all(value is None or math.isfinite(value) for value in numbers)
     assert found["losses"]["not_finite"] > 0
@@ -274,7 +274,7 @@ def test_a_million_steps_become_few_points_and_the_longest_stays() -> None:
     assert max(found["steps"]["high"]) == 5
     assert found["steps"]["high_step"][found["steps"]["high"].index(5)] == 500_000
     assert len(found["memory"]["t"]) <= MOST_POINTS
-    assert len(json.dumps(without_nan(found))) < 400_000
+    assert len(json.dumps(to_plain(found))) < 400_000
 
 
 def test_blocks_without_single_steps_show_the_longest_by_their_histogram() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure import thresholds
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.figures import FIGURES
-from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record import thresholds
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.charts import Curves
 from fast_axolotl.report.figures import DATA_STALL, FREE_STALL
 from fast_axolotl.report.live_frame import make_frame
@@ -149,7 +149,7 @@ def test_a_protocol_without_runs_counts_none(
     assert "runs" not in shown
 
 
-def lines_of(protocol: Protocol) -> list[str]:
+def lines_of(protocol: ProtocolResult) -> list[str]:
     return [line for line in render_protocol(protocol, width=400).splitlines() if "•" in line]
 
 

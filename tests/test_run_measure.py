@@ -30,7 +30,7 @@ from fast_axolotl.integrations.measuring import (
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol.figures import read_figures
 from fast_axolotl.record import read_run
-from fast_axolotl.record.trainings import find_folders, next_folder
+from fast_axolotl.record.run_folders import find_folders, next_folder
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

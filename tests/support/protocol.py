@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
-from fast_axolotl.record.trainings import next_folder
+from fast_axolotl.record.run_folders import next_folder
 from support.records import make_rank, make_system, steady
 
 

@@ -20,7 +20,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
-from fast_axolotl.record.lines import PhaseName
+from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
 """Seconds since 1970 at which all made-up runs start."""

@@ -13,13 +13,13 @@ import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
-from fast_axolotl.record.comparison import Arm, ArmRun, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record.protocol_result import Arm, ArmRun, Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.content import Report, ReportRun
 from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 
 def as_report(
-    *records: RunRecord, names: Sequence[str] = (), protocol: Protocol | None = None
+    *records: RunRecord, names: Sequence[str] = (), protocol: ProtocolResult | None = None
 ) -> Report:
     found = list(names) or [f"run-{number}" for number in range(len(records))]
     runs = tuple(
@@ -131,7 +131,7 @@ def make_protocol(
     are_losses_equal: bool | None = True,
     names: tuple[str, ...] = ("baseline", "drop-in", "streaming"),
     fails: bool = True,
-) -> Protocol:
+) -> ProtocolResult:
     """Three arms of five pairs, one of which failed."""
     texts = ("stock Axolotl", "fast_axolotl imported first", "dataset_use_rust_streaming: true")
     verdicts = ("data rate", "data burst", "compute")
@@ -155,7 +155,7 @@ def make_protocol(
         if are_losses_equal
         else "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
     )
-    return Protocol(
+    return ProtocolResult(
         title="configs/lora-8b.yml",
         started=START_TIME,
         seconds=1523.0,
@@ -296,7 +296,7 @@ def protocol_report(**options: Any) -> Report:
     return as_report(*records, names=[arm.name for arm in protocol.arms], protocol=protocol)
 
 
-def middle_of_a_protocol() -> Protocol:
+def middle_of_a_protocol() -> ProtocolResult:
     """One warm-up run each of two arms, of six planned runs, and nothing that counts."""
     protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
     arms = tuple(

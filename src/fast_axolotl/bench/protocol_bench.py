@@ -22,7 +22,7 @@ from fast_axolotl.bench.matrix import Machine, Table, machine_notes, save_json
 from fast_axolotl.bench.reader import scratch_folder
 from fast_axolotl.protocol import plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.protocol_result import ProtocolResult
 
 __all__ = ["ProtocolBenchResult", "protocol_bench_tables", "run_protocol_bench"]
 
@@ -135,7 +135,7 @@ def _try(kind: str, pairs: int, steps: int, slower: float, folder: Path) -> dict
     return {"kind": kind, **_outcome(protocol), "seconds": time.monotonic() - begin}
 
 
-def _outcome(protocol: Protocol) -> dict[str, Any]:
+def _outcome(protocol: ProtocolResult) -> dict[str, Any]:
     cell = find_cell(protocol.matrix, _FIGURE, "candidate")
     base = find_cell(protocol.matrix, _FIGURE, "baseline")
     if cell is None or base is None or cell.low is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.record import RunRecord
-    from fast_axolotl.record.following import ProtocolFollower, ProtocolStage, RunFollower
+    from fast_axolotl.record.follower import ProtocolFollower, ProtocolStage, RunFollower
     from fast_axolotl.report.live import SampledProcess
     from fast_axolotl.report.live_screen import Display
 
@@ -43,7 +43,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
     Of a protocol's folder, one run after the other.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.following import ProtocolFollower, RunFollower
+    from fast_axolotl.record.follower import ProtocolFollower, RunFollower
     from fast_axolotl.report.live import LiveView
     from fast_axolotl.report.live_screen import ScreenDisplay, open_display
     from fast_axolotl.report.live_wording import stage_parts
@@ -152,7 +152,7 @@ class LiveRun:
 
     def print_end(self, code: int) -> None:
         """Where the output is; of a command that failed, its end, and what may have led to it."""
-        from fast_axolotl.record.printed import read_last_lines
+        from fast_axolotl.record.log_tail import read_last_lines
 
         if self._log is None:
             return
@@ -178,8 +178,8 @@ class LiveRun:
 
     def _show(self, is_running: Callable[[], bool]) -> str:
         from fast_axolotl.measure.summary import summarise
-        from fast_axolotl.record.following import RunFollower
-        from fast_axolotl.record.printed import read_last_lines
+        from fast_axolotl.record.follower import RunFollower
+        from fast_axolotl.record.log_tail import read_last_lines
         from fast_axolotl.report.live import LiveView
 
         log = self._log
@@ -209,7 +209,7 @@ def _copy_log(log: Path, is_running: Callable[[], bool]) -> None:
 
 def _stage_of(follower: RunFollower | ProtocolFollower) -> ProtocolStage | None:
     """How far the protocol is, where it is one."""
-    from fast_axolotl.record.following import ProtocolFollower
+    from fast_axolotl.record.follower import ProtocolFollower
 
     return follower.read_stage() if isinstance(follower, ProtocolFollower) else None
 
@@ -227,7 +227,7 @@ def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
 def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
     from fast_axolotl.protocol.locking import is_held
-    from fast_axolotl.record.following import RunFollower
+    from fast_axolotl.record.follower import RunFollower
 
     if isinstance(follower, RunFollower):
         return _how_run_ended(follower)
@@ -275,7 +275,7 @@ def _name_end(record: RunRecord) -> str:
 
 
 def _seconds_since_written(folder: Path) -> float:
-    from fast_axolotl.record.comparison import PROTOCOL_FILE
+    from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
     times = []
     for path in (*folder.glob("*.jsonl"), folder / PROTOCOL_FILE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.protocol import Plan, Progress
-    from fast_axolotl.record.comparison import Protocol
+    from fast_axolotl.record.protocol_result import ProtocolResult
 
 __all__ = ["PROTOCOL_EXAMPLES", "print_protocol", "protocol", "run_plan"]
 
@@ -190,7 +189,7 @@ def _plan_commands(baseline: str | None, candidate: str | None) -> Plan:
     return plan_commands(baseline, candidate)
 
 
-def run_plan(plan: Plan, folder: Path) -> Protocol:
+def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
     """Run a protocol with a display of how far it is."""
     from fast_axolotl.protocol import run_protocol
     from fast_axolotl.report.protocol_progress import protocol_progress
@@ -210,12 +209,15 @@ def _in_words(at: Progress) -> str:
     return f"{at.arm}, warm-up" if at.pair < 0 else f"{at.arm}, pair {at.pair + 1} of {at.pairs}"
 
 
-def print_protocol(result: Protocol, *, as_json: bool = False, as_markdown: bool = False) -> None:
+def print_protocol(
+    result: ProtocolResult, *, as_json: bool = False, as_markdown: bool = False
+) -> None:
     """The matrix and what it means, in one of three forms."""
+    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.matrix import protocol_markdown, show_protocol
 
     if as_json:
-        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False, default=str))
+        print(to_json(result))
     elif as_markdown:
         print(protocol_markdown(result), end="")
     else:

@@ -16,7 +16,7 @@ from fast_axolotl.cli.options import AsJson
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.record.comparison import Protocol
+    from fast_axolotl.record.protocol_result import ProtocolResult
     from fast_axolotl.report.content import Report, ReportRun
 
 __all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
@@ -83,7 +83,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 def make_report(folders: Sequence[Path], *, now: float) -> Report:
     """Read what is in the folders."""
     from fast_axolotl import __version__
-    from fast_axolotl.record.comparison import PROTOCOL_FILE, Protocol
+    from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
     from fast_axolotl.report.content import Report
 
     protocols = [folder for folder in folders if (folder / PROTOCOL_FILE).is_file()]
@@ -93,7 +93,7 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
             f"{names} are protocols, and a report shows one: give one of them, or "
             "fast-axolotl compare them"
         )
-    protocol = Protocol.read(protocols[0]) if protocols else None
+    protocol = ProtocolResult.read(protocols[0]) if protocols else None
     notes: list[str] = []
     arms = _arm_runs(protocol, protocols[0], notes) if protocol is not None else []
     singles = [folder for folder in folders if folder not in protocols]
@@ -112,7 +112,7 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
     )
 
 
-def _arm_runs(protocol: Protocol, folder: Path, notes: list[str]) -> list[ReportRun]:
+def _arm_runs(protocol: ProtocolResult, folder: Path, notes: list[str]) -> list[ReportRun]:
     """The run of each arm that stands for it: the one that its verdict is of."""
     from fast_axolotl.report.content import shown_run
 
@@ -131,7 +131,7 @@ def _arm_runs(protocol: Protocol, folder: Path, notes: list[str]) -> list[Report
 
 def _read(folder: Path, name: str) -> ReportRun:
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.trainings import read_training
+    from fast_axolotl.record.run_folders import read_training
     from fast_axolotl.report.content import ReportRun
 
     record = read_training(folder)

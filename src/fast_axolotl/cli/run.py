@@ -231,7 +231,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
     In a terminal as much as a screen holds, elsewhere every figure.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.trainings import choose_training, read_trainings
+    from fast_axolotl.record.run_folders import choose_training, read_trainings
     from fast_axolotl.report.short_summary import show_short_summary
     from fast_axolotl.report.show import show_summary
 
@@ -257,7 +257,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
 
 def _run_dir(output: Path | None, program: str) -> Path:
     """The folder of a new record; one that holds a record already is left alone."""
-    from fast_axolotl.record.comparison import PROTOCOL_FILE
+    from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
     if output is not None:
         if output.is_dir() and any(output.glob("*.jsonl")):

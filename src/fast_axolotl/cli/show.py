@@ -27,7 +27,7 @@ def show(
     shown, too.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.trainings import read_training
+    from fast_axolotl.record.run_folders import read_training
     from fast_axolotl.report.show import show_summary, summary_to_json
 
     record = read_training(run)

@@ -31,7 +31,7 @@ from fast_axolotl.integrations.measuring import (
 )
 from fast_axolotl.integrations.profiling import WindowProfiler
 from fast_axolotl.integrations.torch_meter import TorchWatch
-from fast_axolotl.record.trainings import next_folder
+from fast_axolotl.record.run_folders import next_folder
 
 try:
     from lightning.pytorch import Callback

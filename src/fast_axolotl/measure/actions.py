@@ -13,8 +13,8 @@ from fast_axolotl.measure.naming import (
     name_loader,
     name_setting,
 )
-from fast_axolotl.measure.thresholds import LOW_MFU, MUCH_IDLE, MUCH_PADDING, SMALL_MEMORY_SHARE
 from fast_axolotl.measure.wording import percent
+from fast_axolotl.record.thresholds import LOW_MFU, MUCH_IDLE, MUCH_PADDING, SMALL_MEMORY_SHARE
 
 __all__ = [
     "compute_better",

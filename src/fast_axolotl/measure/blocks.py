@@ -18,7 +18,7 @@ from fast_axolotl.measure.counting import BatchCount
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
 from fast_axolotl.record import Histogram, SlowFetch, StepBlock
-from fast_axolotl.record.lines import PhaseName
+from fast_axolotl.record.schema import PhaseName
 
 __all__ = ["BlockBuilder", "Totals"]
 

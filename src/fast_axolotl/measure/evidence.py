@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.measure.thresholds import (
+from fast_axolotl.measure.wording import percent, rate
+from fast_axolotl.record import RunSummary
+from fast_axolotl.record.thresholds import (
     DISK_NEAR,
     FREE_STALL,
     HIDDEN_WAIT,
     PRESSURE_MEMORY,
 )
-from fast_axolotl.measure.wording import percent, rate
-from fast_axolotl.record import RunSummary
 
 __all__ = [
     "MLPERF",

@@ -13,7 +13,9 @@ from fast_axolotl.measure import actions
 from fast_axolotl.measure.evidence import Evidence, stall_line, system_lines
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.measure.steps import count_warmup
-from fast_axolotl.measure.thresholds import (
+from fast_axolotl.measure.wording import percent, seconds
+from fast_axolotl.record import RunSummary, Verdict
+from fast_axolotl.record.thresholds import (
     DATA_STALL,
     LEAST_FETCHES,
     LEAST_FETCHES_SECONDS,
@@ -21,8 +23,6 @@ from fast_axolotl.measure.thresholds import (
     MOST_CONTRADICTION,
     is_long_enough,
 )
-from fast_axolotl.measure.wording import percent, seconds
-from fast_axolotl.record import RunSummary, Verdict
 
 __all__ = [
     "find_contradiction",

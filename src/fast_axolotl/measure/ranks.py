@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fast_axolotl.measure.arithmetic import finite, middle, ratio, total
 from fast_axolotl.measure.ready_queue import Drain, find_capacity, find_drain
-from fast_axolotl.measure.thresholds import is_long_enough
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
+from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.thresholds import is_long_enough
 
 __all__ = [
     "Communication",

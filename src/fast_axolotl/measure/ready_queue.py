@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.measure.arithmetic import finite, fit_slope, ratio, total
-from fast_axolotl.measure.thresholds import (
+from fast_axolotl.record import StepBlock
+from fast_axolotl.record.arithmetic import finite, fit_slope, ratio, total
+from fast_axolotl.record.thresholds import (
     DRAINED_BATCHES,
     DRAINED_SHARE,
     LEAST_FALL_BATCHES,
     LEAST_FALL_SHARE,
     is_long_enough,
 )
-from fast_axolotl.record import StepBlock
 
 __all__ = ["Drain", "Point", "find_capacity", "find_drain", "find_drift", "read_queue"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fast_axolotl.measure.arithmetic import finite, ratio, total
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.periods import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.ready_queue import find_capacity, find_drift, read_queue
+from fast_axolotl.record.arithmetic import finite, ratio, total
 
 __all__ = ["add_queue", "add_stall"]
 

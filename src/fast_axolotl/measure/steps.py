@@ -23,7 +23,7 @@ from typing import Any
 
 from fast_axolotl.measure.counting import BatchCount
 from fast_axolotl.measure.events import DeviceEvents, EventPair
-from fast_axolotl.record.lines import PhaseName
+from fast_axolotl.record.schema import PhaseName
 
 __all__ = ["Span", "Step", "StepTracker", "count_warmup"]
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fast_axolotl.measure.arithmetic import middle, ratio, times, total
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ranks import (
@@ -29,6 +28,7 @@ from fast_axolotl.measure.system_figures import fold_system
 from fast_axolotl.measure.throughput_figures import add_reading, add_steps, add_tokens, find_readers
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import ModelShape, RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import middle, ratio, times, total
 
 __all__ = ["summarise"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from fast_axolotl.measure.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record import DeviceSample, SystemRecord, SystemSample
+from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 
 __all__ = ["SystemFigures", "fold_system"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fast_axolotl.measure.arithmetic import ratio, times, total
 from fast_axolotl.measure.findings import Findings
 from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.record.arithmetic import ratio, times, total
 
 __all__ = ["add_reading", "add_steps", "add_tokens", "find_readers"]
 

@@ -40,7 +40,9 @@ from fast_axolotl.measure.inconclusive import (
     name_error,
 )
 from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.measure.thresholds import (
+from fast_axolotl.measure.wording import percent, rate
+from fast_axolotl.record import RunSummary, Verdict
+from fast_axolotl.record.thresholds import (
     BOUND_COMMUNICATION,
     DATA_STALL,
     DISK_FULL,
@@ -49,8 +51,6 @@ from fast_axolotl.measure.thresholds import (
     FREE_STALL,
     LEAST_SKEW_SHARE,
 )
-from fast_axolotl.measure.wording import percent, rate
-from fast_axolotl.record import RunSummary, Verdict
 
 __all__ = ["judge"]
 

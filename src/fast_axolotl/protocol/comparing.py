@@ -17,7 +17,13 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.figures import FIGURES, Figure, read_figures
 from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row
 from fast_axolotl.protocol.wording import find_missing
-from fast_axolotl.record.comparison import PROTOCOL_FILE, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record.protocol_result import (
+    PROTOCOL_FILE,
+    Cell,
+    Matrix,
+    MatrixRow,
+    ProtocolResult,
+)
 
 __all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
 
@@ -137,7 +143,7 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
         raise UsageError(
             f"{folder} holds no protocol, so it needs a second folder to be compared with"
         )
-    protocol = Protocol.read(folder)
+    protocol = ProtocolResult.read(folder)
     matrix = protocol.matrix
     if len(matrix.arms) < 2:
         raise DataError("it has fewer than two arms to compare", path=str(folder))
@@ -200,7 +206,7 @@ def _side(folder: Path, arm: str | None) -> _Side:
             note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
             error=(error or end) if end in ("exception", "cut off") else "",
         )
-    protocol = Protocol.read(folder)
+    protocol = ProtocolResult.read(folder)
     matrix = protocol.matrix
     if not matrix.arms:
         raise DataError("it has no arms to compare, only dedupe", path=str(folder))
@@ -223,7 +229,7 @@ def _last_common_arm(first: Path, second: Path) -> str | None:
     both = [folder for folder in (first, second) if (folder / PROTOCOL_FILE).exists()]
     if len(both) < 2:
         return None
-    arms, others = (Protocol.read(folder).matrix.arms for folder in both)
+    arms, others = (ProtocolResult.read(folder).matrix.arms for folder in both)
     common = [name for name in arms if name in others]
     if not common:
         raise UsageError(

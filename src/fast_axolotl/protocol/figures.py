@@ -14,8 +14,7 @@ from typing import Literal
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.losses import find_losses
-from fast_axolotl.record.trainings import read_training
+from fast_axolotl.record.run_folders import read_training
 
 __all__ = ["FIGURES", "PRIMARY", "Figure", "RunFigures", "choose_primary", "read_figures", "sum_up"]
 
@@ -152,7 +151,7 @@ def sum_up(record: RunRecord) -> RunFigures:
         values[figure.name] = value
         if value is None:
             reasons[figure.name] = reason
-    losses = tuple(line.values["loss"] for line in find_losses(record))
+    losses = tuple(line.values["loss"] for line in record.find_losses())
     return RunFigures(summary=summary, values=values, reasons=reasons, losses=losses)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fast_axolotl.record.printed import read_last_lines
+from fast_axolotl.record.log_tail import read_last_lines
 
 __all__ = ["Launch", "launch", "read_tail", "with_own_programs"]
 

@@ -21,7 +21,7 @@ from fast_axolotl.protocol.statistics import (
     unpaired_difference,
     unpaired_ratio,
 )
-from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow
 
 __all__ = ["ArmFigures", "build_matrix", "compare_values", "find_cell", "make_row", "primary_name"]
 

@@ -14,7 +14,7 @@ from fast_axolotl.protocol.matrix import ArmFigures, build_matrix, primary_name
 from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
 from fast_axolotl.protocol.state import State
 from fast_axolotl.protocol.wording import describe_result, label_of
-from fast_axolotl.record.comparison import Arm, ArmRun, Matrix, Protocol
+from fast_axolotl.record.protocol_result import Arm, ArmRun, Matrix, ProtocolResult
 
 __all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings"]
 
@@ -45,7 +45,7 @@ _BY_CHANCE = (
 
 def build_protocol(
     plan: Plan, state: State, figures: Mapping[int, RunFigures], notes: Sequence[str] = ()
-) -> Protocol:
+) -> ProtocolResult:
     """What is known by now."""
     turns = plan.turns()
     matrix = _matrix(plan, turns, figures)
@@ -59,7 +59,7 @@ def build_protocol(
     )
     done = [state.runs[turn.number] for turn in turns if turn.number in state.runs]
     first = next(iter(figures.values()), None)
-    return Protocol(
+    return ProtocolResult(
         title=plan.title,
         started=state.started,
         seconds=state.seconds,

@@ -28,8 +28,9 @@ from fast_axolotl.protocol.page_cache import prepare_page_cache
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
 from fast_axolotl.protocol.state import State, open_state, write_json
-from fast_axolotl.record.comparison import PROTOCOL_FILE, ArmRun, Protocol
-from fast_axolotl.record.trainings import choose_training, find_folders, read_trainings
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
+from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
 __all__ = ["Progress", "run_protocol"]
 
@@ -68,7 +69,7 @@ def run_protocol(
     page_cache: Callable[[bool], str] = prepare_page_cache,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], float] = time.time,
-) -> Protocol:
+) -> ProtocolResult:
     """Everything that is not done yet, and the result.
 
     ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
@@ -111,7 +112,7 @@ class _Running:
     spoilt: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Runs of earlier sessions to be made again, and what is told of each then."""
 
-    def run(self) -> Protocol:
+    def run(self) -> ProtocolResult:
         """The turns that are missing, then dedupe, then the result."""
         self.spent_before, self.begun = self.state.seconds, self.clock()
         turns = self.plan.turns()
@@ -312,9 +313,9 @@ class _Running:
                     note = f"{turn.folder} was made again: its record was damaged or gone."
                     self.spoilt[turn.number] = (note,)
 
-    def _write(self) -> Protocol:
+    def _write(self) -> ProtocolResult:
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
-        write_json(self.root / PROTOCOL_FILE, protocol.to_json())
+        write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
         return protocol
 
 

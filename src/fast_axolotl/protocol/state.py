@@ -15,7 +15,8 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.locking import LOCK_FILE
 from fast_axolotl.protocol.plan import Plan
-from fast_axolotl.record.comparison import ArmRun, without_nan
+from fast_axolotl.record.codec import from_plain, to_plain
+from fast_axolotl.record.protocol_result import ArmRun
 
 __all__ = ["STATE_FILE", "State", "open_state", "write_json"]
 
@@ -75,7 +76,7 @@ def open_state(folder: Path, plan: Plan, *, now: float) -> State:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a file beside and rename it."""
     beside = path.with_name(f".{path.name}.new")
-    text = json.dumps(without_nan(data), indent=1, ensure_ascii=False, default=str)
+    text = json.dumps(to_plain(data), indent=1, ensure_ascii=False, default=str)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -100,7 +101,7 @@ def _read(path: Path) -> State:
                 identity=dict(data["identity"]),
                 started=float(data["started"]),
                 seconds=float(data["seconds"]),
-                runs={int(number): ArmRun.from_json(item) for number, item in runs},
+                runs={int(number): from_plain(ArmRun, item) for number, item in runs},
                 dedupe=dict(data["dedupe"]),
             )
         reason = f"its schema is {data['schema']!r}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fast_axolotl.measure.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.protocol.matrix import find_cell, primary_name
-from fast_axolotl.record.comparison import Arm, Cell, Matrix
+from fast_axolotl.record.protocol_result import Arm, Cell, Matrix
+from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 
 __all__ = ["describe_result", "find_missing", "label_of"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fast_axolotl.record.folder import LineWriter, RankRecord, RunRecord, SystemRecord, read_run
 from fast_axolotl.record.histogram import Histogram
-from fast_axolotl.record.lines import (
+from fast_axolotl.record.schema import (
     SCHEMA,
     DeviceSample,
     End,

@@ -13,78 +13,76 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
-from fast_axolotl.record import lines
-from fast_axolotl.record.checking import check_types
-from fast_axolotl.record.comparison import PROTOCOL_FILE
-from fast_axolotl.record.lines import SCHEMA
+from fast_axolotl.record import schema
+from fast_axolotl.record.codec import from_plain
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
 __all__ = [
+    "UNREADABLE",
     "LineWriter",
     "RankRecord",
     "RunRecord",
     "SystemRecord",
-    "check_schema",
     "dump_line",
     "find_protocol_runs",
     "leave_out_earlier_ranks",
     "parse_line",
     "read_run",
+    "sort_in",
 ]
 
 _KINDS: dict[str, type] = {
-    "start": lines.Start,
-    "settings": lines.Settings,
-    "steps": lines.StepBlock,
-    "mark": lines.Mark,
-    "phase": lines.Phase,
-    "model": lines.ModelShape,
-    "free_run": lines.FreeRun,
-    "log": lines.Log,
-    "window": lines.ProfileWindow,
-    "end": lines.End,
-    "system_start": lines.SystemStart,
-    "system": lines.SystemSample,
+    "start": schema.Start,
+    "settings": schema.Settings,
+    "steps": schema.StepBlock,
+    "mark": schema.Mark,
+    "phase": schema.Phase,
+    "model": schema.ModelShape,
+    "free_run": schema.FreeRun,
+    "log": schema.Log,
+    "window": schema.ProfileWindow,
+    "end": schema.End,
+    "system_start": schema.SystemStart,
+    "system": schema.SystemSample,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
-_INNER = {("steps", "slow"): lines.SlowFetch, ("system", "gpus"): lines.DeviceSample}
 
 
 @dataclass(slots=True)
 class RankRecord:
     """The lines of one rank, by kind, in their order."""
 
-    start: lines.Start
-    settings: list[lines.Settings] = field(default_factory=list)
-    blocks: list[lines.StepBlock] = field(default_factory=list)
-    marks: list[lines.Mark] = field(default_factory=list)
-    phases: list[lines.Phase] = field(default_factory=list)
-    models: list[lines.ModelShape] = field(default_factory=list)
-    free_runs: list[lines.FreeRun] = field(default_factory=list)
-    windows: list[lines.ProfileWindow] = field(default_factory=list)
-    logs: list[lines.Log] = field(default_factory=list)
-    end: lines.End | None = None
+    start: schema.Start
+    settings: list[schema.Settings] = field(default_factory=list)
+    blocks: list[schema.StepBlock] = field(default_factory=list)
+    marks: list[schema.Mark] = field(default_factory=list)
+    phases: list[schema.Phase] = field(default_factory=list)
+    models: list[schema.ModelShape] = field(default_factory=list)
+    free_runs: list[schema.FreeRun] = field(default_factory=list)
+    windows: list[schema.ProfileWindow] = field(default_factory=list)
+    logs: list[schema.Log] = field(default_factory=list)
+    end: schema.End | None = None
 
     def add(self, line: object) -> None:
         """Sort one line in."""
-        if isinstance(line, lines.End):
+        if isinstance(line, schema.End):
             self.end = line
             return
         homes: dict[type, list[Any]] = {
-            lines.Settings: self.settings,
-            lines.StepBlock: self.blocks,
-            lines.Mark: self.marks,
-            lines.Phase: self.phases,
-            lines.ModelShape: self.models,
-            lines.FreeRun: self.free_runs,
-            lines.ProfileWindow: self.windows,
-            lines.Log: self.logs,
+            schema.Settings: self.settings,
+            schema.StepBlock: self.blocks,
+            schema.Mark: self.marks,
+            schema.Phase: self.phases,
+            schema.ModelShape: self.models,
+            schema.FreeRun: self.free_runs,
+            schema.ProfileWindow: self.windows,
+            schema.Log: self.logs,
         }
         home = homes.get(type(line))
         if home is not None:
@@ -105,9 +103,16 @@ class RankRecord:
 class SystemRecord:
     """The lines of whoever watched the process tree."""
 
-    start: lines.SystemStart
-    samples: list[lines.SystemSample] = field(default_factory=list)
-    end: lines.End | None = None
+    start: schema.SystemStart
+    samples: list[schema.SystemSample] = field(default_factory=list)
+    end: schema.End | None = None
+
+    def add(self, line: object) -> None:
+        """Sort one line in."""
+        if isinstance(line, schema.SystemSample):
+            self.samples.append(line)
+        elif isinstance(line, schema.End):
+            self.end = line
 
 
 @dataclass(slots=True)
@@ -119,6 +124,18 @@ class RunRecord:
     system: SystemRecord | None = None
     notes: list[str] = field(default_factory=list)
     """What was wrong with the files, one sentence each."""
+
+    def find_losses(self) -> list[schema.Log]:
+        """The lines with a loss, of the first rank that logged any.
+
+        Trainers log on one rank, or the same on all. The rank that decides about the data may be
+        another one from run to run, and losses of two runs are to be compared.
+        """
+        for number in sorted(self.ranks):
+            logs = [line for line in self.ranks[number].logs if "loss" in line.values]
+            if logs:
+                return logs
+        return []
 
 
 class LineWriter:
@@ -180,16 +197,15 @@ def _move_aside(path: Path) -> None:
 
 def dump_line(line: object) -> str:
     """One line as JSON, empty fields left out."""
-    kind = _NAMES[type(line)]
-    found = {"kind": kind}
+    values: dict[str, Any] = {"kind": _NAMES[type(line)]}
     for item in fields(line):  # type: ignore[arg-type]
         value = getattr(line, item.name)
         if value is None or value == () or value == {}:
             continue
-        if (kind, item.name) in _INNER:
-            value = [asdict(one) for one in value]
-        found[item.name] = value
-    return _ENCODER.encode(found)
+        if item.name in ("slow", "gpus"):
+            value = [asdict(inner) for inner in value]
+        values[item.name] = value
+    return _ENCODER.encode(values)
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -201,11 +217,16 @@ def read_run(path: str | Path) -> RunRecord:
         raise DataError("a record is a folder, and this is a file", path=str(folder))
     record = RunRecord(path=str(folder))
     for file in sorted(folder.glob("rank-*.jsonl")):
-        _read_rank(file, record)
+        home = _read_file(file, record)
+        if isinstance(home, RankRecord):
+            record.ranks[home.start.rank] = home
+        else:
+            record.notes.append(f"{file.name} has no start line and was left out")
     leave_out_earlier_ranks(record)
     system = folder / "system.jsonl"
     if system.exists():
-        _read_system(system, record)
+        home = _read_file(system, record)
+        record.system = home if isinstance(home, SystemRecord) else None
     if not record.ranks and record.system is None:
         what = "; ".join(record.notes[:3]) or "there is neither rank-0.jsonl nor system.jsonl"
         raise DataError(
@@ -245,76 +266,53 @@ def leave_out_earlier_ranks(record: RunRecord) -> None:
         )
 
 
-def _read_rank(file: Path, record: RunRecord) -> None:
-    rank: RankRecord | None = None
-    for line in _read_lines(file, record):
-        if isinstance(line, lines.Start):
-            rank = RankRecord(start=line)
-            record.ranks[line.rank] = rank
-        elif rank is not None:
-            rank.add(line)
-    if rank is None:
-        record.notes.append(f"{file.name} has no start line and was left out")
-
-
-def _read_system(file: Path, record: RunRecord) -> None:
-    for line in _read_lines(file, record):
-        if isinstance(line, lines.SystemStart):
-            record.system = SystemRecord(start=line)
-        elif record.system is not None and isinstance(line, lines.SystemSample):
-            record.system.samples.append(line)
-        elif record.system is not None and isinstance(line, lines.End):
-            record.system.end = line
-
-
-def _read_lines(file: Path, record: RunRecord) -> Iterator[object]:
+def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | None:
+    home: RankRecord | SystemRecord | None = None
     try:
         opened = file.open(encoding="utf-8", errors="replace")
     except OSError as error:
         record.notes.append(f"{file.name} cannot be read: {error.strerror or error}")
-        return
+        return None
     with opened:
         for number, text in enumerate(opened, 1):
             try:
-                found = json.loads(text)
-                line = parse_line(found)
-            except (ValueError, TypeError, AttributeError, KeyError):
+                line = parse_line(text)
+            except UNREADABLE:
                 if text.endswith("\n"):
                     record.notes.append(f"{file.name}, line {number}: not a line of a record")
                 else:
                     record.notes.append(f"{file.name}: cut off in line {number}")
                 continue
-            check_schema(line, file)
-            if line is not None:
-                yield line
+            home = sort_in(home, line, file)
+    return home
 
 
-def parse_line(found: dict[str, Any]) -> object | None:
+UNREADABLE = (ValueError, TypeError, AttributeError, KeyError)
+"""What ``parse_line`` raises for a text that is no line of a record."""
+
+
+def parse_line(text: str) -> object | None:
     """A line from its JSON; ``None`` for a kind that a later version added."""
-    name = found.pop("kind")
-    kind = _KINDS.get(name)
-    if kind is None:
-        return None
-    for key, value in found.items():
-        inner = _INNER.get((name, key))
-        if inner is not None:
-            value = [_make(inner, one) for one in value]
-        found[key] = tuple(value) if isinstance(value, list) else value
-    return _make(kind, found)
+    values = json.loads(text)
+    kind = _KINDS.get(values.pop("kind"))
+    return None if kind is None else from_plain(kind, values)
 
 
-def _make(kind: type, values: dict[str, Any]) -> object:
-    """Without the fields that a later version added."""
-    known = {item.name for item in fields(kind)}
-    return kind(**check_types(kind, {key: values[key] for key in values if key in known}))
-
-
-def check_schema(line: object, file: Path) -> None:
-    """Refuse what a later version wrote."""
-    schema = getattr(line, "schema", SCHEMA)
-    if schema > SCHEMA:
-        raise DataError(
-            f"written in format {schema}, and this version reads up to {SCHEMA}: "
-            "pip install --upgrade fast-axolotl",
-            path=str(file),
-        )
+def sort_in(
+    home: RankRecord | SystemRecord | None, line: object | None, file: Path
+) -> RankRecord | SystemRecord | None:
+    """Add a line to the record of its file, which a start line begins. What a later version wrote
+    is refused."""
+    if isinstance(line, schema.Start | schema.SystemStart):
+        if line.schema > schema.SCHEMA:
+            raise DataError(
+                f"written in format {line.schema}, and this version reads up to {schema.SCHEMA}: "
+                "pip install --upgrade fast-axolotl",
+                path=str(file),
+            )
+        if isinstance(line, schema.Start):
+            return RankRecord(start=line)
+        return SystemRecord(start=line)
+    if home is not None and line is not None:
+        home.add(line)
+    return home

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from fast_axolotl.record import Log, RunRecord, RunSummary
-from fast_axolotl.record.losses import find_losses
 from fast_axolotl.report.values import format_length
 
 __all__ = ["find_alarms"]
@@ -34,7 +33,7 @@ def _ending(summary: RunSummary) -> str:
 
 def _losses(record: RunRecord) -> str:
     """From which step on the trainer's losses are no numbers."""
-    logs = find_losses(record)
+    logs = record.find_losses()
     wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
     if not wrong:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.comparison import Arm, ArmRun, Protocol
+from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
 
 __all__ = [
     "Report",
@@ -38,7 +38,7 @@ class Report:
     """The runs with charts; of a protocol, one of each arm, and then those given beside it."""
     arm_runs: int = 0
     """How many of them are a protocol's."""
-    protocol: Protocol | None = None
+    protocol: ProtocolResult | None = None
     notes: tuple[str, ...] = ()
     """What was left out, one sentence each."""
     made: float
@@ -89,7 +89,7 @@ def describe_drawn(report: Report) -> str:
     return f"One run of each arm{rest}. {'; '.join(parts)}." if parts else ""
 
 
-def describe_progress(protocol: Protocol) -> str:
+def describe_progress(protocol: ProtocolResult) -> str:
     """How far a protocol has come that has not made every run; empty for all others."""
     runs = [run for arm in protocol.arms for run in arm.runs]
     if not protocol.planned_runs or len(runs) >= protocol.planned_runs:
@@ -104,6 +104,6 @@ def describe_progress(protocol: Protocol) -> str:
     return f"{words}, {protocol.pairs}{planned} {'pair' if is_one else 'pairs'}."
 
 
-def no_counted_run(protocol: Protocol) -> str:
+def no_counted_run(protocol: ProtocolResult) -> str:
     """Why an arm has no figures."""
     return "No counted run yet." if describe_progress(protocol) else "No run counts."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.comparison import Protocol
+from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.content import Report, ReportRun, describe_drawn
 from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
 from fast_axolotl.report.markup import Safe, join, named, tag
@@ -172,7 +172,7 @@ def _dedupe(found: Mapping[str, Any]) -> Safe | None:
     )
 
 
-def _protocol_runs(protocol: Protocol) -> Safe:
+def _protocol_runs(protocol: ProtocolResult) -> Safe:
     head = ("run", "arm", "pair", "state", "took", "page cache before")
     rows = []
     logs: list[Safe] = []

@@ -22,7 +22,6 @@ from fast_axolotl.record import (
     StepBlock,
     SystemSample,
 )
-from fast_axolotl.record.losses import find_losses
 
 __all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
 
@@ -265,7 +264,7 @@ def _last_step(ranks: Sequence[RankRecord]) -> int | None:
 
 
 def _last_loss(record: RunRecord) -> float | None:
-    logged = find_losses(record)
+    logged = record.find_losses()
     return logged[-1].values["loss"] if logged else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fast_axolotl.record.following import ProtocolStage
+from fast_axolotl.record.follower import ProtocolStage
 from fast_axolotl.report.live_frame import Frame
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share

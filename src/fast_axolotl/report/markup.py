@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from fast_axolotl.record.comparison import without_nan
+from fast_axolotl.record.codec import to_plain
 
 __all__ = ["Child", "Safe", "embed_json", "join", "named", "plain_name", "tag"]
 
@@ -67,7 +67,7 @@ def _attribute(key: str, value: str | bool | None) -> str:
 
 def embed_json(identity: str, value: Any) -> Safe:
     """Data inside the page. No ``<`` is left in it, so that nothing can end the script."""
-    found = without_nan(value)
+    found = to_plain(value)
     text = json.dumps(found, separators=(",", ":"), allow_nan=False, default=str)
     escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Safe(f'<script type="application/json" id="{html.escape(identity)}">{escaped}</script>')

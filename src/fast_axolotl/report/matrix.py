@@ -1,8 +1,7 @@
 """A protocol as text: the answer first, then the matrix; in the terminal and as Markdown.
 
-Takes what ``record.comparison`` holds and nothing else. A difference of losses comes before any
-speed, in red. Figures that no arm has are not rows; below the matrix stands why, and why an arm
-has none of a row.
+Takes a ``ProtocolResult`` and nothing else. A difference of losses comes before any speed, in red.
+Figures that no arm has are not rows; below the matrix stands why, and why an arm has none of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.content import counted_runs
 from fast_axolotl.report.values import (
     count_words,
@@ -38,7 +37,7 @@ _PIPE_WIDTH = 140
 _STYLES = {"better": "green", "worse": "bold red", "changed": "yellow"}
 
 
-def show_protocol(protocol: Protocol, *, file: IO[str] | None = None) -> None:
+def show_protocol(protocol: ProtocolResult, *, file: IO[str] | None = None) -> None:
     """Print the result of a protocol to stdout, or to a file."""
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
@@ -47,7 +46,7 @@ def show_protocol(protocol: Protocol, *, file: IO[str] | None = None) -> None:
         console.file.write(render_protocol(protocol))
 
 
-def render_protocol(protocol: Protocol, *, width: int = _PIPE_WIDTH) -> str:
+def render_protocol(protocol: ProtocolResult, *, width: int = _PIPE_WIDTH) -> str:
     """What is printed to a pipe, as text."""
     text = io.StringIO()
     _print_protocol(Console(file=text, highlight=False, markup=False, width=width), protocol)
@@ -76,7 +75,7 @@ def show_comparison(
     console.file.write(_without_ends(text.getvalue()))
 
 
-def protocol_markdown(protocol: Protocol) -> str:
+def protocol_markdown(protocol: ProtocolResult) -> str:
     """For a pull request."""
     lines = [f"## {escape_markdown(protocol.title)}", ""]
     if protocol.are_losses_equal is False:
@@ -112,7 +111,7 @@ def comparison_markdown(
     return "\n".join(lines) + "\n"
 
 
-def _print_protocol(console: Console, protocol: Protocol) -> None:
+def _print_protocol(console: Console, protocol: ProtocolResult) -> None:
     console.print(Text(protocol.title, style="bold"))
     if protocol.are_losses_equal is False:
         console.print(Text(protocol.losses, style="bold white on red"))
@@ -218,7 +217,7 @@ def _change(cell: Cell, unit: str) -> str:
     return f"{found} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
 
 
-def _facts(protocol: Protocol) -> list[str]:
+def _facts(protocol: ProtocolResult) -> list[str]:
     """Everything else worth a line, in the order in which one asks for it."""
     lines = []
     for arm in protocol.arms:
@@ -233,7 +232,7 @@ def _facts(protocol: Protocol) -> list[str]:
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 
 
-def _course(protocol: Protocol) -> str:
+def _course(protocol: ProtocolResult) -> str:
     """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3.0 min``."""
     pairs = count_words(protocol.pairs, "pair")
     if protocol.pairs < protocol.planned_pairs:
@@ -266,7 +265,7 @@ def _count_runs(arm: Arm) -> str:
     return ", ".join(parts)
 
 
-def _order(protocol: Protocol) -> str:
+def _order(protocol: ProtocolResult) -> str:
     """``A B B A``, told once what the letters are."""
     letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
     told = ", ".join(f"{letter} {name}" for name, letter in letters.items())

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fast_axolotl.record.comparison import Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.content import Report, ReportRun, counted_runs, no_counted_run
 from fast_axolotl.report.downsampling import finite
 from fast_axolotl.report.markup import Safe, named, tag
@@ -85,7 +85,7 @@ def matrix_section(report: Report) -> Safe | None:
     )
 
 
-def _nothing(protocol: Protocol | None) -> str:
+def _nothing(protocol: ProtocolResult | None) -> str:
     """Why there is no table."""
     if protocol is not None and not any(counted_runs(arm) for arm in protocol.arms):
         return no_counted_run(protocol)

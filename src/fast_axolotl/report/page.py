@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.record.comparison import without_nan
+from fast_axolotl.record.codec import to_plain
 from fast_axolotl.report.charts import Chart, Curves, Legend, Panel
 from fast_axolotl.report.content import Report, describe_drawn
 from fast_axolotl.report.detail_markup import detail_sections
@@ -88,7 +88,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
     """What the page embeds, draws and offers to download."""
     protocol = None
     if report.protocol is not None:
-        protocol = report.protocol.to_json()
+        protocol = to_plain(report.protocol)
         for arm in protocol["arms"]:
             for run in arm["runs"]:
                 losses = run["losses"]
@@ -112,7 +112,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
             for run, steps in zip(shown, together, strict=True)
         ],
     }
-    kept: dict[str, Any] = without_nan(found)
+    kept: dict[str, Any] = to_plain(found)
     return kept
 
 

@@ -18,7 +18,6 @@ from fast_axolotl.record import (
     RunSummary,
     StepBlock,
 )
-from fast_axolotl.record.losses import find_losses
 from fast_axolotl.report.downsampling import (
     StepPoint,
     Windows,
@@ -358,7 +357,7 @@ def _bar_middle(number: int) -> float:
 
 
 def _losses(record: RunRecord, most: int) -> Columns:
-    logs = find_losses(record)
+    logs = record.find_losses()
     values = [finite(line.values["loss"]) for line in logs]
     kept = keep_extremes([values], most)
     if not kept:

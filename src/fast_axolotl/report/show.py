@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import IO, Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
-from fast_axolotl.record.comparison import without_nan
+from fast_axolotl.record.codec import to_plain
 from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
 from fast_axolotl.report.terminal import format_seconds, format_share
@@ -92,7 +91,7 @@ def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) 
 
 def summary_to_json(summary: RunSummary) -> str:
     """The whole summary as JSON; what is no number is ``null``."""
-    return json.dumps(without_nan(asdict(summary)), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(to_plain(summary), indent=2, ensure_ascii=False, default=str)
 
 
 def verdict_title(verdict: Verdict) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from fast_axolotl.record.comparison import Cell, MatrixRow
+from fast_axolotl.record.protocol_result import Cell, MatrixRow
 
 __all__ = [
     "count_words",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fast_axolotl.record import RunSummary, Verdict
-from fast_axolotl.record.comparison import Arm, Matrix, Protocol
+from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
 from fast_axolotl.report.alarms import find_alarms
 from fast_axolotl.report.content import (
     Report,
@@ -132,7 +132,7 @@ def _run_card(run: ReportRun) -> Safe:
     )
 
 
-def _protocol_verdict(report: Report, protocol: Protocol) -> Safe:
+def _protocol_verdict(report: Report, protocol: ProtocolResult) -> Safe:
     runs = {run.name: run for run in reversed(report.runs)}
     progress = describe_progress(protocol)
     cards = [_arm_card(arm, protocol, runs.get(arm.name)) for arm in protocol.arms]
@@ -149,20 +149,20 @@ def _protocol_verdict(report: Report, protocol: Protocol) -> Safe:
     )
 
 
-def _paragraphs(protocol: Protocol) -> list[Safe]:
+def _paragraphs(protocol: ProtocolResult) -> list[Safe]:
     """The answer, a paragraph for each arm."""
     size = "headline" if len(protocol.paragraph) <= _MOST_LARGE else "headline long"
     return [tag("p", line, class_=size) for line in protocol.paragraph.split("\n")]
 
 
-def _loss_alarm(protocol: Protocol) -> Safe | None:
+def _loss_alarm(protocol: ProtocolResult) -> Safe | None:
     """Runs that learn something else are not compared by their speed."""
     if protocol.are_losses_equal is not False:
         return None
     return _alarm(protocol.losses)
 
 
-def _arm_card(arm: Arm, protocol: Protocol, run: ReportRun | None) -> Safe:
+def _arm_card(arm: Arm, protocol: ProtocolResult, run: ReportRun | None) -> Safe:
     kind = arm.verdict.partition(" ")[0]
     failed = sum(one.status == "failed" for one in arm.runs)
     which = describe_run(arm)
@@ -206,7 +206,7 @@ def _median_stall(arm: Arm, matrix: Matrix, run: ReportRun | None) -> str:
     return f"Median stall of its runs: {format_value(values[0], 'share')}."
 
 
-def _course(protocol: Protocol) -> Safe:
+def _course(protocol: ProtocolResult) -> Safe:
     counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
     runs = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
     pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")

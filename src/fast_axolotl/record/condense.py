@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.record.histogram import Histogram
-from fast_axolotl.record.lines import Mark, StepBlock, SystemSample
+from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
 
 __all__ = ["condense_blocks", "condense_marks", "condense_samples", "join_blocks"]
 

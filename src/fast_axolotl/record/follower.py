@@ -8,27 +8,26 @@ one, because a new run uses the folder, is read from its start.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
-from fast_axolotl.record.comparison import PROTOCOL_FILE, Protocol
-from fast_axolotl.record.condensing import condense_blocks, condense_marks, condense_samples
+from fast_axolotl.record.condense import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import (
+    UNREADABLE,
     RankRecord,
     RunRecord,
     SystemRecord,
-    check_schema,
     find_protocol_runs,
     leave_out_earlier_ranks,
     parse_line,
+    sort_in,
 )
-from fast_axolotl.record.lines import End, Start, StepBlock, SystemSample, SystemStart
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
+from fast_axolotl.record.schema import StepBlock
 
 __all__ = [
     "MOST_SAMPLES",
@@ -127,22 +126,14 @@ class RunFollower:
     def _take(self, tail: _Tail, text: bytes) -> None:
         tail.number += 1
         try:
-            line = parse_line(json.loads(text.decode("utf-8", errors="replace")))
-        except (ValueError, TypeError, AttributeError, KeyError):
+            line = parse_line(text.decode("utf-8", errors="replace"))
+        except UNREADABLE:
             if len(tail.notes) < _MOST_NOTES:
                 tail.notes.append(f"{tail.path.name}, line {tail.number}: not a line of a record")
             return
-        check_schema(line, tail.path)
-        if isinstance(line, Start):
-            tail.home = RankRecord(start=line)
-        elif isinstance(line, SystemStart):
-            tail.home = SystemRecord(start=line)
-        elif isinstance(tail.home, RankRecord) and line is not None:
-            tail.home.add(line)
-            if isinstance(line, StepBlock):
-                self._step_at = self._clock()
-        elif isinstance(tail.home, SystemRecord):
-            _add_to_system(tail.home, line)
+        tail.home = sort_in(tail.home, line, tail.path)
+        if isinstance(line, StepBlock) and isinstance(tail.home, RankRecord):
+            self._step_at = self._clock()
 
     def _assemble(self) -> None:
         """From all files anew: which ranks are of this run is known once rank 0 has begun."""
@@ -193,7 +184,7 @@ class ProtocolFollower:
     def __init__(self, folder: str | Path, *, now: Callable[[], float] = time.time) -> None:
         self.folder = Path(folder)
         self._now = now
-        self._protocol: Protocol | None = None
+        self._protocol: ProtocolResult | None = None
         self._written: tuple[int, int] = (0, 0)
         """Date and size of the file as it was read."""
         self._read_protocol()
@@ -247,7 +238,7 @@ class ProtocolFollower:
             seconds_left=self._seconds_left(found, [run.seconds for run in done]),
         )
 
-    def _find_arm(self, found: Protocol) -> str:
+    def _find_arm(self, found: ProtocolResult) -> str:
         """A second training of a run has a number behind its arm."""
         name = self.run.folder.name.partition("-")[2]
         is_arm = name in [arm.name for arm in found.arms]
@@ -256,7 +247,7 @@ class ProtocolFollower:
     def check(self) -> None:
         """Refuse a folder in which no run has begun and none is to be expected."""
         if not self.has_begun and (self.folder / PROTOCOL_FILE).is_file():
-            Protocol.read(self.folder)
+            ProtocolResult.read(self.folder)
         else:
             self.run.check()
 
@@ -288,13 +279,13 @@ class ProtocolFollower:
             stat = (self.folder / PROTOCOL_FILE).stat()
             written = stat.st_mtime_ns, stat.st_size
             if written != self._written:
-                self._protocol = Protocol.read(self.folder)
+                self._protocol = ProtocolResult.read(self.folder)
                 self._written = written
         except (OSError, DataError):
             # A protocol is told by its runs, too; what was known stays.
             return
 
-    def _seconds_left(self, found: Protocol, seconds: Sequence[float | None]) -> float | None:
+    def _seconds_left(self, found: ProtocolResult, seconds: Sequence[float | None]) -> float | None:
         """The mean of a run for each that is to come, and what remains of it for this one."""
         known = [one for one in seconds if one is not None]
         left = found.planned_runs - len(seconds)
@@ -306,7 +297,7 @@ class ProtocolFollower:
         return mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
 
 
-def _pair_of(number: int, found: Protocol) -> int | None:
+def _pair_of(number: int, found: ProtocolResult) -> int | None:
     """Each arm has one run in a pair; warm-ups come first."""
     arms = len(found.arms)
     if not number or not arms or not found.planned_runs:
@@ -335,13 +326,6 @@ def restart_window(record: RunRecord) -> None:
         known = [one.pss_bytes for one in system.samples if one.pss_bytes is not None]
         last = system.samples[-1]
         system.samples[:] = [replace(last, pss_bytes=known[-1] if known else None)]
-
-
-def _add_to_system(system: SystemRecord, line: Any) -> None:
-    if isinstance(line, SystemSample):
-        system.samples.append(line)
-    elif isinstance(line, End):
-        system.end = line
 
 
 class _Tail:

@@ -10,13 +10,12 @@ A protocol's folder holds ``protocol.json`` and one record for every run:
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.record.codec import from_plain
 
 __all__ = [
     "PROTOCOL_FILE",
@@ -25,8 +24,7 @@ __all__ = [
     "Cell",
     "Matrix",
     "MatrixRow",
-    "Protocol",
-    "without_nan",
+    "ProtocolResult",
 ]
 
 PROTOCOL_FILE = "protocol.json"
@@ -55,13 +53,6 @@ class ArmRun:
     """As the trainer logged them."""
     steps: int | None = None
     """Recorded, warm-up included."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ArmRun:
-        """From plain data; a loss that is no number is null there."""
-        found = _known(cls, data)
-        losses = found.get("losses", ())
-        return cls(**{**found, "losses": tuple(math.nan if x is None else x for x in losses)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +124,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
+class ProtocolResult:
     """What a protocol did and found."""
 
     schema: int = _SCHEMA
@@ -161,27 +152,20 @@ class Protocol:
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        found: dict[str, Any] = without_nan(asdict(self))
-        return found
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Protocol:
-        """From what ``to_json`` gave; fields of later versions are passed over."""
-        if data["schema"] != _SCHEMA:
-            raise ValueError(f"its schema is {data['schema']!r}")
-        found = _known(cls, data)
-        found["arms"] = tuple(_arm(item) for item in data["arms"])
-        found["matrix"] = _matrix(data["matrix"])
-        return cls(**_tuples(found))
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Protocol:
+    def read(cls, folder: str | Path) -> ProtocolResult:
         """Read the result of a protocol's folder."""
         path = Path(folder) / PROTOCOL_FILE
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] != _SCHEMA:
+                raise ValueError(f"its schema is {data['schema']!r}")
+            result = from_plain(cls, data)
+            for row in result.matrix.rows:
+                if len(row.cells) != len(result.matrix.arms):
+                    raise ValueError(
+                        f"{row.name} has {len(row.cells)} cells, {len(result.matrix.arms)} arms"
+                    )
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error
@@ -190,39 +174,4 @@ class Protocol:
                 f"not the result of a protocol ({error}); run fast-axolotl protocol again",
                 path=str(path),
             ) from error
-
-
-def without_nan(value: Any) -> Any:
-    """The same data, null for what is not a finite number: JSON has no word for it."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return value
-
-
-def _arm(data: Mapping[str, Any]) -> Arm:
-    found = _known(Arm, data)
-    found["runs"] = tuple(ArmRun.from_json(item) for item in data["runs"])
-    return Arm(**_tuples(found))
-
-
-def _matrix(data: Mapping[str, Any]) -> Matrix:
-    rows = []
-    for item in data["rows"]:
-        cells = tuple(Cell(**_tuples(_known(Cell, cell))) for cell in item["cells"])
-        if len(cells) != len(data["arms"]):
-            raise ValueError(f"{item['name']} has {len(cells)} cells, {len(data['arms'])} arms")
-        rows.append(MatrixRow(**{**_known(MatrixRow, item), "cells": cells}))
-    return Matrix(**_tuples({**_known(Matrix, data), "rows": tuple(rows)}))
-
-
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    return {key: value for key, value in data.items() if key in names}
-
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
+        return result

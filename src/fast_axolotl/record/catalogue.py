@@ -1,0 +1,406 @@
+"""The catalogue of figures: what each is called, its unit, its formula, and what it cannot see.
+
+A figure is declared here once. The matrix of a protocol, the report, the documentation and the
+reasons for missing values read it from here. T is the wall time of the steady phase, summed over
+its steps; W is the waiting inside T. Names are fields of ``RunSummary``, but for
+``start_to_step_seconds``: it counts from the start of the process, which only a protocol sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fast_axolotl.record.units import format_value
+
+__all__ = ["FIGURES", "MATRIX", "PRIMARY", "Better", "Figure", "figures_table"]
+
+Better = Literal["higher", "lower", ""]
+
+_UNWATCHED = (
+    "nobody sampled the process tree: fast-axolotl run --measure, or measure(sample_system=True)"
+)
+_NO_WINDOW = "no profiler window was recorded: fast-axolotl run --measure --profile-steps 5"
+_NO_TIME = "no time passed in the steady phase"
+_NO_IDS = "the batches hold no token ids; tell the meter with meter.tokens(n)"
+_NO_LABELS = "the batches hold no labels; tell the meter with meter.tokens(n, trainable=…)"
+_NO_PERIOD = "the waits follow no period"
+_NO_QUEUE = "the loader has no queue that can be looked into"
+_NOT_DRAINED = "the loader was not drained without a model: meter.free_run(loader)"
+
+_SHARE_NEAR_ZERO = 0.01
+"""One point: ten times what the meter resolves."""
+_RATE_NEAR_ZERO = 1e6
+"""1 MB/s: less than any disk or swap device would notice."""
+_BIN_WIDTH = 0.02
+"""Of the histograms that quantiles come from: two runs on both sides of an edge are so far
+apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a run."""
+
+    name: str
+    """Field of ``RunSummary``."""
+    label: str
+    unit: str
+    """``share`` is shown in percent; ``s``, ``bytes`` and ``FLOP`` with a fitting prefix."""
+    better: Better
+    formula: str
+    blind_spot: str = ""
+    missing: str = "it was not recorded"
+    """Why there is no value, where nobody gave a more exact reason."""
+    near_zero: float | None = None
+    """Of figures that can be 0: below this a value has no meaningful ratio."""
+    resolution: float = 0.0
+    """Share by which a ratio can be off for how the figure is recorded, however many pairs."""
+    decimals: int = 1
+    """Of a share, in percent."""
+
+    def format(self, value: float | None) -> str:
+        """A value with its unit; a dash for what was not measured."""
+        return format_value(value, self.unit, decimals=self.decimals)
+
+
+def _quantiles(what: str, label: str, missing: str) -> tuple[Figure, ...]:
+    return tuple(
+        Figure(
+            f"{what}_{name}_seconds",
+            f"{label}, {name}",
+            "s",
+            "lower",
+            f"{name} over {'fetches, of the source’s waits' if what == 'wait' else 'steps'}",
+            "bins of 2 %: within 1 %",
+            missing,
+            resolution=_BIN_WIDTH,
+        )
+        for name in ("p50", "p95", "p99", "max")
+    )
+
+
+_ALL = (
+    Figure(
+        "stall_fraction", "stall", "share", "lower",
+        "ΣW ÷ ΣT, W of the device where known for 90 % of T, else of the host",
+        "on a GPU without events it is the host's, which counts hidden waits",
+        _NO_TIME, _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "host_stall_fraction", "stall, by the host", "share", "lower",
+        "ΣW_host ÷ ΣT, W_host = wall time inside the base iterator's next-data call",
+        "a wait hidden behind queued GPU work counts", _NO_TIME, _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "device_stall_fraction", "stall, by the device", "share", "lower",
+        "ΣW_dev ÷ ΣT, W_dev = distance of two CUDA events around that call",
+        "work on other streams that runs meanwhile",
+        "no device events were recorded: there was no CUDA device, or the meter did not see it",
+        _SHARE_NEAR_ZERO,
+    ),
+    *_quantiles("wait", "wait of a fetch", "no waits of single fetches were recorded"),
+    Figure(
+        "worst_percent_share", "worst 1 % of fetches", "share", "",
+        "waiting in the longest 1 % of fetches ÷ all waiting", "bins of 2 %",
+        "no fetch waited longer than a microsecond",
+    ),
+    Figure(
+        "stall_period_fetches", "period of long waits", "fetches", "",
+        "distance of the long waits: from the first to the last ÷ periods between",
+        "needs three long waits", _NO_PERIOD,
+    ),
+    Figure(
+        "stall_period_rows", "period of long waits", "samples", "",
+        "the same in samples delivered",
+        "equal to the period in fetches where batches have one size", _NO_PERIOD,
+    ),
+    Figure(
+        "cached_stall_fraction", "with a cached batch", "share", "",
+        "1 − T(one cached batch) ÷ T(real), both per fetch",
+        "one batch stands for all: not compared where its tokens (or samples, or bytes) differ by "
+        "more than 10 % from the mean",
+        "no cached batch was replayed: meter.watch(loader, replay=50)",
+    ),
+    Figure(
+        "queue_depth", "ready queue, depth", "batches", "",
+        "ready batches when a fetch begins, mean",
+        "only loaders with a queue of their own (torch workers); after it ran dry, of the time "
+        "since", _NO_QUEUE,
+    ),
+    Figure(
+        "queue_capacity", "ready queue, capacity", "batches", "", "workers · prefetch", "",
+        "the loader's workers and prefetch are not known",
+    ),
+    Figure(
+        "queue_drift_per_step", "ready queue, drift", "batches/step", "",
+        "slope of a line through depth over steps; 0 where within two standard errors",
+        "a queue that swings slowly looks like a drift in a short run", _NO_QUEUE,
+    ),
+    Figure(
+        "first_batch_seconds", "first fetch to first batch", "s", "lower",
+        "from the begin of the first fetch", "includes the start of workers",
+        "that moment was not recorded",
+    ),
+    Figure(
+        "first_step_seconds", "first fetch to first step", "s", "lower",
+        "from the begin of the first fetch",
+        "not the start of the program: see `start_to_step_seconds`",
+        "that moment was not recorded",
+    ),
+    Figure(
+        "start_to_step_seconds", "start to first step", "s", "lower",
+        "from the start of the process to the end of the first step; of a protocol's runs",
+        "`None` where the meter sampled by itself",
+        "nobody watched the process from its start",
+    ),
+    Figure(
+        "rows_per_second", "reader", "rows/s", "higher",
+        "source rows ÷ T, summed over ranks; samples where they are not packed",
+        "packed samples: counted where `position_ids` begin anew (Axolotl's do), else `None`; a "
+        "row cut in two counts twice",
+    ),
+    Figure(
+        "samples_per_second", "samples", "samples/s", "higher",
+        "items along the first dimension ÷ T, summed over ranks",
+    ),
+    Figure(
+        "bytes_per_second", "bytes of the batches", "bytes/s", "higher",
+        "bytes of the batches' arrays ÷ T, summed over ranks", "not what the disk gave",
+        "the batches hold no arrays",
+    ),
+    Figure(
+        "free_rows_per_second", "loader alone", "rows/s", "higher",
+        "rows ÷ seconds with the loader drained and no model",
+        "the model's cores are free then: an upper bound", _NOT_DRAINED,
+    ),
+    Figure(
+        "demand_rows_per_second", "the model would take", "rows/s", "", "rows ÷ (T − W)",
+        "a model slowed down by the loader's threads demands less",
+    ),
+    Figure(
+        "headroom", "headroom", "×", "higher",
+        "free-running ÷ demand, in samples, deciding rank",
+        "above 1 and still stalled: bursts", _NOT_DRAINED,
+    ),
+    Figure(
+        "tokens_per_second", "real tokens", "tokens/s", "higher",
+        "attention mask ≠ 0 ÷ T, summed over ranks",
+        "`None` if one rank, or one block of steps, did not count; so for the next two, samples "
+        "and bytes", _NO_IDS,
+    ),
+    Figure(
+        "trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher",
+        "labels ≠ −100 ÷ T, summed over ranks", "", _NO_LABELS,
+    ),
+    Figure(
+        "padded_tokens_per_second", "padded tokens", "tokens/s", "higher",
+        "all positions ÷ T, summed over ranks", "", _NO_IDS,
+    ),
+    Figure(
+        "padding_share", "padding", "share", "lower", "1 − real ÷ padded", "",
+        "real or padded tokens were not counted",
+    ),
+    Figure(
+        "packing_efficiency", "packing efficiency", "share", "higher",
+        "real ÷ padded, of packed samples", "", "samples are not packed",
+    ),
+    Figure(
+        "mean_attended_length", "attended length", "tokens", "",
+        "Σℓ² ÷ Σℓ of the sequences looked at", "a sample of the batches",
+        "the lengths of the sequences were not seen",
+    ),
+    Figure("steps_per_second", "steps", "steps/s", "higher", "steps ÷ T", "", _NO_TIME),
+    *_quantiles("step", "step", "no times of single steps were recorded"),
+    Figure(
+        "model_flops_per_token", "FLOPs a token", "FLOP", "",
+        "see [FLOPs, MFU and HFU](#flops-mfu-and-hfu)",
+    ),
+    Figure(
+        "model_flops_per_second", "FLOPs a second", "FLOP", "higher",
+        "`model_flops_per_token` · `tokens_per_second`",
+    ),
+    Figure(
+        "mfu", "MFU", "share", "higher", "`model_flops_per_second` ÷ (devices · peak)",
+        "exactly as good as the peak of the data sheet",
+    ),
+    Figure(
+        "hfu", "HFU", "share", "higher", "the same with recomputed activations counted",
+        "the convention's recomputation, a whole forward pass",
+    ),
+    Figure(
+        "peak_tflops", "peak of a device", "TFLOP/s", "",
+        "of the data sheet, dense, by the device's exact name; or `--peak-tflops`",
+        "clocks under load are lower",
+    ),
+    Figure(
+        "matmul_share", "of the matmul rate", "share", "higher",
+        "`model_flops_per_second` ÷ the matmul rate measured on this device (`--matmul`)",
+    ),
+    Figure(
+        "working_set_bytes", "working set (ΣPSS), steady", "bytes", "lower",
+        "median ΣPSS of the process tree in the steady phase",
+        "sampled seldom: `None` where no sample fell into a short steady phase, or the ranks did "
+        "not reach it; so are the resident sizes below. Without ranks (`watch PID`) of the whole "
+        "time", _UNWATCHED,
+    ),
+    Figure(
+        "working_set_peak_bytes", "working set (ΣPSS), highest", "bytes", "lower",
+        "largest ΣPSS sampled",
+        "peaks between samples; `None` where none was taken after the first step, as in runs of a "
+        "second or two: what came before is not the training's", _UNWATCHED,
+    ),
+    *(
+        Figure(
+            f"{name}_bytes", f"resident (ΣRSS), {label}", "bytes", "lower",
+            "median of the sum over the tree", "shared pages count once for each process",
+            _UNWATCHED,
+        )
+        for name, label in (
+            ("rss", "all"), ("anon", "anonymous"), ("file", "files"), ("shared", "shared"),
+        )
+    ),
+    Figure(
+        "hwm_bytes", "high-water mark", "bytes", "lower",
+        "largest ΣVmHWM of the living processes, or of `hwm_by_phase` where that is higher",
+        "the processes need not have peaked together: an upper bound", _UNWATCHED,
+    ),
+    Figure(
+        "spike_ratio", "spike", "×", "lower",
+        "`hwm_bytes` ÷ `rss_bytes`; above 2 a transient spike", "",
+        "the high-water mark or the steady resident size is not known",
+    ),
+    Figure(
+        "limit_bytes", "limit", "bytes", "", "the least cgroup limit, else the machine's memory",
+        "", "neither a limit nor the machine's memory is known",
+    ),
+    Figure(
+        "limit_share", "limit, used", "share", "lower",
+        "`working_set_peak_bytes` (ΣRSS where PSS cannot be read) ÷ the limit, or the largest "
+        "VmHWM that one process is known to have had, where that is more",
+        "page cache that counts against a cgroup is not in it: it gives way",
+        "the highest working set or the limit is not known",
+    ),
+    *(
+        Figure(
+            f"psi_{name}_full", f"{label} pressure", "share", "lower",
+            "growth of the PSI full counter ÷ time",
+            "of the control group on cgroup v2, else of the machine, not of the run", _UNWATCHED,
+        )
+        for name, label in (("memory", "memory"), ("io", "disk"))
+    ),
+    Figure(
+        "read_bytes_per_second", "read from the device", "bytes/s", "",
+        "growth of Σ`read_bytes` over the tree ÷ time",
+        "0 means cached, not idle; network file systems may not count", _UNWATCHED,
+    ),
+    Figure(
+        "read_chars_per_second", "asked for by reads", "bytes/s", "",
+        "growth of Σ`rchar` over the tree ÷ time", "mapped files are not in it", _UNWATCHED,
+    ),
+    Figure(
+        "disk_bytes_per_second", "capacity of the device", "bytes/s", "",
+        "what O_DIRECT reads of the data's own device reached",
+        "a probe of seconds, before or beside the run",
+        "the capacity of the data's device was not measured: give --data-path",
+    ),
+    Figure(
+        "disk_share", "reads, of the disk's capacity", "share", "",
+        "`read_bytes_per_second` ÷ `disk_bytes_per_second`",
+        "caches of the device can make it exceed 1",
+        "the rate of reads or the capacity of the device is not known", _SHARE_NEAR_ZERO,
+    ),
+    *(
+        Figure(
+            f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
+            f"growth of pswp{name} · page size ÷ time", "of the machine", _UNWATCHED,
+            _RATE_NEAR_ZERO,
+        )
+        for name in ("in", "out")
+    ),
+    Figure(
+        "is_swap_sustained", "swapping sustained", "yes/no", "lower",
+        "swap-in in half of the intervals and three in a row", "needs three intervals",
+        "3 sampled intervals are needed",
+    ),
+    Figure(
+        "gpu_utilization", "utilisation", "share", "",
+        "mean over devices and samples of NVML's: share of time with a kernel running",
+        "one small kernel counts like a full device", "no GPU was seen",
+    ),
+    Figure(
+        "gpu_memory_bytes", "GPU memory", "bytes", "", "largest of one device",
+        "what the allocator holds, used or not", "no GPU was seen",
+    ),
+    Figure("gpu_power_watts", "power", "W", "", "mean of a device", "", "no GPU was seen"),
+    Figure("gpu_clock_mhz", "clock", "MHz", "", "mean of a device", "", "no GPU was seen"),
+    Figure(
+        "device_idle_fraction", "device idle", "share", "lower",
+        "window less kernels ÷ window, deciding rank", "a few steps only", _NO_WINDOW,
+    ),
+    Figure(
+        "exposed_communication_fraction", "exposed communication", "share", "lower",
+        "time with collectives and nothing else ÷ window, of the rank with most", "", _NO_WINDOW,
+    ),
+    Figure(
+        "pure_communication_fraction", "pure communication", "share", "lower",
+        "Σ over collectives of the least duration across ranks ÷ window",
+        "needs windows of the same collectives on all ranks", _NO_WINDOW,
+    ),
+    Figure(
+        "rank_skew", "skew of ranks", "share", "lower",
+        "(largest − median) ÷ median of the ranks' own time per step, T − W",
+        "a rank that computes slowly makes the others wait in collectives, which is their own "
+        "time: only a profiler window shows it",
+    ),
+    Figure(
+        "overhead_seconds_per_fetch", "cost of a fetch", "s", "lower",
+        "time inside the meter's own calls ÷ fetches",
+        "not the events' cost on the device, nor the sampler's thread",
+    ),
+    Figure(
+        "overhead_fraction", "share of the time", "share", "lower",
+        "`overhead_seconds_per_fetch` · fetches ÷ T", decimals=3,
+    ),
+    Figure(
+        "duration_seconds", "the whole run", "s", "lower", "last line of any file",
+        "without `run --measure` it counts from `measure()`, not from the start of the process",
+    ),
+)  # fmt: skip
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in _ALL}
+"""Every figure by its name."""
+
+MATRIX: tuple[Figure, ...] = tuple(
+    FIGURES[name]
+    for name in (
+        "rows_per_second",
+        "samples_per_second",
+        "working_set_bytes",
+        "working_set_peak_bytes",
+        "host_stall_fraction",
+        "device_stall_fraction",
+        "tokens_per_second",
+        "trainable_tokens_per_second",
+        "padded_tokens_per_second",
+        "mfu",
+        "step_p50_seconds",
+        "step_p95_seconds",
+        "start_to_step_seconds",
+        "first_step_seconds",
+        "disk_share",
+        "swap_in_bytes_per_second",
+        "swap_out_bytes_per_second",
+        "duration_seconds",
+    )
+)
+"""The rows of a matrix, in their order."""
+
+PRIMARY = ("tokens_per_second", "samples_per_second", "rows_per_second", "duration_seconds")
+"""Which figure answers whether an arm is faster: the first that both arms have."""
+
+
+def figures_table() -> str:
+    """The catalogue as a Markdown table, as the documentation shows it."""
+    lines = ["| figure | formula | unit | blind spot |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{f.name}` | {f.formula} | {f.unit} | {f.blind_spot} |" for f in _ALL]
+    return "\n".join(lines) + "\n"

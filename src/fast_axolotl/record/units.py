@@ -1,0 +1,123 @@
+"""One way to write each unit: shares, seconds, bytes, counts, FLOPs, dates.
+
+Values that were not measured, and numbers that are none (NaN), are a dash.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+
+__all__ = [
+    "count_words",
+    "format_bytes",
+    "format_change",
+    "format_count",
+    "format_date",
+    "format_duration",
+    "format_flops",
+    "format_seconds",
+    "format_share",
+    "format_value",
+]
+
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+
+
+def format_value(value: float | None, unit: str, *, decimals: int = 1) -> str:
+    """A figure with its unit, by the unit's own formatter; ``decimals`` are those of a percent."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if unit == "share":
+        return format_share(value, decimals=decimals)
+    if unit == "s":
+        return format_seconds(value)
+    if unit.startswith("bytes"):
+        return format_bytes(value) + unit.removeprefix("bytes")
+    if unit == "FLOP":
+        return format_flops(value)
+    if unit == "yes/no":
+        return "yes" if value else "no"
+    return f"{format_count(value)} {unit}".rstrip()
+
+
+def format_share(value: float | None, *, decimals: int = 1) -> str:
+    """``12.3 %``."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.{decimals}f} %"
+
+
+def format_seconds(value: float | None) -> str:
+    """What was measured: ``83 µs``, ``12.3 ms``, ``4.56 s``; from ten minutes on a duration."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 600:
+        return format_duration(value)
+    if size >= 1:
+        return f"{value:,.2f} s"
+    return f"{1e3 * value:,.1f} ms" if size >= 1e-3 else f"{1e6 * value:,.0f} µs"
+
+
+def format_duration(seconds: float) -> str:
+    """How long something lasts: ``8.2 s``, ``12 min 30 s``, ``1 h 04 min``."""
+    if seconds < 60:
+        return f"{seconds:,.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def format_bytes(value: float | None) -> str:
+    """``512 B``, ``1.5 MB``, ``12.3 GB``: three digits, powers of 1000."""
+    return _format_scaled(value, _BYTES, "B")
+
+
+def format_flops(value: float | None) -> str:
+    """``45.2 TFLOP``."""
+    return _format_scaled(value, _FLOPS, "FLOP")
+
+
+def _format_scaled(value: float | None, scale: tuple[tuple[float, str], ...], smallest: str) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    for size, name in scale:
+        if abs(value) >= size:
+            return f"{format_count(value / size)} {name}"
+    return f"{value:,.0f} {smallest}"
+
+
+def format_count(value: float | None) -> str:
+    """``1,234`` or ``12.3``."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def format_change(value: float, unit: str, *, decimals: int = 1) -> str:
+    """A difference with its sign; one of shares is in points, with so many decimals."""
+    if unit == "share":
+        points = round(100 * abs(value), decimals)
+        amount = f"{points:.{decimals}f} points" if points else "0 points"
+    else:
+        amount = format_value(abs(value), unit)
+    is_nothing = not any(digit in "123456789" for digit in amount)
+    return amount if is_nothing else f"{'−' if value < 0 else '+'}{amount}"
+
+
+def format_date(seconds: float) -> str:
+    """A moment, in UTC."""
+    try:
+        moment = datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "–"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def count_words(number: int, noun: str) -> str:
+    """``1 step``, ``2,000 steps``, ``3 fetches``."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"
