@@ -13,9 +13,9 @@ import pytest
 from rich.cells import cell_len
 
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.protocol.child import read_last_lines
 from fast_axolotl.record import DeviceSample, Log, RunRecord, RunSummary, SystemSample, SystemStart
 from fast_axolotl.record.follower import ProtocolStage
-from fast_axolotl.record.log_tail import read_last_lines
 from fast_axolotl.report.live import LiveView, SampledProcess
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import ViewState, lay_out

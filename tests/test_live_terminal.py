@@ -22,7 +22,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.measure import procfs
-from fast_axolotl.protocol.locking import hold
+from fast_axolotl.protocol.state import hold
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
 from support.records import make_rank, make_run, make_system, steady

@@ -15,8 +15,8 @@ import pytest
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, Progress, plan_commands, run_protocol
+from fast_axolotl.protocol.child import prepare_page_cache
 from fast_axolotl.protocol.matrix import find_cell
-from fast_axolotl.protocol.page_cache import prepare_page_cache
 from fast_axolotl.protocol.plan import ArmPlan
 from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record import End

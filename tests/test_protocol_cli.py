@@ -17,7 +17,7 @@ import pytest
 import fast_axolotl
 from fast_axolotl.cli.protocol import protocol
 from fast_axolotl.errors import UsageError
-from fast_axolotl.protocol.launching import launch, read_tail
+from fast_axolotl.protocol.child import launch, read_tail
 from fast_axolotl.record.protocol_result import ProtocolResult
 
 LOOP = """
@@ -187,8 +187,8 @@ def test_what_a_command_leaves_in_the_background_is_ended(tmp_path: Path) -> Non
 def test_a_child_that_ignores_being_asked_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.protocol.launching._GRACE_SECONDS", 0.5)
-    monkeypatch.setattr("fast_axolotl.protocol.launching._TICK_SECONDS", 0.05)
+    monkeypatch.setattr("fast_axolotl.protocol.child._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("fast_axolotl.protocol.child._TICK_SECONDS", 0.05)
     marker = tmp_path / "ready"
     code = (
         "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

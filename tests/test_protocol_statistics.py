@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from fast_axolotl.protocol.figures import FIGURES, Figure
 from fast_axolotl.protocol.matrix import compare_values
 from fast_axolotl.protocol.statistics import (
     paired_difference,
@@ -16,10 +15,11 @@ from fast_axolotl.protocol.statistics import (
     unpaired_difference,
     unpaired_ratio,
 )
+from fast_axolotl.record.catalogue import FIGURES
 
-SPEED = Figure(name="tokens_per_second", label="", unit="tokens/s", better="higher")
-STALL = next(figure for figure in FIGURES if figure.name == "host_stall_fraction")
-STEP = next(figure for figure in FIGURES if figure.name == "step_p50_seconds")
+SPEED, STALL, STEP = (
+    FIGURES[name] for name in ("tokens_per_second", "host_stall_fraction", "step_p50_seconds")
+)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.protocol.figures import FIGURES
-from fast_axolotl.record import thresholds
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.charts import Curves
-from fast_axolotl.report.figures import DATA_STALL, FREE_STALL
 from fast_axolotl.report.live_frame import make_frame
 from fast_axolotl.report.live_wording import describe_state, format_line, step_parts
 from fast_axolotl.report.matrix import (
@@ -22,7 +19,6 @@ from fast_axolotl.report.matrix import (
     render_protocol,
     show_comparison,
 )
-from fast_axolotl.report.matrix_markup import ROWS
 from fast_axolotl.report.protocol_progress import protocol_progress
 from fast_axolotl.report.short_summary import show_short_summary
 from fast_axolotl.report.show import render_summary
@@ -106,15 +102,6 @@ def test_names_of_arms_are_no_markdown() -> None:
 def test_many_steps_a_second_are_a_number_to_read() -> None:
     summary = summarise(make_run(make_rank(own_seconds=0.0008, fetches=9000)))
     assert "1,250 steps/s" in step_parts(make_frame(make_run(), summary, title=""))
-
-
-def test_runs_are_compared_by_the_figures_of_a_protocol() -> None:
-    figures = [(one.name, one.label, one.unit, one.better) for one in FIGURES]
-    assert list(ROWS) == [one for one in figures if one[0] != "start_to_step_seconds"]
-
-
-def test_the_lines_of_the_charts_are_those_of_the_verdict() -> None:
-    assert (FREE_STALL, DATA_STALL) == (thresholds.FREE_STALL, thresholds.DATA_STALL)
 
 
 def test_runs_of_one_name_after_each_other_have_a_line_each(

@@ -28,7 +28,7 @@ from fast_axolotl.integrations.measuring import (
     read_rank,
 )
 from fast_axolotl.measure import measure
-from fast_axolotl.protocol.figures import read_figures
+from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.run_folders import find_folders, next_folder
 

@@ -27,6 +27,7 @@ __all__ = [
     "describe",
     "find_memory_cgroup",
     "limit_bytes",
+    "meminfo_bytes",
     "memory_bytes",
     "read_bytes_of",
     "usable_cores",
@@ -74,7 +75,7 @@ def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
 
 def memory_bytes(proc: Path = PROC) -> int:
     """Memory of the machine."""
-    known = _meminfo_bytes(proc, "MemTotal")
+    known = meminfo_bytes(proc, "MemTotal")
     if known is None:
         import psutil
 
@@ -111,9 +112,9 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
         "cpu": _read_value(proc / "cpuinfo", "model name") or platform.processor() or None,
         "cores": usable_cores(proc, cgroup_root),
         "memory_bytes": memory_bytes(proc),
-        "available_bytes": _meminfo_bytes(proc, "MemAvailable"),
-        "page_cache_bytes": _meminfo_bytes(proc, "Cached"),
-        "swap_bytes": _meminfo_bytes(proc, "SwapTotal"),
+        "available_bytes": meminfo_bytes(proc, "MemAvailable"),
+        "page_cache_bytes": meminfo_bytes(proc, "Cached"),
+        "swap_bytes": meminfo_bytes(proc, "SwapTotal"),
         "limit_bytes": limit_bytes(proc, cgroup_root),
         "has_pressure": (proc / "pressure" / "memory").exists(),
         "shared_memory_bytes": shared_memory_bytes,
@@ -231,9 +232,10 @@ def _folders_upwards(mount: Path, path: str) -> tuple[Path, ...]:
     return tuple(folder for folder in folders if folder.is_dir())
 
 
-def _meminfo_bytes(proc: Path, key: str) -> int | None:
-    kilobytes = _read_value(proc / "meminfo", key)
-    return None if kilobytes is None else int(kilobytes.split()[0]) * 1024
+def meminfo_bytes(proc: Path, key: str) -> int | None:
+    """A line of ``/proc/meminfo``."""
+    words = (_read_value(proc / "meminfo", key) or "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
 def _read_value(path: Path, key: str) -> str | None:

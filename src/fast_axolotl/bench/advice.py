@@ -30,9 +30,9 @@ from fast_axolotl.bench.axolotl_runs import child_environment, last_line
 from fast_axolotl.bench.machine import describe_machine
 from fast_axolotl.bench.matrix import Machine, Table, machine_notes, save_json
 from fast_axolotl.bench.reader import scratch_folder
-from fast_axolotl.protocol.figures import read_figures
-from fast_axolotl.protocol.launching import launch, with_own_programs
+from fast_axolotl.protocol.child import launch, with_own_programs
 from fast_axolotl.protocol.losses import compare_losses
+from fast_axolotl.protocol.matrix import read_figures
 
 __all__ = ["AdviceResult", "Round", "advice_tables", "find_settings", "run_advice_bench"]
 

@@ -152,7 +152,7 @@ class LiveRun:
 
     def print_end(self, code: int) -> None:
         """Where the output is; of a command that failed, its end, and what may have led to it."""
-        from fast_axolotl.record.log_tail import read_last_lines
+        from fast_axolotl.protocol.child import read_last_lines
 
         if self._log is None:
             return
@@ -178,8 +178,8 @@ class LiveRun:
 
     def _show(self, is_running: Callable[[], bool]) -> str:
         from fast_axolotl.measure.summary import summarise
+        from fast_axolotl.protocol.child import read_last_lines
         from fast_axolotl.record.follower import RunFollower
-        from fast_axolotl.record.log_tail import read_last_lines
         from fast_axolotl.report.live import LiveView
 
         log = self._log
@@ -226,7 +226,7 @@ def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
 
 def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
-    from fast_axolotl.protocol.locking import is_held
+    from fast_axolotl.protocol.state import is_held
     from fast_axolotl.record.follower import RunFollower
 
     if isinstance(follower, RunFollower):

@@ -9,9 +9,9 @@ and can be interrupted; ``compare_folders`` sets records or protocols beside eac
 from __future__ import annotations
 
 from fast_axolotl.protocol.axolotl_plan import parse_pins, parse_steps, plan_axolotl
-from fast_axolotl.protocol.comparing import Check, Comparison, compare_folders, parse_check
+from fast_axolotl.protocol.compare import Check, Comparison, compare_folders, parse_check
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
-from fast_axolotl.protocol.running import Progress, run_protocol
+from fast_axolotl.protocol.runner import Progress, run_protocol
 
 __all__ = [
     "ArmPlan",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.protocol.launching import Launch, read_tail
+from fast_axolotl.protocol.child import Launch, read_tail
 from fast_axolotl.protocol.state import write_json
 from fast_axolotl.protocol.statistics import paired_ratio
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fast_axolotl.protocol.figures import RunFigures
+from fast_axolotl.protocol.answer import describe_result, label_of
 from fast_axolotl.protocol.losses import compare_losses
-from fast_axolotl.protocol.matrix import ArmFigures, build_matrix, primary_name
+from fast_axolotl.protocol.matrix import ArmFigures, RunFigures, build_matrix, primary_name
 from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
 from fast_axolotl.protocol.state import State
-from fast_axolotl.protocol.wording import describe_result, label_of
 from fast_axolotl.record.protocol_result import Arm, ArmRun, Matrix, ProtocolResult
 
 __all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings"]
@@ -48,7 +48,13 @@ def build_protocol(
 ) -> ProtocolResult:
     """What is known by now."""
     turns = plan.turns()
-    matrix = _matrix(plan, turns, figures)
+    begun = max((turn.pair for turn in turns if turn.number in figures), default=-1) + 1
+    compared = []
+    for arm in plan.arms:
+        by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
+        runs = tuple(by_pair.get(pair) for pair in range(begun))
+        compared.append(ArmFigures(name=arm.name, runs=runs))
+    matrix = build_matrix(compared) if compared else Matrix(arms=(), rows=())
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     matrix = replace(matrix, notes=tuple(_matrix_notes(matrix, arms, primary)))
@@ -57,16 +63,17 @@ def build_protocol(
         {arm.name: arm.settings for arm in arms},
         can_pin=any(arm.config is not None for arm in plan.arms),
     )
-    done = [state.runs[turn.number] for turn in turns if turn.number in state.runs]
+    counted = [turn for turn in turns if _counts(state.runs.get(turn.number))]
+    by_round = Counter(turn.pair for turn in counted)
     first = next(iter(figures.values()), None)
     return ProtocolResult(
         title=plan.title,
         started=state.started,
         seconds=state.seconds,
-        pairs=_pairs_done(plan, turns, state),
+        pairs=sum(count == len(plan.arms) for count in by_round.values()),
         planned_pairs=plan.pairs,
         planned_runs=len(turns),
-        order=tuple(turn.arm.name for turn in turns if _counts(state.runs.get(turn.number))),
+        order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,
         losses=losses,
@@ -75,13 +82,7 @@ def build_protocol(
         dedupe=dict(state.dedupe),
         paragraph=describe_result(arms, matrix, are_losses_equal=equal, dedupe=state.dedupe),
         environment=dict(first.summary.environment) if first is not None else {},
-        notes=(
-            *notes,
-            *plan.notes,
-            *_work_notes(arms),
-            *_training_notes(done),
-            *_cache_notes(done),
-        ),
+        notes=(*notes, *plan.notes, *_describe_work(arms)),
     )
 
 
@@ -113,6 +114,7 @@ def _arm(
     runs = tuple(state.runs[turn.number] for turn in own if turn.number in state.runs)
     shown = _choose_run([turn for turn in own if turn.number in figures], figures, primary)
     found = None if shown is None else figures[shown.number]
+    counts = [run.steps for run in runs if run.pair >= 0 and run.steps is not None]
     verdict = found.summary.verdict if found is not None else None
     known = {} if found is None else found.summary.settings
     return Arm(
@@ -121,7 +123,7 @@ def _arm(
         command=plan.command,
         runs=runs,
         settings={name: known[name] for name in LOADER_SETTINGS if name in known},
-        steps=_count_steps(runs),
+        steps=statistics.median(counts) if counts else None,
         shown_run="" if shown is None else state.runs[shown.number].folder,
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
         headline=verdict.headline if verdict else "",
@@ -129,25 +131,26 @@ def _arm(
     )
 
 
-def _count_steps(runs: Sequence[ArmRun]) -> float | None:
-    counts = [run.steps for run in runs if run.pair >= 0 and run.steps is not None]
-    return statistics.median(counts) if counts else None
-
-
-def _work_notes(arms: Sequence[Arm]) -> list[str]:
-    """Rates can be compared all the same; how long the whole took cannot."""
+def _describe_work(arms: Sequence[Arm]) -> list[str]:
+    """What to know of the runs: unequal work, several trainings, the page cache."""
+    notes = []
     counts = {arm.name: arm.steps for arm in arms if arm.steps is not None}
-    if len(set(counts.values())) < 2:
-        return []
-    told = ", ".join(f"{count:,.0f} in {name}" for name, count in counts.items())
-    return [f"Not the same work: steps recorded are {told}. Compare rates, not the whole run."]
-
-
-def _training_notes(runs: Sequence[ArmRun]) -> list[str]:
+    if len(set(counts.values())) > 1:
+        # Rates can be compared all the same; how long the whole took cannot.
+        steps = ", ".join(f"{count:,.0f} in {name}" for name, count in counts.items())
+        notes.append(
+            f"Not the same work: steps recorded are {steps}. Compare rates, not the whole run."
+        )
+    runs = [run for arm in arms for run in arm.runs]
     most = max((run.trainings for run in runs), default=1)
-    if most < 2:
-        return []
-    return [f"A run trained up to {most} times: its training with the most steps is compared."]
+    if most > 1:
+        notes.append(
+            f"A run trained up to {most} times: its training with the most steps is compared."
+        )
+    caches = {run.page_cache.partition(";")[0] for run in runs if run.page_cache}
+    if caches:
+        notes.append(f"Page cache before each run: {', or '.join(sorted(caches))}.")
+    return notes
 
 
 def _matrix_notes(matrix: Matrix, arms: Sequence[Arm], primary: str) -> list[str]:
@@ -180,18 +183,6 @@ def _choose_run(
     return next(turn for turn in counted if values[turn.number] == middle)
 
 
-def _matrix(plan: Plan, turns: Sequence[Turn], figures: Mapping[int, RunFigures]) -> Matrix:
-    if not plan.arms:
-        return Matrix(arms=(), rows=())
-    begun = max((turn.pair for turn in turns if turn.number in figures), default=-1) + 1
-    arms = []
-    for arm in plan.arms:
-        by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
-        runs = tuple(by_pair.get(pair) for pair in range(begun))
-        arms.append(ArmFigures(name=arm.name, runs=runs))
-    return build_matrix(arms)
-
-
 def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
     if plan.same_work is None:
         return None, ""
@@ -199,19 +190,3 @@ def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
     first, second = plan.same_work
     check = compare_losses(by_name[first], by_name[second], second)
     return check.is_equal, check.sentence
-
-
-def _pairs_done(plan: Plan, turns: Sequence[Turn], state: State) -> int:
-    """Rounds of which every arm's run counts."""
-    rounds: dict[int, int] = {}
-    for turn in turns:
-        if _counts(state.runs.get(turn.number)):
-            rounds[turn.pair] = rounds.get(turn.pair, 0) + 1
-    return sum(count == len(plan.arms) for count in rounds.values())
-
-
-def _cache_notes(runs: Sequence[ArmRun]) -> list[str]:
-    states = {run.page_cache.partition(";")[0] for run in runs if run.page_cache}
-    if not states:
-        return []
-    return [f"Page cache before each run: {', or '.join(sorted(states))}."]

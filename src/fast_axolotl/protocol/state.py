@@ -1,27 +1,36 @@
 """How far a protocol has come, kept in its folder so that the same command goes on from there.
 
 Files are written beside and renamed, so that a power cut leaves the last state or the one before.
+
+One protocol at a time works in a folder. The lock is a file that is held open, by this process and
+by the runs that it starts: a run that outlives a protocol which was killed keeps the next one from
+being measured beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol.locking import LOCK_FILE
 from fast_axolotl.protocol.plan import Plan
 from fast_axolotl.record.codec import from_plain, to_plain
 from fast_axolotl.record.protocol_result import ArmRun
 
-__all__ = ["STATE_FILE", "State", "open_state", "write_json"]
+__all__ = ["STATE_FILE", "State", "hold", "is_held", "open_state", "write_json"]
 
 STATE_FILE = "state.json"
 _SCHEMA = 1
+_LOCK_FILE = ".lock"
+_LOCK_TRIES = 5
+_BETWEEN_SECONDS = 0.05
+"""Whoever asks whether a folder is locked has it for a moment."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +69,7 @@ def open_state(folder: Path, plan: Plan, *, now: float) -> State:
     told = {**plan.identity(), "working folder": str(Path.cwd())}
     identity = json.loads(json.dumps(told, default=str))
     if not path.exists():
-        if folder.is_dir() and any(item.name != LOCK_FILE for item in folder.iterdir()):
+        if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; give another --output")
         return State(path=path, identity=identity, started=now)
     found = _read(path)
@@ -89,6 +98,62 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
             f"cannot be written: {error.strerror or error}; free space or choose another --output",
             path=str(path),
         ) from error
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"cannot be the folder of a protocol: {error.strerror or error}; give another --output",
+            path=str(folder),
+        ) from error
+    try:
+        for _ in range(_LOCK_TRIES):
+            if is_ours := _try_lock(opened):
+                break
+            time.sleep(_BETWEEN_SECONDS)
+        if not is_ours:
+            holder = os.pread(opened, 32, 0).decode(errors="replace").strip()
+            raise UsageError(
+                f"{folder} is in use: process {holder or 'unknown'}, or a run that it has started, "
+                "is still at work; wait for it, or end it"
+            )
+        os.ftruncate(opened, 0)
+        os.pwrite(opened, str(os.getpid()).encode(), 0)
+        yield (opened,)
+    finally:
+        os.close(opened)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a protocol is at work in a folder; one on another machine may not be seen."""
+    try:
+        opened = os.open(folder / _LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(opened, is_shared=True)
+    finally:
+        os.close(opened)
+
+
+def _try_lock(opened: int, *, is_shared: bool = False) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
+    try:
+        fcntl.flock(opened, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system that cannot lock, as some over a network.
+        return True
+    return True
 
 
 def _read(path: Path) -> State:

@@ -16,7 +16,12 @@ from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 __all__ = ["describe_result", "find_missing", "label_of"]
 
 _MOST_PERCENT = 2.0
-"""A factor up to this is told as so many per cent more."""
+"""A factor up to this is written as so many per cent more."""
+
+_EFFECTS = {
+    "start_to_step_seconds": "The first step comes after",
+    "working_set_bytes": "The working set is",
+}
 
 _USE = {
     "drop-in": "Use it: start Axolotl behind fast-axolotl run --, or add its plugin to the YAML.",
@@ -63,13 +68,29 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             f"{baseline.name} recorded {_steps(baseline)}, {arm.name} {_steps(arm)}: they have not "
             f"done the same work, so nothing is compared. {less.headline}"
         ]
-    sentences = [_speed(arm.name, label_of(matrix, name), cell)]
+    sentences = [_describe_speed(arm.name, label_of(matrix, name), cell)]
     if name == "duration_seconds":
-        sentences += _why_no_steps(baseline, arm)
+        # Both arms train, and neither says how fast.
+        early = ("inconclusive warming", "inconclusive short")
+        unsure = next((one for one in (baseline, arm) if one.verdict in early), None)
+        if unsure is not None:
+            is_own = arm.name == "candidate"
+            pinned = "DataLoader(prefetch_factor=2)" if is_own else "--pin prefetch_factor=2"
+            sentences.append(
+                f"Steps could not be compared: {unsure.headline} Give more steps, or make the "
+                f"loader's queue shorter: {pinned}."
+            )
+        elif arm.headline:
+            sentences.append(f"Steps could not be compared: {arm.headline}")
     stall = _stall(matrix, arm.name)
     if stall is not None:
         sentences.append(_describe_stall(*stall, arm, is_faster=cell.outcome == "better"))
-    sentences += _side_effects(matrix, arm.name)
+    for effect, words in _EFFECTS.items():
+        change = find_cell(matrix, effect, arm.name)
+        if change is not None and change.outcome in ("better", "worse"):
+            unit = "× the time" if effect.endswith("_seconds") else "× the baseline's"
+            interval = f"({change.low:.2f} to {change.high:.2f})"
+            sentences.append(f"{words} {change.ratio:.2f} {unit} {interval}.")
     if not is_trusted:
         return [*sentences, "Explain the losses first: the arms have not learned the same."]
     start = find_cell(matrix, "start_to_step_seconds", arm.name)
@@ -98,20 +119,7 @@ def find_missing(baseline: Arm, arm: Arm) -> str:
     return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
 
 
-def _why_no_steps(baseline: Arm, arm: Arm) -> list[str]:
-    """Where both arms train, and neither tells its speed."""
-    for one in (baseline, arm):
-        if one.verdict in ("inconclusive warming", "inconclusive short"):
-            is_own = arm.name == "candidate"
-            pinned = "DataLoader(prefetch_factor=2)" if is_own else "--pin prefetch_factor=2"
-            return [
-                f"Steps could not be compared: {one.headline} Give more steps, or make the "
-                f"loader's queue shorter: {pinned}."
-            ]
-    return [f"Steps could not be compared: {arm.headline}"] if arm.headline else []
-
-
-def _speed(arm: str, label: str, cell: Cell) -> str:
+def _describe_speed(arm: str, label: str, cell: Cell) -> str:
     if cell.ratio is None:
         return f"{arm}: {label} could not be compared ({cell.reason})."
     if cell.low is None:
@@ -119,22 +127,18 @@ def _speed(arm: str, label: str, cell: Cell) -> str:
             f"{arm}: {label} {cell.ratio:.2f} × the baseline in one pair of runs, which cannot "
             "tell a change from noise: give --pairs 5."
         )
+    assert cell.high is not None
     interval = f"{cell.ratio:.3f} × the baseline, 95 % interval {cell.low:.3f} to {cell.high:.3f}"
+    # The smallest change that would have shown: half of the interval.
+    factor = cell.high / cell.ratio
+    visible = f"{factor:.2g} times" if factor > _MOST_PERCENT else f"{100 * (factor - 1):.2g} %"
     words = {
         "better": f"{arm} is better: {label} {interval}.",
         "worse": f"{arm} is WORSE: {label} {interval}.",
         "no detectable change": f"{arm}: no detectable change in {label} ({interval}): these runs "
-        f"could have shown one of {_visible(cell)} or more.",
+        f"could have shown one of {visible} or more.",
     }
     return words.get(cell.outcome, f"{arm}: {label} {interval}.")
-
-
-def _visible(cell: Cell) -> str:
-    """The change that half an interval is."""
-    assert cell.ratio is not None
-    assert cell.high is not None
-    factor = cell.high / cell.ratio
-    return f"{factor:.2g} times" if factor > _MOST_PERCENT else f"{100 * (factor - 1):.2g} %"
 
 
 def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
@@ -165,22 +169,6 @@ def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -
 
 def _is_relieved(before: float, after: float) -> bool:
     return before >= DATA_STALL and after < before / 2
-
-
-_EFFECTS = {
-    "start_to_step_seconds": "The first step comes after",
-    "working_set_bytes": "The working set is",
-}
-
-
-def _side_effects(matrix: Matrix, arm: str) -> list[str]:
-    found = []
-    for name, words in _EFFECTS.items():
-        cell = find_cell(matrix, name, arm)
-        if cell is not None and cell.outcome in ("better", "worse"):
-            unit = "× the time" if name.endswith("_seconds") else "× the baseline's"
-            found.append(f"{words} {cell.ratio:.2f} {unit} ({cell.low:.2f} to {cell.high:.2f}).")
-    return found
 
 
 def _advise(

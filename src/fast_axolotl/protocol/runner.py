@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.protocol import launching
+from fast_axolotl.protocol import child
+from fast_axolotl.protocol.child import Launch, prepare_page_cache, read_tail, with_own_programs
 from fast_axolotl.protocol.dedupe import run_dedupe
-from fast_axolotl.protocol.figures import RunFigures, sum_up
-from fast_axolotl.protocol.launching import Launch, read_tail
-from fast_axolotl.protocol.locking import hold
-from fast_axolotl.protocol.page_cache import prepare_page_cache
+from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
-from fast_axolotl.protocol.state import State, open_state, write_json
+from fast_axolotl.protocol.state import State, hold, open_state, write_json
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
@@ -79,13 +77,16 @@ def run_protocol(
     open_state(root, plan, now=now())
     with hold(root) as opened:
         state = open_state(root, plan, now=now())
+        # Pairs of earlier sessions are kept, also with a smaller --pairs.
+        rounds = -(-max(state.runs, default=0) // max(1, len(plan.arms)))
+        begun = max(0, rounds - plan.warmup)
         run = _Running(
-            plan=replace(plan, pairs=max(plan.pairs, _count_pairs(plan, state))),
+            plan=replace(plan, pairs=max(plan.pairs, begun)),
             root=root,
             state=state,
             environment=environment,
             progress=progress,
-            launch=launch or functools.partial(launching.launch, inherit=opened),
+            launch=launch or functools.partial(child.launch, inherit=opened),
             page_cache=page_cache,
             clock=clock,
         )
@@ -124,7 +125,11 @@ class _Running:
             if self._is_done(turn):
                 continue
             if self._is_late(turn):
-                self.notes.append(self._late(turn))
+                self.notes.append(
+                    f"Stopped by --max-minutes {self.plan.max_minutes:g} after "
+                    f"{max(0, turn.pair)} of {self.plan.pairs} pairs; the same command with more "
+                    "minutes goes on."
+                )
                 break
             self.state.runs[turn.number] = self._run(turn)
             self.notes += self.spoilt.pop(turn.number, ())
@@ -157,15 +162,10 @@ class _Running:
         # A round that would end after the limit is not begun.
         return self._spent() + sum(run.seconds or 0.0 for run in runs) > 60.0 * limit
 
-    def _late(self, turn: Turn) -> str:
-        done = max(0, turn.pair)
-        return (
-            f"Stopped by --max-minutes {self.plan.max_minutes:g} after {done} of "
-            f"{self.plan.pairs} pairs; the same command with more minutes goes on."
-        )
-
     def _run(self, turn: Turn) -> ArmRun:
-        if self._is_given_up(turn):
+        same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
+        earlier = [self.state.runs[one.number].status for one in same_arm if self._is_done(one)]
+        if earlier.count("failed") >= _MOST_FAILURES and "done" not in earlier:
             return ArmRun(
                 folder=turn.folder,
                 pair=turn.pair,
@@ -197,7 +197,10 @@ class _Running:
         seconds = self.clock() - begin
         if figures is not None:
             self.figures[turn.number] = figures
-            self._remove_outputs(turn, folder)
+            if not self.plan.keep_outputs:
+                # As many models as there are runs.
+                for name in (*turn.arm.own_folders, *turn.arm.own_caches):
+                    shutil.rmtree(folder / name.lower(), ignore_errors=True)
         training = folder if figures is None else Path(figures.summary.run_dir)
         return ArmRun(
             folder=training.relative_to(self.root).as_posix(),
@@ -212,23 +215,8 @@ class _Running:
             steps=None if figures is None else figures.steps,
         )
 
-    def _remove_outputs(self, turn: Turn, folder: Path) -> None:
-        """What Axolotl wrote: as many models as there are runs."""
-        if not self.plan.keep_outputs:
-            for name in (*turn.arm.own_folders, *turn.arm.own_caches):
-                shutil.rmtree(folder / name.lower(), ignore_errors=True)
-
-    def _is_given_up(self, turn: Turn) -> bool:
-        earlier = [
-            self.state.runs[one.number]
-            for one in self.plan.turns()
-            if one.arm.name == turn.arm.name and self._is_done(one)
-        ]
-        failed = sum(run.status == "failed" for run in earlier)
-        return failed >= _MOST_FAILURES and not any(run.status == "done" for run in earlier)
-
     def _command(self, turn: Turn, folder: Path) -> tuple[list[str], dict[str, str]]:
-        arm, environment = turn.arm, launching.with_own_programs(self.environment)
+        arm, environment = turn.arm, with_own_programs(self.environment)
         own = {name: str(folder / name.lower()) for name in (*arm.own_folders, *arm.own_caches)}
         environment |= {name: own[name] for name in arm.own_caches}
         command = list(arm.command)
@@ -345,9 +333,3 @@ def _read_chosen(folder: Path) -> RunFigures:
         values={**found.values, late: None},
         reasons={**found.reasons, late: "another training of the same run came before"},
     )
-
-
-def _count_pairs(plan: Plan, state: State) -> int:
-    """Those that earlier sessions have begun: none of them is dropped for a smaller --pairs."""
-    rounds = -(-max(state.runs, default=0) // max(1, len(plan.arms)))
-    return max(0, rounds - plan.warmup)

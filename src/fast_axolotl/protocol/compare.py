@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol.figures import FIGURES, Figure, read_figures
-from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row
-from fast_axolotl.protocol.wording import find_missing
+from fast_axolotl.protocol.answer import find_missing
+from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row, read_figures
+from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import (
     PROTOCOL_FILE,
     Cell,
     Matrix,
-    MatrixRow,
     ProtocolResult,
 )
 
@@ -32,7 +31,6 @@ _APART = (
     "The runs of the two were not interleaved: whatever changed on the machine in between counts "
     "as a change."
 )
-_SHARES = frozenset(figure.name for figure in FIGURES if figure.unit == "share")
 _SINGLE = "A single run on one side cannot tell a change from noise."
 
 
@@ -92,7 +90,7 @@ class _Side:
 def parse_check(text: str) -> Limit:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
-    names = [figure.name for figure in FIGURES]
+    names = [figure.name for figure in MATRIX]
     if found is None:
         raise UsageError(
             f"cannot read the limit {text!r}; write 'tokens_per_second < 0.97' for a ratio, or "
@@ -101,7 +99,7 @@ def parse_check(text: str) -> Limit:
     name, sign, prefix, number = found.groups()
     if name not in names:
         raise UsageError(f"no figure is named {name!r}; there are {', '.join(names)}")
-    zeros = [figure.name for figure in FIGURES if figure.near_zero is not None]
+    zeros = [figure.name for figure in MATRIX if figure.near_zero is not None]
     if prefix and name not in zeros:
         raise UsageError(
             f"{name} is never near 0, so its limit is a ratio, without a sign; differences are "
@@ -161,8 +159,17 @@ def _arms_of(folder: Path, arm: str | None) -> Comparison:
 
 
 def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
-    chosen = arm or _last_common_arm(first, second)
-    sides = [_side(folder, chosen) for folder in (first, second)]
+    protocols = [path for path in (first, second) if (path / PROTOCOL_FILE).exists()]
+    if arm is None and len(protocols) == 2:
+        arms, others = (ProtocolResult.read(path).matrix.arms for path in protocols)
+        common = [name for name in arms if name in others]
+        if not common:
+            raise UsageError(
+                f"{first} has the arms {', '.join(arms)} and {second} has {', '.join(others)}: "
+                "none is in both"
+            )
+        arm = common[-1]
+    sides = [_read_side(folder, arm) for folder in (first, second)]
     broken = [side for side in sides if side.error]
     if broken and is_checked:
         raise DataError(
@@ -170,30 +177,28 @@ def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) 
             path=broken[0].name,
         )
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
-    rows = tuple(_compare_row(figure, *sides) for figure in FIGURES)
+    rows = []
+    for figure in MATRIX:
+        before, after = (side.values.get(figure.name, ()) for side in sides)
+        reasons = [side.reasons.get(figure.name, "it was not recorded") for side in sides]
+        if after:
+            cell = compare_values(figure, before, after, is_paired=False)
+        else:
+            cell = Cell(value=None, outcome="not compared", reason=reasons[1])
+        rows.append(make_row(figure, before, reasons[0], [cell]))
     runs = min(side.runs for side in sides)
     notes = [side.note for side in sides if side.note]
     notes.append(_APART if runs > 1 else _SINGLE)
     return Comparison(
         first=names[0],
         second=names[1],
-        matrix=Matrix(arms=names, rows=rows),
+        matrix=Matrix(arms=names, rows=tuple(rows)),
         alarms=tuple(side.alarm for side in sides if side.alarm),
         notes=tuple(notes),
     )
 
 
-def _compare_row(figure: Figure, first: _Side, second: _Side) -> MatrixRow:
-    before, after = (side.values.get(figure.name, ()) for side in (first, second))
-    reasons = [side.reasons.get(figure.name, "it was not recorded") for side in (first, second)]
-    if after:
-        cell = compare_values(figure, before, after, is_paired=False)
-    else:
-        cell = Cell(value=None, outcome="not compared", reason=reasons[1])
-    return make_row(figure, before, reasons[0], [cell])
-
-
-def _side(folder: Path, arm: str | None) -> _Side:
+def _read_side(folder: Path, arm: str | None) -> _Side:
     if not (folder / PROTOCOL_FILE).exists():
         run = read_figures(folder)
         values = {name: (value,) for name, value in run.values.items() if value is not None}
@@ -225,20 +230,6 @@ def _side(folder: Path, arm: str | None) -> _Side:
     )
 
 
-def _last_common_arm(first: Path, second: Path) -> str | None:
-    both = [folder for folder in (first, second) if (folder / PROTOCOL_FILE).exists()]
-    if len(both) < 2:
-        return None
-    arms, others = (ProtocolResult.read(folder).matrix.arms for folder in both)
-    common = [name for name in arms if name in others]
-    if not common:
-        raise UsageError(
-            f"{first} has the arms {', '.join(arms)} and {second} has {', '.join(others)}: "
-            "none is in both"
-        )
-    return common[-1]
-
-
 def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
     cell = find_cell(matrix, limit.name, arm)
     base = find_cell(matrix, limit.name, matrix.arms[0])
@@ -250,10 +241,12 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
                 f"--fail-if {limit.text!r} cannot be checked: {limit.name} was not measured in "
                 f"{name}: {one.reason}"
             )
-    value, low, high = _estimate(limit, cell)
+    value, low, high = cell.ratio, cell.low, cell.high
+    if limit.is_difference:
+        value, low, high = cell.difference, cell.difference_low, cell.difference_high
     if value is None:
         can_differ = not limit.is_difference and cell.difference is not None
-        example = "+0.02" if limit.name in _SHARES else "+1000000"
+        example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
         cure = f"; give a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(
             f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
@@ -275,12 +268,6 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
     if is_broken:
         return Check(limit=limit.text, is_broken=True, sentence=f"{limit.text}: FAILED: {interval}")
     return _passed(limit, interval)
-
-
-def _estimate(limit: Limit, cell: Cell) -> tuple[float | None, float | None, float | None]:
-    if limit.is_difference:
-        return cell.difference, cell.difference_low, cell.difference_high
-    return cell.ratio, cell.low, cell.high
 
 
 def _passed(limit: Limit, sentence: str) -> Check:
