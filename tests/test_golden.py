@@ -1,0 +1,573 @@
+"""What users see, against golden files: summaries, matrices, pages, live frames, help, messages.
+
+``golden/runs`` and ``golden/protocols`` are folders as they were recorded; they must stay readable.
+``golden/expected`` is what is said of them. ``support.golden`` tells how to write it anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fast_axolotl
+from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
+
+WIDTHS = (80, 160)
+
+
+@pytest.fixture(autouse=True)
+def in_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are named as they are from here, whatever the checkout is called."""
+    monkeypatch.chdir(GOLDEN / "runs")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_shown(name: str) -> None:
+    check(f"show/{name}.json", command("show", name, "--json").json())
+    for width in WIDTHS:
+        check(f"show/{name}-{width}.txt", command("show", name, width=width).out)
+
+
+def test_all_verdicts_are_among_the_runs() -> None:
+    found = set()
+    for path in (GOLDEN / "expected" / "show").glob("*.json"):
+        verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
+        found.add("/".join(filter(None, (verdict["kind"], verdict["subtype"]))))
+    kinds = {"swap", "io", "io/near", "compute", "mixed"}
+    kinds |= {f"data/{name}" for name in ("rate", "burst", "periodic")}
+    kinds |= {f"communication/{name}" for name in ("network", "skew")}
+    subtypes = ("short", "warming", "draining", "unseen", "contradiction")
+    assert found == kinds | {f"inconclusive/{name}" for name in subtypes}
+
+
+SHORT = ("compute-everything", "crashed-late", "data-one-rank-of-two", "inconclusive-unseen", "nan")
+
+
+def test_a_run_is_summed_up_on_one_screen() -> None:
+    check("short.txt", "\n".join(f"== {name}\n{short_summary(name)}" for name in SHORT))
+
+
+def read(folder: str | Path) -> tuple[Any, Any]:
+    """A record and its summary."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+
+    record = read_run(folder)
+    return record, summarise(record)
+
+
+def short_summary(folder: str) -> str:
+    from fast_axolotl.report.short_summary import show_short_summary
+
+    record, summary = read(folder)
+    with terminal(80) as (out, _):
+        show_short_summary(summary, record, file=out)
+    return plain(out.getvalue())
+
+
+MOMENTS = {
+    "compute-everything": 12.0,
+    "data-burst": 20.0,
+    "mixed-unseen-communication": 9.0,
+    "swap": 8.0,
+    "inconclusive-unseen": 5.0,
+    "inconclusive-warming": 0.0,
+}
+"""Seconds after which each run is looked at while it goes on."""
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_run_is_watched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_at(GOLDEN / "runs" / name, MOMENTS[name], tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    check(f"live/{name}.txt", "\n".join(f"== {what}\n{text}" for what, text in live_frames(name)))
+
+
+def cut_at(run: Path, moment: float, target: Path) -> None:
+    """A record as it was at a moment."""
+    target.mkdir()
+    for file in run.iterdir():
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line).get("t", 0.0) <= moment]
+        (target / file.name).write_text("".join(kept), encoding="utf-8")
+
+
+def live_frames(folder: str) -> Iterator[tuple[str, str]]:
+    from fast_axolotl.record.follower import ProtocolStage
+    from fast_axolotl.report.live_frame import make_frame
+    from fast_axolotl.report.live_layout import ViewState, lay_out
+    from fast_axolotl.report.live_wording import format_line, stage_parts
+
+    record, summary = read(folder)
+    stage = ProtocolStage(
+        run=3, arm="candidate", pair=0, planned_runs=6, planned_pairs=2, done=2, seconds_left=40.0
+    )
+    keys = (("p", "pause"), ("q", "quit"))
+    frames = {
+        "running": (make_frame(record, summary, title=folder), ViewState(keys=keys)),
+        "paused, without a step, in a protocol": (
+            make_frame(
+                record,
+                summary,
+                title=folder,
+                stepless_seconds=90.0,
+                window_seconds=3.0,
+                stage=stage_parts(stage),
+                log=["a line", "another"],
+            ),
+            ViewState(paused_seconds=7.0, keys=keys),
+        ),
+        "over": (
+            make_frame(record, summary, title=folder, is_over=True),
+            ViewState(ending="the run finished"),
+        ),
+    }
+    for what, (frame, state) in frames.items():
+        yield f"{what}, as a line", format_line(frame, ending=state.ending)
+        for width, height in ((60, 20), (120, None)):
+            lines = lay_out(frame, state, width=width, height=height)
+            text = "\n".join(line.plain.rstrip() for line in lines)
+            yield f"{what}, {width} columns, {height or 'all'} lines", text
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN / "protocols")
+    for width in WIDTHS:
+        check(f"protocol/{name}-{width}.txt", protocol_text(name, width))
+    check(f"protocol/{name}.md", protocol_text(name, as_markdown=True))
+    # What is printed as JSON is what was read, field by field.
+    found, known = (
+        json.loads(text)
+        for text in (protocol_text(name, as_json=True), Path(name, "protocol.json").read_text())
+    )
+    assert found == known
+
+
+def protocol_text(folder: str, width: int = 0, **form: bool) -> str:
+    from fast_axolotl.cli.protocol import print_protocol
+    from fast_axolotl.record.protocol_result import ProtocolResult
+
+    with terminal(width) as (out, _):
+        print_protocol(ProtocolResult.read(Path(folder)), **form)
+    return plain(out.getvalue())
+
+
+LIMIT = ("--fail-if", "tokens_per_second < 0.97")
+SAMPLES = ("--fail-if", "samples_per_second < 0.97")
+COMPARISONS = {
+    "runs": ("../runs/data-rate", "../runs/data-rate-device"),
+    "runs-single-limit": ("../runs/data-rate", "../runs/swap", "--single", *SAMPLES),
+    "runs-limit": ("../runs/data-rate", "../runs/data-rate-device", *LIMIT),
+    "one-protocol": ("three-arms",),
+    "one-protocol-limits": ("commands", *LIMIT, "--fail-if", "host_stall_fraction > +0.02"),
+    "two-protocols": ("commands", "commands-failing"),
+    "different-losses": ("single-pair",),
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_folders_are_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN / "protocols")
+    arguments = ("compare", *COMPARISONS[name])
+    for width in WIDTHS:
+        check(f"compare/{name}-{width}.txt", command(*arguments, width=width).text(arguments))
+    arguments += ("--markdown",)
+    check(f"compare/{name}.md", command(*arguments).text(arguments))
+    check(f"compare/{name}.json", command(*arguments[:-1], "--json").json())
+
+
+PAGES = {
+    "compute-everything": ("runs/compute-everything",),
+    "lively": ("runs/lively",),
+    "nan": ("runs/nan",),
+    "many-ranks": ("runs/mixed-unseen-communication",),
+    "two-runs": ("runs/by-the-meter", "runs/crashed-late"),
+    "three-arms": ("protocols/three-arms",),
+    "in-the-middle": ("protocols/in-the-middle", "runs/data-rate"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    monkeypatch.chdir(GOLDEN)
+    page, markdown = tmp_path / "page.html", tmp_path / "page.md"
+    done = command("report", *PAGES[name], "-o", str(page), "--markdown", str(markdown), "--json")
+    assert done.code == 0, done.err
+    words, charts = read_page(page.read_text(encoding="utf-8"))
+    check(f"report/{name}.txt", words)
+    check(f"report/{name}-charts.json", charts)
+    check(f"report/{name}.md", plain(markdown.read_text(encoding="utf-8")))
+    answer = done.json()
+    for file in answer["files"]:
+        file["path"], file["bytes"] = Path(file["path"]).name, "BYTES"
+    check(f"report/{name}-answer.json", answer)
+
+
+STREAM = {"streaming": True}
+AHEAD = {"streaming": True, "sample_packing": True, "dataset_use_rust_streaming": True}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "nothing known": {},
+    "no workers": {"num_workers": 0},
+    "a worker": {"num_workers": 1, "prefetch_factor": 2},
+    "deep queue, kept workers": {
+        "num_workers": 2,
+        "prefetch_factor": 256,
+        "persistent_workers": True,
+    },
+    "full cores": {"num_workers": 8, "prefetch_factor": 2},
+    "dispatcher": {"num_workers": 8, "prefetch_factor": 2, "dispatcher": True},
+    "two shards": {"num_workers": 2, "prefetch_factor": 2, "num_shards": 2},
+    "stream": {"num_workers": 1, "prefetch_factor": 2, "config": STREAM},
+    "packed stream": {"num_workers": 0, "config": {**STREAM, "sample_packing": True}},
+    "stream made ahead": {"num_workers": 8, "config": AHEAD},
+    "flash attention": {"config": {"attn_implementation": "flash_attention_2"}},
+}
+SOURCES = ("loop", "transformers", "lightning", "axolotl")
+ADVISED = (
+    "communication-network",
+    "communication-skew",
+    "compute-everything",
+    "data-burst",
+    "data-periodic",
+    "data-periodic with epochs",
+    "data-periodic with shards",
+    "data-rate",
+    "inconclusive-contradiction",
+    "io",
+    "swap",
+)
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_what_is_advised_fits_the_trainer_and_its_settings(name: str, tmp_path: Path) -> None:
+    run, _, marks = name.partition(" with ")
+    advice: dict[str, list[str]] = {}
+    for source in SOURCES:
+        for label, settings in SETTINGS.items():
+            folder = tmp_path / f"{source} {label}"
+            alter(GOLDEN / "runs" / run, folder, source, settings, marks.removesuffix("s"))
+            action = read(folder)[1].verdict.action
+            advice.setdefault(action, []).append(f"{source}, {label}")
+    check(f"advice/{name.replace(' ', '-')}.json", advice)
+
+
+def alter(run: Path, target: Path, source: str, settings: dict[str, Any], mark: str) -> None:
+    """The same record of another trainer with other settings; marks where it waits."""
+    target.mkdir()
+    for file in run.iterdir():
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in [*lines]:
+            if line["kind"] == "start":
+                line["source"] = source
+            if line["kind"] == "settings":
+                kept = {"gradient_accumulation": line["values"].get("gradient_accumulation", 1)}
+                line["values"] = {**kept, **settings}
+            if mark:
+                slow = [one["fetch"] for one in line.get("slow", ()) if one["seconds"] > 0.1]
+                new = {"kind": "mark", "t": line.get("t"), "name": mark}
+                lines += [{**new, "fetch": fetch} for fetch in slow]
+        (target / file.name).write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+
+
+def commands_of(app: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, inner in getattr(app, "commands", {}).items():
+        yield from commands_of(inner, (*path, name))
+
+
+def test_the_help_of_every_command() -> None:
+    wanted = "0.25."
+    if not version("typer").startswith(wanted):
+        pytest.skip(f"the help is of typer {wanted}x, and draws itself anew in others")
+    app = importlib.import_module("typer.main").get_command(
+        importlib.import_module("fast_axolotl.cli").app
+    )
+    texts: dict[bool, list[str]] = {False: [], True: []}
+    for path in commands_of(app):
+        arguments = (*path, "--help")
+        texts["bench" in path].append(command(*arguments).text(arguments))
+    check("help.txt", "\n".join(texts[False]))
+    check("help-bench.txt", "\n".join(texts[True]))
+
+
+def test_the_status_with_axolotl() -> None:
+    try:
+        found = version("axolotl")
+    except PackageNotFoundError:
+        found = "none"
+    if found != "0.19.0":
+        pytest.skip(f"the status is that with Axolotl 0.19.0, and here is {found}")
+    check("status.json", {**command("status", "--json").json(), "axolotl": "VERSION"})
+    check("status.txt", command("status").out.replace(found, "VERSION"))
+
+
+CLASSES = {
+    "fast_axolotl.integrations.axolotl": "FastAxolotlPlugin",
+    "fast_axolotl.integrations.lightning_meter": "MeterCallback",
+    "fast_axolotl.integrations.torch": "TorchDataset",
+    "fast_axolotl.integrations.torch_meter": "watch_torch",
+    "fast_axolotl.integrations.transformers_meter": "MeterCallback",
+}
+"""What the documentation has users import, by module."""
+
+
+def test_what_trainers_import_is_where_it_was_with_the_same_parameters() -> None:
+    # Read and not imported: that would take longer than all other tests of this file.
+    check("integrations.json", {f"{at}.{name}": members(at, name) for at, name in CLASSES.items()})
+
+
+def members(module: str, name: str) -> Any:
+    """The public methods of a class with their parameters, or those of a function."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    assert re.search(rf"\b{name}\b", text), f"{module} has no {name} any more"
+    tree = ast.parse(text)
+    for node in tree.body:
+        if getattr(node, "name", "") == name:
+            if isinstance(node, ast.FunctionDef):
+                return ast.unparse(node.args)
+            return {
+                item.name: ast.unparse(item.args)
+                for item in node.body  # type: ignore[attr-defined]
+                if isinstance(item, ast.FunctionDef)
+                if item.name == "__init__" or not item.name.startswith("_")
+            }
+    # Named here, and defined in a module that is imported from here.
+    homes = re.findall(r"fast_axolotl(?:\.\w+)+", text)
+    for home in sorted(set(homes) - {module}):
+        file = Path(fast_axolotl.__file__).parents[1].joinpath(*home.split(".")).with_suffix(".py")
+        if file.exists() and re.search(rf"^(class|def) {name}\b", file.read_text("utf-8"), re.M):
+            return members(home, name)
+    pytest.fail(f"{module}.{name} is not defined in any module that it names")
+
+
+def make_files(folder: Path) -> None:
+    """Data of every kind that cannot be read, and some that can."""
+    texts = {
+        "rows.jsonl": '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1, "text": "a"}\n',
+        "broken.jsonl": '{"id": 1}\n{broken\n',
+        "array.jsonl": "[1, 2]\n",
+        "conflict.jsonl": '{"id": 1}\n{"id": "one"}\n',
+        "broken.csv": "a,b\n1,2\n3\n",
+        "broken.json": '[{"a": 1}, {"a": ',
+        "field.json": '{"version": 1, "rows": [{"a": 1}]}',
+        "cut.parquet": "PAR1",
+        "unknown.xyz": "?",
+        "empty.jsonl": "",
+        "config.yml": "base_model: x\n",
+        "page.html": "mine",
+        "record/rank-0.jsonl": "",
+        "later/rank-0.jsonl": '{"kind":"start","schema":9,"time":0.0,"pid":1,"host":"h",'
+        '"version":"9"}\n',
+        "protocol/protocol.json": "{",
+        "nothing/x": "",
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
+    shutil.copytree(GOLDEN / "protocols" / "three-arms", folder / "three-arms")
+    shutil.copytree(GOLDEN / "runs" / "data-rate", folder / "run")
+
+
+MISTAKES = """
+read
+read absent.parquet
+read absent/*.jsonl
+read broken.jsonl
+read broken.jsonl --on-error skip --head 5
+read array.jsonl
+read conflict.jsonl
+read broken.csv
+read broken.json
+read field.json --json-field rows --head 1
+read field.json --json-field none
+read latin.jsonl
+read cut.parquet
+read empty.jsonl --head 1
+read nothing
+read rows.jsonl --head 0
+read rows.jsonl --head 2
+read rows.jsonl --shard 3
+read rows.jsonl --shard 8/8
+read rows.jsonl --batch-size 0
+read rows.jsonl --memory-budget much
+read rows.jsonl --memory-budget 1MB
+read rows.jsonl --format excel
+read rows.jsonl --columns id,id
+read rows.jsonl --columns id,other
+read rows.jsonl --split train --head 1
+read rows.jsonl --infer never
+read rows.jsonl --num-threads -1
+dedupe rows.jsonl
+dedupe rows.jsonl -o rows.jsonl
+dedupe rows.jsonl -o page.html
+dedupe rows.jsonl -o out.jsonl --columns other
+dedupe rows.jsonl -o page.html --overwrite
+dedupe absent.jsonl -o out.jsonl
+dedupe broken.jsonl -o out.jsonl
+run
+run --output x -- true
+run --skip nonsense -- true
+run --measure --output run -- true
+run --measure --output three-arms -- true
+run --measure --output rows.jsonl -- true
+run -- no-such-program
+watch
+watch nowhere
+watch run --output x
+watch nothing --seconds 0.1
+show
+show nowhere
+show nothing
+show rows.jsonl
+show record
+show later
+show three-arms
+protocol
+protocol --baseline a
+protocol config.yml --baseline a
+protocol --baseline a --candidate b --steps 1
+protocol absent.yml
+protocol --baseline a --candidate b --pairs 0
+protocol config.yml --pin x
+protocol config.yml --steps x
+compare run
+compare run nowhere
+compare protocol
+compare three-arms --arm other
+compare three-arms --fail-if nonsense
+compare three-arms --fail-if 'unknown_figure < 1'
+compare three-arms --fail-if 'mfu < 0.9'
+compare three-arms --fail-if 'swap_in_bytes_per_second > 2'
+report
+report nowhere
+report nothing
+report three-arms three-arms
+report run -o page.html
+report run -o page.html --markdown page.html
+report run -o new.html --markdown new.html
+report run -o nothing
+report run --markdown config.yml
+report run --png config.yml
+nonsense
+--nonsense
+--version
+""".strip().splitlines()
+
+
+def test_every_mistake_has_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    texts = []
+    for line in MISTAKES:
+        arguments = shlex.split(line)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = command(*arguments)
+        text = done.text([line]).replace(str(Path(sys.executable).parent), "BIN")
+        texts.append(re.sub(r"(cannot be decoded) \(.*\)", r"\1 (BY PYARROW)", text))
+        new = sorted({path.name for path in tmp_path.iterdir()} - set(before))
+        texts[-1] += f"[new: {', '.join(new)}]\n" if new else ""
+    check("mistakes.txt", "\n".join(texts))
+
+
+WORK = """
+read rows.jsonl
+read rows.jsonl conflict.jsonl --on-conflict json
+read broken.jsonl --on-error skip
+read rows.jsonl --json
+dedupe rows.jsonl -o unique.jsonl
+dedupe rows.jsonl -o unique.jsonl --overwrite --json
+""".strip().splitlines()
+
+
+def test_what_reading_and_deduplicating_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(command(*shlex.split(line)).text([line]) for line in WORK)
+    # Times, rates and sizes are of this machine.
+    text = re.sub(r"[\d,.]+ (ms|s|MB|rows/s)\b", "N", text)
+    text = re.sub(r"(rows/s\s+|(?:second|bytes|set)\w*\"?:\s+)[\d,.e-]+", r"\1N", text)
+    check("work.txt", text)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "pad: side": lambda fa: fa.pad_sequences([[1]], padding_side="top"),
+    "pad: negative length": lambda fa: fa.pad_sequences([[1]], -1),
+    "pad: negative multiple": lambda fa: fa.pad_sequences([[1]], pad_to_multiple_of=-4),
+    "pad: no integer": lambda fa: fa.pad_sequences([[1]], pad_to_multiple_of=0.5),
+    "pad: output": lambda fa: fa.pad_sequences([[1]], output="pandas"),
+    "pad: dtype": lambda fa: fa.pad_sequences([[1]], output="numpy", dtype="int8"),
+    "pad: too_long": lambda fa: fa.pad_sequences([[1]], too_long="ignore"),
+    "pad: too long": lambda fa: fa.pad_sequences([[1], [1, 2, 3]], 2, too_long="error"),
+    "pad: a float": lambda fa: fa.pad_sequences([[5], [6, 7, 0.5]]),
+    "pad: text": lambda fa: fa.pad_sequences(["ab"]),
+    "pad: no sequence": lambda fa: fa.pad_sequences([1, 2]),
+    "pad: large": lambda fa: fa.pad_sequences([[2**40]], output="numpy", dtype="int32"),
+    "mask: negative": lambda fa: fa.create_padding_mask(-1, 3),
+    "mask: output": lambda fa: fa.create_padding_mask(1, 3, output="pandas"),
+    "pack: no place": lambda fa: fa.pack_sequences([], 0, 0, 1),
+    "pack: no room": lambda fa: fa.pack_sequences([[2], [2, 3, 4, 5, 6]], 6, 0, 1),
+    "pack: too_long": lambda fa: fa.pack_sequences([[5]], 8, 0, 1, too_long="ignore"),
+    "pack: threads": lambda fa: fa.pack_sequences([[5]], 8, 0, 1, num_threads=-1),
+    "concatenate: counts": lambda fa: fa.concatenate_and_pack([[5], [6]], [[5]], [[1], [1]], 4, 0),
+    "concatenate: lengths": lambda fa: fa.concatenate_and_pack(
+        [[5], [6, 7]], [[5], [6]], [[1], [1, 1]], 4, 0
+    ),
+    "plan: method": lambda fa: fa.plan_packs([1], 10, method="worst_fit"),
+    "plan: capacity": lambda fa: fa.plan_packs([1], 0),
+    "plan: negative length": lambda fa: fa.plan_packs([1, -1], 10),
+    "plan: max_rows": lambda fa: fa.plan_packs([1], 10, max_rows=-1),
+    "plan: a float": lambda fa: fa.plan_packs([1.5], 10),
+    "hash: one string": lambda fa: fa.parallel_hash_rows("ab"),
+    "hash: a number": lambda fa: fa.parallel_hash_rows(["a", 1]),
+    "hash: surrogate": lambda fa: fa.parallel_hash_rows(["a", "xy\ud800"]),
+    "hash: threads": lambda fa: fa.parallel_hash_rows(["a"], num_threads=-1),
+    "unique: no table": lambda fa: fa.unique_rows([1]),
+    "dedupe: no inputs": lambda fa: fa.dedupe_files([], "out.jsonl"),
+    "dedupe: same file": lambda fa: fa.dedupe_files("rows.jsonl", "rows.jsonl"),
+    "open: nothing": lambda fa: fa.open_dataset([]),
+    "open: format": lambda fa: fa.open_dataset("rows.jsonl", format="excel"),
+    "open: shard": lambda fa: fa.open_dataset("rows.jsonl", shard=(2, 2)),
+    "open: on_error": lambda fa: fa.open_dataset("rows.jsonl", on_error="ignore"),
+    "open: batch_size": lambda fa: fa.open_dataset("rows.jsonl", batch_size=0),
+    "open: epoch": lambda fa: fa.open_dataset("rows.jsonl", epoch=-1),
+    "open: columns": lambda fa: fa.open_dataset("rows.jsonl", columns=["none"]).schema,
+    "open: absent": lambda fa: next(iter(fa.open_dataset("absent.jsonl"))),
+    "open: state": lambda fa: fa.open_dataset("rows.jsonl").load_state_dict({"x": 1}),
+    "stream: absent": lambda fa: next(fa.streaming_dataset_reader("absent.parquet")),
+    "measure: accumulation": lambda fa: fa.measure("new", accumulation=0),
+    "no such name": lambda fa: fa.no_such_name,
+}
+
+
+def test_every_wrong_call_has_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    check("calls.json", {name: describe_error(call) for name, call in CALLS.items()})
+
+
+def describe_error(call: Callable[[Any], Any]) -> str:
+    try:
+        found = call(fast_axolotl)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is written down
+        return f"{type(error).__name__}: {error}".replace(str(Path.cwd()), "HERE")
+    return f"no error, a {type(found).__name__}"
