@@ -55,7 +55,7 @@ LAYERS = {
     "collate": {"errors", "kernels", "sequences"},
     "streaming": {"errors", "reading", "root"},
     "measure": {"_version", "errors", "record", "system"},
-    "protocol": {"errors", "record", "measure"},
+    "protocol": {"errors", "system", "record", "measure"},
     "report": {"errors", "record"},
     "integrations": EVERYTHING - {"protocol", "report", "bench"},
     "bench": ROWS | {"errors", "kernels", "record", "measure", "protocol", "integrations", "root"},

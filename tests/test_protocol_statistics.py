@@ -15,7 +15,7 @@ from fast_axolotl.protocol.statistics import (
     unpaired_difference,
     unpaired_ratio,
 )
-from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.catalogue import FIGURES, Figure
 
 SPEED, STALL, STEP = (
     FIGURES[name] for name in ("tokens_per_second", "host_stall_fraction", "step_p50_seconds")
@@ -82,9 +82,9 @@ def test_identical_values_are_no_change() -> None:
 
 @pytest.mark.parametrize(("better", "outcome"), [("higher", "better"), ("lower", "worse")])
 def test_a_direction_makes_a_change_better_or_worse(better: str, outcome: str) -> None:
-    figure = Figure(name="x", label="", unit="", better=better)  # type: ignore[arg-type]
+    figure = Figure("x", "", "", better, "")  # type: ignore[arg-type]
     assert compare_values(figure, [100, 101, 99], [120, 121, 119]).outcome == outcome
-    neutral = Figure(name="x", label="", unit="", better="")
+    neutral = Figure("x", "", "", "", "")
     assert compare_values(neutral, [100, 101, 99], [120, 121, 119]).outcome == "changed"
 
 

@@ -85,10 +85,10 @@ def sum_up(record: RunRecord) -> RunFigures:
         else:
             value = getattr(summary, name)
             reason = summary.reasons.get(name, "it was not recorded")
-        is_known = value is not None and math.isfinite(value)
-        values[name] = value if is_known else None
-        if not is_known:
-            reasons[name] = reason
+        if value is not None and math.isfinite(value):
+            values[name] = float(value)
+        else:
+            values[name], reasons[name] = None, reason
     losses = tuple(line.values["loss"] for line in record.find_losses())
     return RunFigures(summary=summary, values=values, reasons=reasons, losses=losses)
 
