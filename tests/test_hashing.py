@@ -382,8 +382,7 @@ def test_the_kernel_knows_the_constants_of_the_standard() -> None:
 def test_the_lanes_fit_the_processor(features: dict[str, bool], lanes: int, longest: int) -> None:
     from fast_axolotl.kernels import sha256
 
-    assert sha256._lane_count(features) == lanes
-    assert sha256._longest_bytes(features, lanes) == longest
+    assert sha256.lane_settings(features) == (lanes, longest)
 
 
 def test_few_rows_load_no_compiler() -> None:

@@ -45,15 +45,31 @@ def first_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int
     for start in range(0, values.size, group_size):
         group = values[start : start + group_size]
         most = _most_packs(group, capacity, max_rows)
-        first = _first_leaf(most)
+        leaves = 1
+        while leaves < most:
+            leaves *= _FANOUT
+        first = leaves // (_FANOUT - 1)  # where the lowest level begins; the root is node 0
         if rows.size < most:
             tree, rows = np.empty(_FANOUT * first + 1, np.int64), np.empty(most, np.int64)
-        _clear(tree, first, most, capacity)
+        # All space is free, in each level no further than the packs can come.
+        level, width = first, most
+        while level:
+            width = (width + _FANOUT - 1) // _FANOUT
+            tree[level : level + _FANOUT * width] = capacity
+            level = (level - 1) // _FANOUT
+        tree[0] = capacity
         opened = 0
         for index in range(group.size):
             length = group[index]
-            # A pack not yet opened is a leaf with all its space free: every search finds one.
-            pack = opened if length > capacity else _leaf_with(tree, first, length) - first
+            pack = opened
+            if length <= capacity:
+                # A pack not yet opened is a leaf with all its space free: every search finds one.
+                node = 0
+                while node < first:
+                    node = _FANOUT * node + 1
+                    while tree[node] < length:
+                        node += 1
+                pack = node - first
             if pack == opened:
                 rows[pack] = 0
                 opened += 1
@@ -167,37 +183,6 @@ def _most_packs(group: Any, capacity: int, max_rows: int) -> int:
             total += length
     most: int = min(group.size, 2 * (total // capacity) + 2 + long + group.size // max_rows)
     return most
-
-
-@jit.inlined
-def _first_leaf(most: int) -> int:
-    """Where the lowest level begins in a tree with so many leaves: node 0 is the root of all."""
-    leaves = 1
-    while leaves < most:
-        leaves *= _FANOUT
-    return leaves // (_FANOUT - 1)
-
-
-@jit.inlined
-def _clear(tree: Any, first: int, most: int, capacity: int) -> None:
-    """Makes all space free, in each level no further than the packs can come."""
-    width = most
-    while first:
-        width = (width + _FANOUT - 1) // _FANOUT
-        tree[first : first + _FANOUT * width] = capacity
-        first = (first - 1) // _FANOUT
-    tree[0] = capacity
-
-
-@jit.inlined
-def _leaf_with(tree: Any, first: int, length: int) -> int:
-    """The first leaf with so much space; there is one."""
-    node = 0
-    while node < first:
-        node = _FANOUT * node + 1
-        while tree[node] < length:
-            node += 1
-    return node
 
 
 @jit.inlined

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-def _array(dtype: Any, ndim: int = 1, *, readonly: bool = True) -> Any:
-    return types.Array(dtype, ndim, "C", readonly=readonly)
+def _array(dtype: Any, *, readonly: bool = True) -> Any:
+    return types.Array(dtype, 1, "C", readonly=readonly)
 
 
 BYTES, MUTABLE_BYTES = _array(types.uint8), _array(types.uint8, readonly=False)
@@ -82,16 +82,12 @@ class Kernel:
         """Compile, or load what was compiled before; does nothing the second time."""
         with self._lock:
             if self._compiled is None:
-                self._compiled = self._cached() or self._dispatcher(cache=False)
+                try:
+                    self._compiled = self._dispatcher(cache=True)
+                    self.is_kept = True
+                except (OSError, RuntimeError):
+                    self._compiled = self._dispatcher(cache=False)
             return self._compiled
-
-    def _cached(self) -> Any:
-        try:
-            dispatcher = self._dispatcher(cache=True)
-        except (OSError, RuntimeError):
-            return None
-        self.is_kept = True
-        return dispatcher
 
     def _dispatcher(self, *, cache: bool) -> Any:
         dispatcher = numba.njit(cache=cache, **_OPTIONS)(self._function)

@@ -19,6 +19,7 @@ half seconds of compilation, once.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +37,6 @@ from fast_axolotl.kernels.jit import (
     MUTABLE_INT64,
     MUTABLE_UINT32,
     UINT64,
-    inlined,
     kernel,
 )
 
@@ -49,25 +49,19 @@ WideArray: TypeAlias = npt.NDArray[np.uint64]
 FlagArray: TypeAlias = npt.NDArray[np.bool_]
 
 
-def _lane_count(features: dict[str, bool]) -> int:
-    """Words in the widest register: twice as many spill, half as many leave it half empty."""
-    if features.get("avx512f"):
-        return 16
-    return 8 if features.get("avx2") else 4
+def lane_settings(features: dict[str, bool]) -> tuple[int, int]:
+    """How many lanes fit a processor, and the longest row in bytes that is quicker in them.
 
-
-def _longest_bytes(features: dict[str, bool], lanes: int) -> int:
-    """The longest row that is quicker here than in hashlib, on one thread each.
-
-    Narrow lanes lose to the processor's own SHA instructions where hashlib's cost per call, 0.3 µs,
-    no longer counts. Otherwise the limit is what one last row may cost alone, 0.1 ms.
+    As many lanes as the widest register has words: twice as many spill, half as many leave it half
+    empty. Narrow lanes lose to the processor's own SHA instructions where hashlib's cost per call,
+    0.3 µs, no longer counts. Otherwise the limit is what one last row may cost alone, 0.1 ms.
     """
+    lanes = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
     has_instructions = features.get("sha") or features.get("sha2")
-    return 2048 if has_instructions and lanes < 16 else 16384
+    return lanes, 2048 if has_instructions and lanes < 16 else 16384
 
 
-LANES = _lane_count(binding.get_host_cpu_features())
-LONGEST_BYTES = _longest_bytes(binding.get_host_cpu_features(), LANES)
+LANES, LONGEST_BYTES = lane_settings(binding.get_host_cpu_features())
 
 _BLOCK = 64
 _WORDS = 16
@@ -83,16 +77,15 @@ in the cache. So many rows at once are more than the processor follows by itself
 
 def _root_bits(count: int, power: int) -> tuple[int, ...]:
     """The first 32 fractional bits of the roots of the first primes: SHA-256's constants."""
-    primes = [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))]
-    return tuple(_root(prime << 32 * power, power) & 0xFFFFFFFF for prime in primes[:count])
-
-
-def _root(value: int, power: int) -> int:
-    low, high = 0, 1 << 37
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle**power <= value else (low, middle)
-    return low
+    roots = []
+    for prime in [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))][:count]:
+        low, high = 0, 1 << 37
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_below = middle**power <= prime << 32 * power
+            low, high = (middle, high) if is_below else (low, middle)
+        roots.append(low & 0xFFFFFFFF)
+    return tuple(roots)
 
 
 _ROUND_CONSTANTS = _root_bits(64, power=3)
@@ -114,15 +107,48 @@ def hash_rows(
     lefts = np.full(LANES, _DONE)
     following = start
     while True:
+        is_idle = True
         for lane in range(LANES):
             if lefts[lane] == _DONE:
-                if rows[lane] >= 0:
-                    _write_digest(states, lane, digests, rows[lane])
-                following = _next_row(offsets, following, stop, longest)
-                rows[lane] = following
-                lefts[lane] = _begin(states, lane, offsets, following, stop)
+                row = rows[lane]
+                if row >= 0:
+                    for index in range(8):
+                        word = states[index * LANES + lane]
+                        word = ((word & 0x00FF00FF) << 8) | ((word >> 8) & 0x00FF00FF)
+                        digests[8 * row + index] = (word << 16) | (word >> 16)
+                while following < stop and offsets[following + 1] - offsets[following] > longest:
+                    following += 1
+                rows[lane], lefts[lane] = following, _IDLE
+                if following < stop:
+                    lefts[lane] = offsets[following + 1] - offsets[following]
+                    for index in range(8):
+                        states[index * LANES + lane] = _FIRST_STATE[index]
                 following += 1
-        if not _load_blocks(blocks, rows, lefts, data, offsets):
+            left = lefts[lane]
+            if left == _IDLE:
+                continue
+            is_idle = False
+            block, end = lane * _BLOCK, offsets[rows[lane] + 1]
+            at = end - left
+            if at + _BLOCK <= data.size:
+                _copy_block(blocks, block, data, at, min(left, _BLOCK))
+            else:
+                for index in range(_BLOCK):
+                    blocks[block + index] = data[at + index] if index < left else 0
+            if left >= _BLOCK:
+                lefts[lane] = left - _BLOCK
+                continue
+            # A row's bytes end with a 1 bit, and its last block with their number in bits.
+            if left != _ONLY_LENGTH:
+                blocks[block + left] = 0x80
+            if left >= _LENGTH_AT:
+                lefts[lane] = _ONLY_LENGTH
+                continue
+            num_bits = 8 * (end - offsets[rows[lane]])
+            for index in range(8):
+                blocks[block + _LENGTH_AT + index] = (num_bits >> (56 - 8 * index)) & 0xFF
+            lefts[lane] = _DONE
+        if is_idle:
             return
         _compress(states, blocks)
 
@@ -144,81 +170,16 @@ def mark_first(digests: WideArray, table: IntArray, is_first: FlagArray) -> None
     last_slot = np.uint64(table.size - 1)
     for row in range(is_first.size):
         slot = digests[4 * row] & last_slot
-        while table[slot] >= 0 and not _are_equal(digests, row, table[slot]):
+        while table[slot] >= 0:
+            difference = np.uint64(0)
+            for index in range(4):
+                difference |= digests[4 * row + index] ^ digests[4 * table[slot] + index]
+            if difference == 0:
+                break
             slot = (slot + np.uint64(1)) & last_slot
         if table[slot] < 0:
             table[slot] = row
             is_first[row] = True
-
-
-@inlined
-def _are_equal(digests: WideArray, one: int, other: int) -> bool:
-    difference = np.uint64(0)
-    for index in range(4):
-        difference |= digests[4 * one + index] ^ digests[4 * other + index]
-    return not difference
-
-
-@inlined
-def _next_row(offsets: IntArray, row: int, stop: int, longest: int) -> int:
-    while row < stop and offsets[row + 1] - offsets[row] > longest:
-        row += 1
-    return row
-
-
-@inlined
-def _begin(states: WordArray, lane: int, offsets: IntArray, row: int, stop: int) -> Any:
-    """Prepares a lane for a row, if there is one; what is left of it."""
-    if row >= stop:
-        return _IDLE
-    for index in range(8):
-        states[index * LANES + lane] = _FIRST_STATE[index]
-    return offsets[row + 1] - offsets[row]
-
-
-@inlined
-def _write_digest(states: WordArray, lane: int, digests: WordArray, row: int) -> None:
-    for index in range(8):
-        word = states[index * LANES + lane]
-        word = ((word & 0x00FF00FF) << 8) | ((word >> 8) & 0x00FF00FF)
-        digests[8 * row + index] = (word << 16) | (word >> 16)
-
-
-@inlined
-def _load_blocks(
-    blocks: ByteArray, rows: IntArray, lefts: IntArray, data: ByteArray, offsets: IntArray
-) -> bool:
-    """Puts the next block of every row into its lane; whether there was any."""
-    found = False
-    for lane in range(LANES):
-        left = lefts[lane]
-        if left == _IDLE:
-            continue
-        found = True
-        first, stop = lane * _BLOCK, offsets[rows[lane] + 1]
-        at = stop - left
-        if at + _BLOCK <= data.size:
-            _copy_block(blocks, first, data, at, min(left, _BLOCK))
-        else:
-            for index in range(_BLOCK):
-                blocks[first + index] = data[at + index] if index < left else 0
-        if left < _BLOCK:
-            lefts[lane] = _pad(blocks, first, left, stop - offsets[rows[lane]])
-        else:
-            lefts[lane] = left - _BLOCK
-    return found
-
-
-@inlined
-def _pad(blocks: ByteArray, first: int, left: int, length: int) -> int:
-    """Ends the row's bytes with a 1 bit, and its last block with their number in bits."""
-    if left != _ONLY_LENGTH:
-        blocks[first + left] = 0x80
-        if left >= _LENGTH_AT:
-            return _ONLY_LENGTH
-    for index in range(8):
-        blocks[first + _LENGTH_AT + index] = ((length * 8) >> (56 - 8 * index)) & 0xFF
-    return _DONE
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -226,42 +187,25 @@ def _copy_block(typing: Any, blocks: Any, to: Any, data: Any, at: Any, count: An
     """Copies a block to byte ``to`` from byte ``at``; those after the first ``count`` are zeros."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), _BLOCK)
+        byte, number = ir.IntType(8), ir.IntType(32)
+        vector = ir.VectorType(byte, _BLOCK)
         target, source = (_array_data(context, builder, signature, arguments, n) for n in (0, 2))
-        _prefetch(builder, source, builder.add(arguments[3], ir.IntType(64)(_PREFETCH_BYTES)))
+        # Asking for memory is no access: an address outside the data is ignored.
+        kind = ir.FunctionType(ir.VoidType(), [source.type, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        ahead = builder.gep(source, [builder.add(arguments[3], ir.IntType(64)(_PREFETCH_BYTES))])
+        builder.call(prefetch, [ahead, number(0), number(3), number(1)])
         loaded = builder.load(_vector_at(builder, source, arguments[3], vector), align=1)
-        limit = builder.trunc(arguments[4], ir.IntType(8))
-        kept = builder.icmp_signed("<", vector(list(range(_BLOCK))), _repeated(builder, limit))
+        limit = builder.trunc(arguments[4], byte)
+        single = builder.insert_element(ir.Constant(vector, ir.Undefined), limit, number(0))
+        zeros = ir.VectorType(number, _BLOCK)([0] * _BLOCK)
+        limits = builder.shuffle_vector(single, single, zeros)
+        kept = builder.icmp_signed("<", vector(list(range(_BLOCK))), limits)
         masked = builder.select(kept, loaded, vector([0] * _BLOCK))
         builder.store(masked, _vector_at(builder, target, arguments[1], vector), align=1)
         return context.get_dummy_value()
 
     return types.void(blocks, to, data, at, count), generate
-
-
-def _array_data(
-    context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any, index: int
-) -> Any:
-    return context.make_array(signature.args[index])(context, builder, arguments[index]).data
-
-
-def _vector_at(builder: ir.IRBuilder, base: Any, at: Any, vector: ir.VectorType) -> Any:
-    return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
-
-
-def _repeated(builder: ir.IRBuilder, value: Any) -> Any:
-    empty = ir.Constant(ir.VectorType(value.type, _BLOCK), ir.Undefined)
-    single = builder.insert_element(empty, value, ir.IntType(32)(0))
-    zeros = ir.VectorType(ir.IntType(32), _BLOCK)([0] * _BLOCK)
-    return builder.shuffle_vector(single, single, zeros)
-
-
-def _prefetch(builder: ir.IRBuilder, base: Any, at: Any) -> None:
-    """Asks for memory, which is no access: an address outside the data is ignored."""
-    number = ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [base.type, number, number, number])
-    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(function, [builder.gep(base, [at]), number(0), number(3), number(1)])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -289,55 +233,67 @@ def _compress(typing: Any, states: Any, blocks: Any) -> Any:
     """Takes the states, 8 words by ``LANES``, over the blocks, ``LANES`` by 64 bytes."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _rounds(builder, *(_array_data(context, builder, signature, arguments, n) for n in (0, 1)))
+        words, lanes = (_array_data(context, builder, signature, arguments, n) for n in (0, 1))
+        index_type = ir.IntType(32)
+        parts, half = _WORDS // LANES, LANES // 2
+        # Words are big-endian, so the bytes of each are swapped.
+        swap = ir.VectorType(index_type, 4 * LANES)([index ^ 3 for index in range(4 * LANES)])
+        loaded = []
+        for pointer in _vectors(builder, lanes, LANES * parts):
+            value = builder.load(pointer, align=1)
+            single = builder.bitcast(value, ir.VectorType(ir.IntType(8), 4 * LANES))
+            loaded.append(builder.bitcast(builder.shuffle_vector(single, single, swap), value.type))
+        # The words of a lane lie side by side. They become vectors over the lanes by turning
+        # squares of words about their diagonal: a perfect shuffle of a square's rows, log2 times.
+        masks = [
+            ir.VectorType(index_type, LANES)(
+                [first + index // 2 + LANES * (index % 2) for index in range(LANES)]
+            )
+            for first in (0, half)
+        ]
+        schedule: list[Any] = []
+        for part in range(parts):
+            square = loaded[part::parts]
+            for _ in range(LANES.bit_length() - 1):
+                square = [
+                    builder.shuffle_vector(square[index], square[index + half], mask)
+                    for index in range(half)
+                    for mask in masks
+                ]
+            schedule += square
+        pointers = _vectors(builder, words, 8)
+        before = [builder.load(pointer, align=4) for pointer in pointers]
+        a, b, c, d, e, f, g, h = before
+        for index, constant in enumerate(_ROUND_CONSTANTS):
+            if index >= _WORDS:  # Not all beforehand: 64 words do not fit the registers.
+                early = builder.add(schedule[-16], _mixed(builder, schedule[-15], 7, 18, shift=3))
+                late = builder.add(schedule[-7], _mixed(builder, schedule[-2], 17, 19, shift=10))
+                schedule.append(builder.add(early, late))
+            chosen = builder.xor(g, builder.and_(e, builder.xor(f, g)))
+            majority = builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
+            t1 = builder.add(schedule[index], a.type([constant] * LANES))
+            t1 = builder.add(builder.add(t1, h), chosen)
+            t1 = builder.add(t1, _mixed(builder, e, 6, 11, 25))
+            t2 = builder.add(_mixed(builder, a, 2, 13, 22), majority)
+            a, b, c, d, e, f, g, h = builder.add(t1, t2), a, b, c, builder.add(d, t1), e, f, g
+        for pointer, old, new in zip(pointers, before, (a, b, c, d, e, f, g, h), strict=True):
+            builder.store(builder.add(old, new), pointer, align=4)
         return context.get_dummy_value()
 
     return types.void(states, blocks), generate
 
 
-def _rounds(builder: ir.IRBuilder, states: Any, blocks: Any) -> None:
-    schedule = _first_words(builder, blocks)
-    pointers = _vectors(builder, states, 8)
-    before = [builder.load(pointer, align=4) for pointer in pointers]
-    a, b, c, d, e, f, g, h = before
-    for index, constant in enumerate(_ROUND_CONSTANTS):
-        if index >= _WORDS:
-            schedule.append(_next_word(builder, schedule[-_WORDS:]))
-        one = builder.add(schedule[index], a.type([constant] * LANES))
-        one = builder.add(builder.add(one, h), _chosen(builder, e, f, g))
-        one = builder.add(one, _mixed(builder, e, 6, 11, 25))
-        two = builder.add(_mixed(builder, a, 2, 13, 22), _majority(builder, a, b, c))
-        a, b, c, d, e, f, g, h = builder.add(one, two), a, b, c, builder.add(d, one), e, f, g
-    for pointer, old, new in zip(pointers, before, (a, b, c, d, e, f, g, h), strict=True):
-        builder.store(builder.add(old, new), pointer, align=4)
-
-
-def _next_word(builder: ir.IRBuilder, recent: list[Any]) -> Any:
-    early = builder.add(recent[0], _mixed(builder, recent[1], 7, 18, shift=3))
-    late = builder.add(recent[9], _mixed(builder, recent[14], 17, 19, shift=10))
-    return builder.add(early, late)
-
-
-def _chosen(builder: ir.IRBuilder, e: Any, f: Any, g: Any) -> Any:
-    return builder.xor(g, builder.and_(e, builder.xor(f, g)))
-
-
-def _majority(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
-    return builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
-
-
 def _mixed(builder: ir.IRBuilder, value: Any, *turns: int, shift: int = 0) -> Any:
     """The words turned right by each of ``turns``, and shifted right, all joined by xor."""
-    shifted = [builder.lshr(value, value.type([shift] * LANES))] if shift else []
-    mixed, *others = [_turned(builder, value, turn) for turn in turns] + shifted
-    for other in others:
-        mixed = builder.xor(mixed, other)
-    return mixed
 
+    def repeated(count: int) -> Any:
+        return value.type([count] * LANES)
 
-def _turned(builder: ir.IRBuilder, value: Any, turn: int) -> Any:
-    right = builder.lshr(value, value.type([turn] * LANES))
-    return builder.or_(right, builder.shl(value, value.type([32 - turn] * LANES)))
+    parts = [builder.lshr(value, repeated(shift))] if shift else []
+    for turn in turns:
+        right = builder.lshr(value, repeated(turn))
+        parts.append(builder.or_(right, builder.shl(value, repeated(32 - turn))))
+    return reduce(builder.xor, parts)
 
 
 def _vectors(builder: ir.IRBuilder, base: Any, count: int) -> list[Any]:
@@ -346,34 +302,11 @@ def _vectors(builder: ir.IRBuilder, base: Any, count: int) -> list[Any]:
     return [builder.gep(first, [ir.IntType(32)(index)]) for index in range(count)]
 
 
-def _first_words(builder: ir.IRBuilder, blocks: Any) -> list[Any]:
-    """The 16 words of the blocks, each as a vector over the lanes."""
-    parts = _WORDS // LANES
-    loaded = [
-        _byte_swapped(builder, builder.load(pointer, align=1))
-        for pointer in _vectors(builder, blocks, LANES * parts)
-    ]
-    squares = [_transposed(builder, loaded[part::parts]) for part in range(parts)]
-    return [vector for square in squares for vector in square]
+def _array_data(
+    context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any, index: int
+) -> Any:
+    return context.make_array(signature.args[index])(context, builder, arguments[index]).data
 
 
-def _byte_swapped(builder: ir.IRBuilder, value: Any) -> Any:
-    single = builder.bitcast(value, ir.VectorType(ir.IntType(8), 4 * LANES))
-    order = ir.VectorType(ir.IntType(32), 4 * LANES)([index ^ 3 for index in range(4 * LANES)])
-    return builder.bitcast(builder.shuffle_vector(single, single, order), value.type)
-
-
-def _transposed(builder: ir.IRBuilder, rows: list[Any]) -> list[Any]:
-    """A square of words turned about its diagonal: a perfect shuffle of its rows, log2 times."""
-    half = LANES // 2
-    low, high = (
-        rows[0].type([first + index // 2 + LANES * (index % 2) for index in range(LANES)])
-        for first in (0, half)
-    )
-    for _ in range(LANES.bit_length() - 1):
-        rows = [
-            builder.shuffle_vector(rows[index], rows[index + half], mask)
-            for index in range(half)
-            for mask in (low, high)
-        ]
-    return rows
+def _vector_at(builder: ir.IRBuilder, base: Any, at: Any, vector: ir.VectorType) -> Any:
+    return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
