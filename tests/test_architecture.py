@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 60
 
-ROWS = {"reading", "sequences", "dedupe", "packing", "collate", "streaming"}
+ROWS = {"reading", "dedupe", "packing", "streaming"}
 """The layers through which rows flow."""
 
 EVERYTHING = ROWS | {
@@ -50,9 +50,7 @@ LAYERS = {
     "kernels": {"system"},
     "reading": {"errors", "system", "kernels"},
     "dedupe": {"errors", "system", "kernels", "reading"},
-    "sequences": {"errors", "kernels"},
-    "packing": {"errors", "kernels", "sequences"},
-    "collate": {"errors", "kernels", "sequences"},
+    "packing": {"errors", "kernels"},
     "streaming": {"errors", "reading", "root"},
     "measure": {"_version", "errors", "record", "system"},
     "protocol": {"errors", "system", "record", "measure"},
@@ -67,11 +65,9 @@ LAYERS = {
 
 PACKAGES = {
     "kernels": {"numpy", "numba", "llvmlite"},
-    "sequences": {"numpy", "pyarrow"},
     "reading": {"pyarrow", "numpy", "fsspec"},
     "dedupe": {"numpy", "pyarrow"},
-    "packing": {"numpy", "pyarrow"},
-    "collate": {"numpy", "pyarrow"},
+    "packing": {"numpy"},
     "measure": {"psutil"},
     "report": {"rich"},
     "integrations": {"numpy", "pyarrow", "wrapt"},
@@ -83,9 +79,7 @@ PACKAGES = {
 PACKAGES_ON_DEMAND = {
     "reading": {"torch"},
     "dedupe": {"torch"},
-    "sequences": {"torch"},
-    "packing": {"torch"},
-    "collate": {"torch"},
+    "packing": {"pyarrow", "torch"},
     "measure": {"pynvml", "torch"},
     "system": {"psutil"},
     "report": {"plotly"},

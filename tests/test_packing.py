@@ -423,12 +423,8 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_filled() -> None:
-    from fast_axolotl.kernels.fill import Layout
-    from fast_axolotl.packing.arrays import fill_rows
-
-    layout = Layout(np.array([0, 0]), np.array([0, 2**31]), 1, 2**31, False)
     with pytest.raises(UsageError, match=f"cu_seqlens would count {2**31} places"):
-        fill_rows(layout, {}, "int64", 1, attention_mask=False, position_ids=False, cu_seqlens=True)
+        pack_sequences(flat([[5]]), 2**31, PAD, EOS, output="numpy", cu_seqlens=True)
 
 
 def test_lists_that_become_lists_need_no_numba() -> None:

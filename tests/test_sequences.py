@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.sequences import Flat, flatten, plain_rows, read
+from fast_axolotl.packing.inputs import Flat, flatten, plain_rows, read
 
 pytestmark = pytest.mark.kernels
 

@@ -13,7 +13,6 @@ from fast_axolotl._version import __version__
 from fast_axolotl.integrations.axolotl import install, status, uninstall
 
 if TYPE_CHECKING:
-    from fast_axolotl.collate import create_padding_mask, pad_sequences
     from fast_axolotl.dedupe import (
         DedupeSummary,
         SeenRows,
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from fast_axolotl.packing import (
         PackPlan,
         concatenate_and_pack,
+        create_padding_mask,
         pack_sequences,
+        pad_sequences,
         plan_packs,
     )
     from fast_axolotl.reading import (
@@ -94,7 +95,9 @@ _HOMES = {
     "streaming_dataset_reader": "streaming",
     "PackPlan": "packing",
     "concatenate_and_pack": "packing",
+    "create_padding_mask": "packing",
     "pack_sequences": "packing",
+    "pad_sequences": "packing",
     "plan_packs": "packing",
     "DedupeSummary": "dedupe",
     "SeenRows": "dedupe",
@@ -102,8 +105,6 @@ _HOMES = {
     "deduplicate_indices": "dedupe",
     "parallel_hash_rows": "dedupe",
     "unique_rows": "dedupe",
-    "create_padding_mask": "collate",
-    "pad_sequences": "collate",
     "Meter": "measure",
     "RunSummary": "record",
     "Verdict": "record",

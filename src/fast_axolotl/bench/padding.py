@@ -16,7 +16,7 @@ KERNELS = ("fill.",)
 
 def pad_operation() -> TokenOperation:
     """The earlier package's benchmark."""
-    from fast_axolotl.collate import pad_sequences
+    from fast_axolotl.packing import pad_sequences
 
     return TokenOperation(
         name="pad",

@@ -1,9 +1,19 @@
-"""Put several sequences into one row of fixed length.
+"""Bring sequences of different lengths into rows of one length: pack several into one, or pad each.
 
-Reading order: ``plan`` decides which sequences share a row; ``rows`` fills rows in order.
+Reading order: ``inputs`` reads every form of sequences and says what a token is, ``outputs`` gives
+lists, numpy or torch. ``plan`` decides which sequences share a row; ``rows`` fills rows in order,
+and ``lists`` does it for what stays in Python's lists; ``pad`` gives each sequence its own row.
 """
 
+from fast_axolotl.packing.pad import create_padding_mask, pad_sequences
 from fast_axolotl.packing.plan import PackPlan, plan_packs
 from fast_axolotl.packing.rows import concatenate_and_pack, pack_sequences
 
-__all__ = ["PackPlan", "concatenate_and_pack", "pack_sequences", "plan_packs"]
+__all__ = [
+    "PackPlan",
+    "concatenate_and_pack",
+    "create_padding_mask",
+    "pack_sequences",
+    "pad_sequences",
+    "plan_packs",
+]

@@ -5,7 +5,7 @@ other columns of ``pack`` are copies too: labels are the row with the separators
 row of ones with zeros written in. So a row takes a few list operations for each sequence, none for
 each token, and no list is grown. Nothing is shared between rows, or with the input.
 
-``PackedLists.starts`` tells where sequences and padding begin; ``positions`` and ``boundaries``
+``PackedLists.starts`` says where sequences and padding begin; ``positions`` and ``boundaries``
 follow from it alone. Nothing here is compiled.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 
-from fast_axolotl.sequences import untracked, untracker
+from fast_axolotl.packing.outputs import untracked, untracker
 
 __all__ = ["SEPARATORS", "PackedLists", "boundaries", "concatenate", "pack", "positions", "split"]
 

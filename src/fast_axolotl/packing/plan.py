@@ -13,16 +13,20 @@ It does not touch tokens, and it does not shuffle or batch the packs.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Method", "PackPlan", "cut", "plan_packs"]
 
@@ -123,12 +127,19 @@ def plan_packs(
         raise UsageError(f"method is {method!r}; it is one of {', '.join(get_args(Method))}")
     capacity = _at_least_one("capacity", capacity)
     values = _as_lengths(lengths)
+
+    from fast_axolotl.kernels import binpack
+
     # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.
     most = max(1, len(values))
     max_rows = most if max_rows is None else min(most, _at_least_one("max_rows", max_rows))
     group_size = most if group_size is None else min(most, _at_least_one("group_size", group_size))
     total_length = _sum(values)
-    indices, offsets = _place(values, capacity, max_rows, group_size, method)
+    is_sorted = method.endswith("_decreasing") and len(values) > 0
+    order, packs = _decreasing(values, group_size) if is_sorted else (_NONE, values.copy())
+    place = {"best_fit_decreasing": binpack.best_fit, "sequential": binpack.next_fit}
+    num_packs = place.get(method, binpack.first_fit)(packs, group_size, capacity, max_rows)
+    indices, offsets = _collect(packs, num_packs, order)
     over_long = np.flatnonzero(values > capacity)
     fitting = total_length - _sum(values[over_long])
     slots = (len(offsets) - 1) * capacity
@@ -142,24 +153,6 @@ def plan_packs(
         lower_bound=-(-fitting // capacity) + len(over_long),
         efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
     )
-
-
-def _place(
-    lengths: _Integers, capacity: int, max_rows: int, group_size: int, method: Method
-) -> tuple[_Integers, _Integers]:
-    """The indices, pack after pack, and the offsets of the packs."""
-    from fast_axolotl.kernels import binpack
-
-    kernels: dict[Method, Callable[..., int]] = {
-        "first_fit": binpack.first_fit,
-        "first_fit_decreasing": binpack.first_fit,
-        "best_fit_decreasing": binpack.best_fit,
-        "sequential": binpack.next_fit,
-    }
-    is_sorted = method.endswith("_decreasing") and len(lengths) > 0
-    order, packs = _decreasing(lengths, group_size) if is_sorted else (_NONE, lengths.copy())
-    num_packs = kernels[method](packs, group_size, capacity, max_rows)
-    return _collect(packs, num_packs, order)
 
 
 def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
@@ -197,10 +190,10 @@ def _sum(lengths: _Integers) -> int:
     return total
 
 
-def _at_least_one(name: str, value: object) -> int:
+def _at_least_one(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; pass an integer")
-    number = int(cast(Any, value).__index__())
+    number = operator.index(value)
     if not 1 <= number <= _MOST:
         raise UsageError(f"{name} is {number}; pass an integer from 1 to 2**63 - 1")
     return number
@@ -208,57 +201,48 @@ def _at_least_one(name: str, value: object) -> int:
 
 def _as_lengths(lengths: Any) -> _Integers:
     """Contiguous int64, without a copy where they are; or an error that names the first bad one."""
-    if isinstance(lengths, pa.Array | pa.ChunkedArray):
-        values = _from_arrow(lengths)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(lengths, arrow.Array | arrow.ChunkedArray):
+        is_plain = not lengths.null_count and arrow.types.is_integer(lengths.type)
+        values = np.asarray(lengths) if is_plain else _one_by_one(lengths)
     else:
-        values = _from_sequence(lengths)
+        try:
+            values = np.asarray(lengths)
+        except ValueError:  # lists of several lengths among the lengths
+            values = _one_by_one(lengths)
+        if not values.ndim:
+            raise TypeError(
+                f"lengths is of type {type(lengths).__name__}; "
+                "pass a list, a numpy array or an Arrow array of integers"
+            )
+        if values.ndim > 1 or values.dtype.kind not in "iu":
+            values = _one_by_one(lengths)
     if not len(values):
-        return np.empty(0, np.int64)
+        return _NONE
     if values.min() < 0 or values.max() > _MOST:
         index = int(np.argmax((values < 0) | (values > _MOST)))
         raise _out_of_range(index, int(values[index]))
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def _from_arrow(lengths: Any) -> npt.NDArray[Any]:
-    if lengths.null_count or not pa.types.is_integer(lengths.type):
-        return _one_by_one(lengths)
-    return np.asarray(lengths)
-
-
-def _from_sequence(lengths: Any) -> npt.NDArray[Any]:
-    try:
-        values = np.asarray(lengths)
-    except ValueError:  # lists of several lengths among the lengths
-        return _one_by_one(lengths)
-    if not values.ndim:
-        raise TypeError(
-            f"lengths is of type {type(lengths).__name__}; "
-            "pass a list, a numpy array or an Arrow array of integers"
-        )
-    if values.ndim > 1 or values.dtype.kind not in "iu":
-        return _one_by_one(lengths)
-    return values
-
-
 def _one_by_one(lengths: Iterable[Any]) -> _Integers:
     """For what numpy makes no integers of: says why, or converts what is right all the same."""
+    arrow = sys.modules.get("pyarrow")
+    plain = []
     for index, value in enumerate(lengths):
-        plain = _plain(value)
-        if isinstance(plain, bool) or not isinstance(plain, int):
+        if arrow is not None and isinstance(value, arrow.Scalar):
+            value = value.as_py()
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
-                f"lengths[{index}] is {plain!r}, a {type(plain).__name__}; pass integers, "
+                f"lengths[{index}] is {value!r}, a {type(value).__name__}; pass integers, "
                 "such as [len(ids) for ids in input_ids]"
             )
-        if not 0 <= plain <= _MOST:
-            raise _out_of_range(index, plain)
-    return np.array([_plain(value) for value in lengths], np.int64)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, pa.Scalar):
-        return value.as_py()
-    return value.item() if isinstance(value, np.generic) else value
+        if not 0 <= value <= _MOST:
+            raise _out_of_range(index, value)
+        plain.append(value)
+    return np.array(plain, np.int64)
 
 
 def _out_of_range(index: int, length: int) -> UsageError:

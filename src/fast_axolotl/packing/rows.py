@@ -2,12 +2,14 @@
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
 of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists
-are packed by list operations (``lists``), everything else by kernels (``arrays``); both give the
-same rows.
+are packed by list operations (``lists``), everything else by kernels, on every processor; both give
+the same rows. The kernels first plan: one pass over the lengths gives the place where each sequence
+starts. Then every column is filled from it, a block of sequences at a time. The columns are the
+only large allocation; the plan takes eight bytes a sequence.
 
 Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
 or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
-``sequences`` for what counts as a token.
+``inputs`` for what counts as a token.
 
 It does not search for a tighter layout: that is ``plan_packs``. It masks no attention between the
 sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels that do.
@@ -15,35 +17,31 @@ sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing import arrays, lists
-from fast_axolotl.sequences import (
-    DTYPES,
-    OUTPUTS,
+from fast_axolotl.packing import lists
+from fast_axolotl.packing.inputs import (
     Array,
     Flat,
     Rows,
-    deliver,
     flatten,
     integer,
     lengths_of,
-    option,
     plain_rows,
     read,
     require_fit,
-    require_threads,
 )
+from fast_axolotl.packing.outputs import check_options, deliver
 
 __all__ = ["concatenate_and_pack", "pack_sequences"]
 
 _NAMES = ("input_ids", "labels", "attention_mask")
-_TOO_LONG = ("error", "truncate", "split")
 
 
 def pack_sequences(
@@ -80,13 +78,13 @@ def pack_sequences(
     """
     rules = _Rules(
         width=_width(max_length),
+        separators=lists.SEPARATORS,
         output=output,
         too_long=too_long,
         dtype=dtype,
         position_ids=position_ids,
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
-        separators=lists.SEPARATORS,
     )
     pad = integer("pad_token_id", pad_token_id, rules.held)
     eos = integer("eos_token_id", eos_token_id, rules.held)
@@ -101,8 +99,8 @@ def pack_sequences(
     flat = flatten(rows, rules.held)
     tokens = rules.cut_flat(flat)
     columns = {
-        "input_ids": arrays.Column(tokens, pad, eos),
-        "labels": arrays.Column(tokens, label_pad, eos),
+        "input_ids": _Column(tokens, pad, eos),
+        "labels": _Column(tokens, label_pad, eos),
     }
     return rules.fill(columns, {"sequences": flat})
 
@@ -134,40 +132,54 @@ def concatenate_and_pack(
     """
     rules = _Rules(
         width=_width(max_length),
+        separators=0,
         output=output,
         too_long=too_long,
         dtype=dtype,
         position_ids=position_ids,
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
-        separators=0,
     )
     pad = integer("pad_token_id", pad_token_id, rules.held)
     label_pad = integer("label_pad_id", label_pad_id, rules.held)
-    given = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
-    rows = {name: read(column, name) for name, column in given.items()}
-    _require_equal_counts(rows)
-    lengths = {name: lengths_of(column) for name, column in rows.items()}
-    _require_equal_lengths(lengths)
-    rules.check_lengths(lengths["input_ids"])
+    passed = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
+    rows = {name: read(column, name) for name, column in passed.items()}
+    count = len(rows["input_ids"])
+    for name, column in rows.items():
+        if len(column) != count:
+            raise UsageError(
+                f"input_ids has {count} sequences and {name} has {len(column)}, so index "
+                f"{min(count, len(column))} has no partner: pass columns of equal length"
+            )
+    lengths = lengths_of(rows["input_ids"])
+    for name, column in rows.items():
+        others = lengths_of(column)
+        differ = lengths != others
+        if differ.any():
+            index = int(np.argmax(differ))
+            raise UsageError(
+                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}: "
+                "give every token one label and one mask value"
+            )
+    rules.check_lengths(lengths)
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
     if output == "lists" and len(plain) == len(rows):
-        return _concatenate_lists(plain, rules, pad, label_pad)
+        pieces = [rules.cut(plain_rows(column, name)) for name, column in plain.items()]
+        packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
+        return rules.collect(packed)
     flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
     paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
-    columns = {
-        name: arrays.Column(rules.cut_flat(column), value) for name, column, value in paddings
-    }
+    columns = {name: _Column(rules.cut_flat(column), value) for name, column, value in paddings}
     return rules.fill(columns, flat)
 
 
-def _concatenate_lists(
-    rows: Mapping[str, Rows], rules: _Rules, pad: int, label_pad: int
-) -> dict[str, Any]:
-    plain = [plain_rows(column, name) for name, column in rows.items()]
-    ids, labels, masks = (rules.cut(column) for column in plain)
-    pieces = zip(ids, labels, masks, strict=True)
-    return rules.collect(lists.concatenate(pieces, rules.width, pad, label_pad))
+class _Column(NamedTuple):
+    """What one column of the rows is made of."""
+
+    tokens: Flat
+    padding: int
+    eos: int = 0
+    """After each sequence, where the rows are closing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,20 +187,23 @@ class _Rules:
     """What both functions ask for, checked."""
 
     width: int
+    separators: int
+    """Places that each sequence needs beside its tokens."""
     output: str
     too_long: str
     dtype: str
     position_ids: bool
     cu_seqlens: bool
     num_threads: int
-    separators: int
-    """Places that each sequence needs beside its tokens."""
 
     def __post_init__(self) -> None:
-        option("output", self.output, OUTPUTS)
-        option("too_long", self.too_long, _TOO_LONG)
-        option("dtype", self.dtype, DTYPES)
-        require_threads(self.num_threads)
+        check_options(
+            output=self.output,
+            too_long=self.too_long,
+            ways=("error", "truncate", "split"),
+            dtype=self.dtype,
+            num_threads=self.num_threads,
+        )
 
     @property
     def held(self) -> str:
@@ -227,36 +242,61 @@ class _Rules:
         return rows
 
     def cut_flat(self, tokens: Flat) -> Flat:
-        """The same, but that truncating is left to the kernels."""
-        if self.too_long == "split":
-            return arrays.split(tokens, self.width, self.separators)
-        return tokens
+        """The same, but that truncating is left to the kernels; splitting only adds offsets."""
+        if self.too_long != "split":
+            return tokens
+        lengths = lengths_of(tokens)
+        is_long = lengths + self.separators > self.width
+        if not is_long.any():
+            return tokens
+        pieces = np.where(is_long, -(-lengths // self.width), 1)
+        rest = lengths - (pieces - 1) * self.width
+        pieces += is_long & (rest + self.separators > self.width)
+        first = np.cumsum(pieces) - pieces
+        nth = np.arange(pieces.sum()) - np.repeat(first, pieces)
+        cuts = np.repeat(tokens.offsets[:-1], pieces) + nth * self.width
+        cuts = np.minimum(cuts, np.repeat(tokens.offsets[1:], pieces))
+        return Flat(tokens.values, np.append(cuts, tokens.offsets[-1]))
 
-    def fill(
-        self, columns: Mapping[str, arrays.Column], given: Mapping[str, Flat]
-    ) -> dict[str, Any]:
-        """The rows, by kernels; ``given`` is what the caller passed, for messages."""
-        layout = arrays.plan_rows(
-            columns["input_ids"].tokens.offsets,
-            self.width,
-            self.limit,
-            closing=self.separators > 0,
-        )
-        try:
-            filled = arrays.fill_rows(
-                layout,
-                columns,
-                self.held,
-                self.num_threads,
-                attention_mask="attention_mask" not in columns,
-                position_ids=self.position_ids,
-                cu_seqlens=self.cu_seqlens,
+    def fill(self, columns: Mapping[str, _Column], flat: Mapping[str, Flat]) -> dict[str, Any]:
+        """The rows, by kernels; ``flat`` is what the caller passed, for messages."""
+        from fast_axolotl.kernels import fill
+
+        offsets, is_closing = columns["input_ids"].tokens.offsets, self.separators > 0
+        targets = np.empty(len(offsets), np.int64)
+        num_places = fill.place(offsets, self.limit, self.width, is_closing, targets)
+        layout = fill.Layout(offsets, targets, self.limit, self.width, is_closing)
+        filled: dict[str, Array] = {}
+        fillers: list[Callable[[int, int], Any]] = []
+
+        def add(name: str, kernel: Callable[..., Any], *arguments: Any) -> None:
+            out = np.empty(num_places, self.held)
+            filled[name] = out.reshape(-1, self.width)
+            fillers.append(partial(kernel, *arguments, out))
+
+        most = np.iinfo(np.int32).max
+        if self.cu_seqlens and num_places > most:
+            raise UsageError(
+                f"cu_seqlens would count {num_places} places, and its 32 bits end at {most}: "
+                "pack fewer sequences at a time"
             )
+        for name, (tokens, padding, eos) in columns.items():
+            own = layout._replace(offsets=tokens.offsets)
+            add(name, fill.lay, tokens.values, *own, eos, padding)
+        if "attention_mask" not in columns:
+            add("attention_mask", fill.mark, *layout)
+        if self.position_ids:
+            add("position_ids", fill.positions, *layout)
+        try:
+            fill.fill(fillers, layout, self.num_threads)
         except OverflowError:
-            for name, tokens in given.items():
+            for name, tokens in flat.items():
                 longest = len(tokens.values) if self.too_long == "split" else self.limit
                 require_fit(tokens, self.held, name, longest)
             raise
+        if self.cu_seqlens:
+            edges = np.empty(len(targets) + num_places // self.width, np.int32)
+            filled["cu_seqlens"] = edges[: fill.boundaries(*layout, edges)].copy()
         return {name: deliver(column, self.output) for name, column in filled.items()}
 
     def collect(self, packed: lists.PackedLists) -> dict[str, Any]:
@@ -267,28 +307,6 @@ class _Rules:
         if self.cu_seqlens:
             result["cu_seqlens"] = lists.boundaries(packed.starts(self.width), self.width)
         return result
-
-
-def _require_equal_counts(rows: Mapping[str, Rows | Flat]) -> None:
-    count = len(rows["input_ids"])
-    for name, column in rows.items():
-        if len(column) != count:
-            raise UsageError(
-                f"input_ids has {count} sequences and {name} has {len(column)}, so index "
-                f"{min(count, len(column))} has no partner: pass columns of equal length"
-            )
-
-
-def _require_equal_lengths(lengths: Mapping[str, Array]) -> None:
-    ids = lengths["input_ids"]
-    for name, others in lengths.items():
-        differ = ids != others
-        if differ.any():
-            index = int(np.argmax(differ))
-            raise UsageError(
-                f"sequence {index} has {ids[index]} input_ids and {others[index]} {name}: "
-                "give every token one label and one mask value"
-            )
 
 
 def _width(max_length: int) -> int:

@@ -1,4 +1,4 @@
-"""Results as lists, numpy or torch, and the options that ask for them."""
+"""Rows as lists, numpy or torch, and the options that ask for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from functools import cache
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.sequences.tokens import Array
+from fast_axolotl.packing.inputs import Array, integer
 
-__all__ = ["OUTPUTS", "deliver", "option", "untracked", "untracker"]
+__all__ = ["OUTPUTS", "check_options", "deliver", "option", "untracked", "untracker"]
 
 OUTPUTS = ("lists", "numpy", "torch")
 
 _BLOCK_ROWS = 256
 """Rows made before they leave the collector's sight: it runs at every 700 new lists."""
+
+
+def check_options(
+    *, output: str, too_long: str, ways: Sequence[str], dtype: str, num_threads: int
+) -> None:
+    """Raises for a wrong option; ``ways`` are those with a sequence that is too long."""
+    option("output", output, OUTPUTS)
+    option("too_long", too_long, ways)
+    option("dtype", dtype, ("int64", "int32"))
+    if integer("num_threads", num_threads) < 0:
+        raise UsageError(f"num_threads must be 0, for every processor, or more: not {num_threads}")
 
 
 def option(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -2,11 +2,7 @@
 
 Lists become lists by one concatenation a row; everything else is one pass of a kernel over the
 output, on every processor. So the cost is one copy of the padded batch. The inputs are never
-changed, and no row of the output shares its memory with them.
-
-Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
-or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
-``sequences`` for what counts as a token. It does not make labels.
+changed, and no row of the output shares its memory with them. It does not make labels.
 """
 
 from __future__ import annotations
@@ -18,23 +14,17 @@ from typing import Any
 import numpy as np
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.sequences import (
-    DTYPES,
-    OUTPUTS,
+from fast_axolotl.packing.inputs import (
     Array,
-    Flat,
     Rows,
-    deliver,
     flatten,
     integer,
     lengths_of,
-    option,
     plain_rows,
     read,
     require_fit,
-    require_threads,
-    untracked,
 )
+from fast_axolotl.packing.outputs import OUTPUTS, check_options, deliver, option, untracked
 
 __all__ = ["create_padding_mask", "pad_sequences"]
 
@@ -63,28 +53,54 @@ def pad_sequences(
     for tokens, 0 for padding.
     """
     option("padding_side", padding_side, ("right", "left"))
-    option("output", output, OUTPUTS)
-    option("too_long", too_long, ("truncate", "error"))
-    option("dtype", dtype, DTYPES)
-    require_threads(num_threads)
+    check_options(
+        output=output,
+        too_long=too_long,
+        ways=("truncate", "error"),
+        dtype=dtype,
+        num_threads=num_threads,
+    )
     dtype = "int64" if output == "lists" else dtype
     padding = integer("pad_value", pad_value, dtype)
     rows = read(sequences)
     if isinstance(rows, list) and output == "lists":
         rows = plain_rows(rows)
     lengths = lengths_of(rows)
-    width = _width(lengths, target_length, pad_to_multiple_of)
-    if too_long == "error":
-        _require_room(lengths, width)
+    longest = int(lengths.max()) if len(lengths) else 0
+    width = longest if target_length is None else _length("target_length", target_length)
+    step = _length("pad_to_multiple_of", 0 if pad_to_multiple_of is None else pad_to_multiple_of)
+    if step:
+        width = -(-width // step) * step
+    if too_long == "error" and longest > width:
+        index = int(np.argmax(lengths > width))
+        raise UsageError(
+            f"sequence {index} has {lengths[index]} tokens, and rows have {width}: raise "
+            'target_length, or pass too_long="truncate"'
+        )
     is_left = padding_side == "left"
-    if output == "lists" and isinstance(rows, list):
+    if isinstance(rows, list) and output == "lists":
         padded = _pad_lists(rows, width, padding, is_left)
         return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
-    if isinstance(rows, list) and len(lengths) and lengths.max() > width:
+    if isinstance(rows, list) and longest > width:
         rows = [row[:width] for row in rows]
+
+    from fast_axolotl.kernels import fill
+
     tokens = flatten(rows, dtype)
-    columns = _pad_arrays(tokens, width, padding, is_left, dtype, attention_mask, num_threads)
-    results = [deliver(column, output) for column in columns]
+    targets = np.arange(len(tokens) + 1, dtype=np.int64) * width
+    if is_left:
+        targets[:-1] += width - np.minimum(lengths, width)
+    layout = fill.Layout(tokens.offsets, targets, width, width, False)
+    columns = [np.empty(len(tokens) * width, dtype) for _ in range(1 + attention_mask)]
+    fillers = [partial(fill.lay, tokens.values, *layout, 0, padding, columns[0])]
+    if attention_mask:
+        fillers.append(partial(fill.mark, *layout, columns[1]))
+    try:
+        fill.fill(fillers, layout, num_threads)
+    except OverflowError:
+        require_fit(tokens, dtype, "sequences", width)
+        raise
+    results = [deliver(column.reshape(len(tokens), width), output) for column in columns]
     return tuple(results) if attention_mask else results[0]
 
 
@@ -115,54 +131,6 @@ def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
         for length in set(lengths.tolist())
     }
     return untracked(masks[length][:] for length in lengths.tolist())
-
-
-def _pad_arrays(
-    tokens: Flat,
-    width: int,
-    padding: int,
-    is_left: bool,
-    dtype: str,
-    attention_mask: bool,
-    num_threads: int,
-) -> list[Array]:
-    """The rows, and their mask where it is asked for."""
-    from fast_axolotl.kernels import fill
-
-    count = len(tokens)
-    targets = np.arange(count + 1, dtype=np.int64) * width
-    if is_left:
-        targets[:-1] += width - np.minimum(np.diff(tokens.offsets), width)
-    layout = fill.Layout(tokens.offsets, targets, width, width, False)
-    columns = [np.empty(count * width, dtype) for _ in range(1 + attention_mask)]
-    fillers = [partial(fill.lay, tokens.values, *layout, 0, padding, columns[0])]
-    if attention_mask:
-        fillers.append(partial(fill.mark, *layout, columns[1]))
-    try:
-        fill.fill(fillers, layout, num_threads)
-    except OverflowError:
-        require_fit(tokens, dtype, "sequences", width)
-        raise
-    return [column.reshape(count, width) for column in columns]
-
-
-def _require_room(lengths: Array, width: int) -> None:
-    if len(lengths) and lengths.max() > width:
-        index = int(np.argmax(lengths > width))
-        raise UsageError(
-            f"sequence {index} has {lengths[index]} tokens, and rows have {width}: raise "
-            'target_length, or pass too_long="truncate"'
-        )
-
-
-def _width(lengths: Array, target_length: int | None, multiple: int | None) -> int:
-    """The length of the padded rows."""
-    if target_length is None:
-        width = int(lengths.max()) if len(lengths) else 0
-    else:
-        width = _length("target_length", target_length)
-    step = _length("pad_to_multiple_of", 0 if multiple is None else multiple)
-    return -(-width // step) * step if step else width
 
 
 def _length(name: str, value: int) -> int:
