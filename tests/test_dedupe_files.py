@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import dedupe_files, open_dataset
-from fast_axolotl.dedupe import files, spill
+from fast_axolotl.dedupe import files, seen
 from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
 
 BUDGET = 192 * 1024 * 1024
@@ -141,7 +141,7 @@ def test_spilling_gives_the_same_answer(
         report=tmp_path / "ar.parquet",
     )
     monkeypatch.setattr(files, "_LEAST_WORKING_BYTES", BUDGET - limit)
-    monkeypatch.setattr(spill, "_BLOCK_ROWS", 500)
+    monkeypatch.setattr(seen, "_RECORD_ROWS", 500)
     spilled = dedupe_files(
         tmp_path / "in.parquet",
         tmp_path / "b.parquet",
@@ -160,12 +160,12 @@ def test_spilling_gives_the_same_answer(
 def test_a_partition_too_large_for_memory_is_dealt_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "_LEAST_LIMIT", 0)
+    monkeypatch.setattr(seen, "_LEAST_LIMIT", 0)
     rng = np.random.default_rng(3)
     digests = rng.integers(0, 2**64, 2 * 20_000, np.uint64)
     digests[0::2] &= np.uint64(0xFFFF_FFFF_FFFF_FFC0)
     doubled = np.concatenate([digests, digests])
-    work = spill.Spill(tmp_path / "spill", limit=200_000)
+    work = seen.Spill(tmp_path / "spill", limit=200_000)
     work.add(doubled, np.arange(40_000))
     work.resolve()
     firsts = np.concatenate([work.firsts(at, at + 777) for at in range(0, 40_000, 777)])[:40_000]

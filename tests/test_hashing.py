@@ -122,18 +122,15 @@ def test_threads_and_pieces_change_nothing(num_threads: int) -> None:
 
 
 def test_automatic_threads_are_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fast_axolotl.dedupe import hashing
-    from fast_axolotl.kernels import threads
-
     asked: list[int] = []
-    real = threads.spread
+    real = hashing.spread
 
     def note(work: Any, ranges: Any, num_threads: int) -> None:
         asked.append(num_threads)
         real(work, ranges, num_threads)
 
     monkeypatch.setattr(hashing, "usable_cores", lambda: 3)
-    monkeypatch.setattr(threads, "spread", note)
+    monkeypatch.setattr(hashing, "spread", note)
     rows = ["x" * 1000] * 9000
     parallel_hash_rows(rows)
     parallel_hash_rows(pa.array(rows))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import SeenRows, unique_rows
-from fast_axolotl.dedupe import parts, rows, seen
+from fast_axolotl.dedupe import row_bytes, rows, seen
 from fast_axolotl.errors import DataError, UsageError
 
 pytestmark = pytest.mark.kernels
@@ -278,8 +278,8 @@ def test_any_rows_agree_with_what_python_prints(found: list[dict[str, Any]], cut
 @given(st.lists(st.binary(max_size=70), min_size=1, max_size=30))
 def test_digests_differ_exactly_where_the_bytes_do(values: list[bytes]) -> None:
     column = pa.array(values, pa.large_binary())
-    digests = parts.digests_of(
-        parts.parts_of(column, SECRET), len(values), SECRET, num_threads=1
+    digests = row_bytes.digests_of(
+        row_bytes.parts_of(column, SECRET), len(values), SECRET, num_threads=1
     ).reshape(-1, 2)
     assert len({tuple(pair) for pair in digests.tolist()}) == len(set(values))
 
@@ -296,7 +296,7 @@ def test_every_single_bit_changes_both_words_of_a_digest() -> None:
             for bit in range(8)
         ]
         column = pa.array([base, *flipped], pa.large_binary())
-        digests = parts.digests_of(parts.parts_of(column, SECRET), len(column), SECRET, 1)
+        digests = row_bytes.digests_of(row_bytes.parts_of(column, SECRET), len(column), SECRET, 1)
         assert len(set(digests[::2].tolist())) == len(set(digests[1::2].tolist())) == len(column)
 
 
@@ -329,14 +329,14 @@ def test_a_dictionary_of_long_values_is_decoded_in_pieces(monkeypatch: pytest.Mo
 
 
 def test_text_past_2_gb_is_compared_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rows.gather
+    real = rows._gather
 
     def small(batches: Any, numbers: Any) -> Any:
         if len(numbers) > 4:
             raise pa.ArrowInvalid("offset overflow while concatenating arrays")
         return real(batches, numbers)
 
-    monkeypatch.setattr(rows, "gather", small)
+    monkeypatch.setattr(rows, "_gather", small)
     check(pa.table({"x": pa.chunked_array([["a", "b", "a"], ["b", "a", "c"] * 5])}))
 
 

@@ -1,9 +1,9 @@
 """Hash rows and keep the first of each: lists of text, Arrow tables, whole datasets.
 
-Reading order: ``hashing`` is SHA-256 over lists and Arrow columns. ``parts`` turns a column into
-the bytes that are compared, ``seen`` is the set of rows met so far, ``rows`` finds the new ones of
-a table, and ``select`` takes them out. ``files`` does the same for datasets of any size, with
-``spill`` for what memory does not hold and ``output`` for the result.
+Reading order: ``hashing`` is SHA-256 over lists and Arrow columns. ``row_bytes`` turns a column
+into the bytes that are compared, ``seen`` is the set of rows met so far, in memory and on disk, and
+``rows`` finds the new ones of a table. ``files`` does the same for datasets of any size, with
+``output`` for the result.
 """
 
 from fast_axolotl.dedupe.files import DedupeSummary, dedupe_files

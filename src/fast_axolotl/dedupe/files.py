@@ -3,7 +3,7 @@
 A quarter of the budget, and at least 144 MiB, is for reading and writing; the rest is for the set
 of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass
 decides every row and writes the new ones. When it no longer does, everything known and every later
-row goes to disk as records of 24 bytes (``spill``), the repeated rows are found there, and a second
+row goes to disk as records of 24 bytes (``Spill``), the repeated rows are found there, and a second
 pass, from where memory ran out, writes the others. The answer is the same.
 
 JSON and CSV are read once more before that, so that all rows are compared under their final types.
@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,9 @@ from fast_axolotl.dedupe.output import (
     decoded_schema,
     disk_errors,
 )
-from fast_axolotl.dedupe.parts import plain_type
-from fast_axolotl.dedupe.rows import digest_batch
-from fast_axolotl.dedupe.seen import SeenRows
-from fast_axolotl.dedupe.select import take_rows
-from fast_axolotl.dedupe.spill import Spill
+from fast_axolotl.dedupe.row_bytes import plain_type
+from fast_axolotl.dedupe.rows import digest_batch, take_rows
+from fast_axolotl.dedupe.seen import SeenRows, Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import (
     MIXED,
@@ -128,7 +126,18 @@ def dedupe_files(
     target = Path(output)
     listing = None if report is None else Path(report)
     folder = target.parent if temp_dir is None else Path(temp_dir)
-    _check_arguments(target, listing, folder, memory_budget, overwrite=overwrite)
+    if not isinstance(memory_budget, int) or memory_budget < _LEAST_MEMORY_BUDGET:
+        raise UsageError(
+            f"memory_budget must be a whole number of bytes, at least {_LEAST_MEMORY_BUDGET:,} "
+            f"({_LEAST_MEMORY_BUDGET // MIB} MiB), not {memory_budget!r}"
+        )
+    check_target(target, "output", overwrite=overwrite)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
+    if listing is not None:
+        check_target(listing, "report", overwrite=overwrite)
+        if listing.resolve() == target.resolve():
+            raise UsageError(f"output and report are the same file, {target}")
     working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
     settings = {
         "batch_size": _BATCH_ROWS,
@@ -141,10 +150,14 @@ def dedupe_files(
         progress("looking at the files", 0, 0, 0)
     reader = open_dataset(_as_paths(inputs), **settings)
     others = None if against is None else open_dataset(_as_paths(against), **settings)
-    _check_not_an_input(reader, others, (target, listing))
+    files = [*reader.files, *(others.files if others is not None else ())]
+    for path in (path for path in (target, listing) if path is not None and path.exists()):
+        sources = (Path(file.source.path) for file in files)
+        if any(source.exists() and path.samefile(source) for source in sources):
+            raise UsageError(f"{path} is one of the files to read: write to another name")
     key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
-    with _Ledger(key, folder, memory_budget - working_bytes, num_threads) as ledger:
+    with closing(_Ledger(key, folder, memory_budget - working_bytes, num_threads)) as ledger:
         work = _Work(reader, others, ledger, progress)
         work.write(target, listing, group_bytes)
     return work.summary(time.perf_counter() - started, target, listing)
@@ -167,7 +180,14 @@ class _Ledger:
 
     def firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
         """The number of the first row like each, or ``None`` where that is found out later."""
-        digests = digest_batch(self._keys(batch), self._secret, self._num_threads)
+        keys = batch.select(self._key.names)
+        if [plain_type(field.type) for field in keys.schema] != self._key_types:
+            try:
+                table = conform(pa.Table.from_batches([keys]), self._key)
+            except TypeClash as clash:
+                raise _conflict(clash) from None
+            keys = table.combine_chunks().to_batches()[0]
+        digests = digest_batch(keys, self._secret, self._num_threads)
         if self.spill is not None:
             with disk_errors(self._folder):
                 self.spill.add(digests, numbers)
@@ -176,43 +196,24 @@ class _Ledger:
         self.state_bytes = max(self.state_bytes, self._seen.num_bytes)
         if self._seen.num_bytes > self._limit:
             with disk_errors(self._folder):
-                self._move_to_disk()
+                folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
+                self.spill = Spill(Path(folder), limit=self._limit)
+                for entered, rows in self._seen.entries():
+                    self.spill.add(entered, rows)
+            self._seen = SeenRows(num_threads=1)  # lets go of the full one
         return firsts
 
-    def __enter__(self) -> _Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Removes what is on disk."""
         if self.spill is not None:
             self.spill.close()
-
-    def _keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keys = batch.select(self._key.names)
-        if [plain_type(field.type) for field in keys.schema] == self._key_types:
-            return keys
-        try:
-            table = conform(pa.Table.from_batches([keys]), self._key)
-        except TypeClash as clash:
-            raise _conflict(clash) from None
-        return table.combine_chunks().to_batches()[0]
-
-    def _move_to_disk(self) -> None:
-        folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
-        self.spill = Spill(Path(folder), limit=self._limit)
-        for digests, numbers in self._seen.entries():
-            self.spill.add(digests, numbers)
-        self._seen = SeenRows(num_threads=1)  # lets go of the full one
 
 
 class _Work:
     """One run over the data, with its counts."""
 
     def __init__(
-        self,
-        reader: Reader,
-        others: Reader | None,
-        ledger: _Ledger,
-        progress: Progress | None,
+        self, reader: Reader, others: Reader | None, ledger: _Ledger, progress: Progress | None
     ) -> None:
         self._reader = reader
         self._others = others
@@ -220,9 +221,6 @@ class _Work:
         self._progress = progress
         self._rows_in = self._rows_out = self._of_others = self._rejected = 0
         self._rejections: list[Rejection] = []
-        self._decided = 0
-        self._state: dict[str, Any] | None = None
-        """Where the reader stood when memory ran out."""
 
     def write(self, output: Path, report: Path | None, group_bytes: int) -> None:
         """Does the work; both files are there after it, or neither."""
@@ -245,20 +243,41 @@ class _Work:
             for batch, start in self._batches(self._others, "reading what to leave out"):
                 # Rows of the other data are numbered -1, -2, …: before any row of the input.
                 self._ledger.firsts(batch, -1 - np.arange(start, start + batch.num_rows))
-            self._rejections += self._others.stats.rejections
-            self._rejected += self._others.stats.rejected_rows
+            self._note_rejections(self._others)
+        decided, state = 0, None
         for batch, start in self._batches(self._reader, "reading"):
             self._rows_in = start + batch.num_rows
             firsts = self._ledger.firsts(batch, np.arange(start, self._rows_in))
             if firsts is not None:
                 self._write(batch, start, firsts)
-                self._decided = self._rows_in
+                decided = self._rows_in
                 if self._ledger.spill is not None:
-                    self._state = self._reader.state_dict()
-        self._rejections += self._reader.stats.rejections
-        self._rejected += self._reader.stats.rejected_rows
-        if self._ledger.spill is not None and self._decided < self._rows_in:
-            self._second_pass(self._ledger.spill)
+                    state = self._reader.state_dict()  # where memory ran out
+        self._note_rejections(self._reader)
+        spill = self._ledger.spill
+        if spill is None or decided == self._rows_in:
+            return
+        if self._progress is not None:
+            self._progress("finding repeated rows on disk", 0, 0, self._rows_in)
+        with disk_errors(spill.folder):
+            spill.resolve()
+        if state is not None:
+            self._reader.load_state_dict(state)
+        row = decided
+        for batch, start in self._batches(self._reader, "writing", decided):
+            row = start + batch.num_rows
+            if row > self._rows_in:
+                break
+            self._write(batch, start, spill.firsts(start, row))
+        if row != self._rows_in:
+            raise DataError(
+                f"the input had {self._rows_in:,} rows when it was first read and has others now: "
+                "it changed meanwhile; run again when nothing writes to it"
+            )
+
+    def _note_rejections(self, reader: Reader) -> None:
+        self._rejections += reader.stats.rejections
+        self._rejected += reader.stats.rejected_rows
 
     def summary(self, seconds: float, output: Path, report: Path | None) -> DedupeSummary:
         spill = self._ledger.spill
@@ -281,25 +300,6 @@ class _Work:
             report=None if report is None else str(report),
         )
 
-    def _second_pass(self, spill: Spill) -> None:
-        if self._progress is not None:
-            self._progress("finding repeated rows on disk", 0, 0, self._rows_in)
-        with disk_errors(spill.folder):
-            spill.resolve()
-        if self._state is not None:
-            self._reader.load_state_dict(self._state)
-        row = self._decided
-        for batch, start in self._batches(self._reader, "writing", self._decided):
-            row = start + batch.num_rows
-            if row > self._rows_in:
-                break
-            self._write(batch, start, spill.firsts(start, row))
-        if row != self._rows_in:
-            raise DataError(
-                f"the input had {self._rows_in:,} rows when it was first read and has others now: "
-                "it changed meanwhile; run again when nothing writes to it"
-            )
-
     def _batches(
         self, reader: Reader, phase: str, start: int = 0
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -320,19 +320,16 @@ class _Work:
         self._of_others += int(np.count_nonzero(firsts < 0))
         repeated = np.flatnonzero(~new)
         if self._dropped is not None and len(repeated):
-            rows = decoded(take_rows(batch, repeated))
-            self._dropped.write(_report(rows, numbers[repeated], firsts[repeated]))
-
-
-def _report(rows: pa.RecordBatch, numbers: Any, firsts: Any) -> pa.RecordBatch:
-    of_others = firsts < 0
-    columns = [
-        pa.array(numbers),
-        pa.array(np.where(of_others, -1 - firsts, firsts)),
-        pa.array(np.where(of_others, "against", "input")),
-        pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
+            rows, originals = decoded(take_rows(batch, repeated)), firsts[repeated]
+            of_others = originals < 0
+            columns = [
+                pa.array(numbers[repeated]),
+                pa.array(np.where(of_others, -1 - originals, originals)),
+                pa.array(np.where(of_others, "against", "input")),
+                pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
+            ]
+            listed = pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
+            self._dropped.write(listed)
 
 
 def _report_schema(schema: pa.Schema) -> pa.Schema:
@@ -389,34 +386,6 @@ def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
             "that both have"
         )
     return pa.schema([schema.field(name) for name in names])
-
-
-def _check_arguments(
-    output: Path, report: Path | None, folder: Path, memory_budget: int, *, overwrite: bool
-) -> None:
-    if not isinstance(memory_budget, int) or memory_budget < _LEAST_MEMORY_BUDGET:
-        raise UsageError(
-            f"memory_budget must be a whole number of bytes, at least {_LEAST_MEMORY_BUDGET:,} "
-            f"({_LEAST_MEMORY_BUDGET // MIB} MiB), not {memory_budget!r}"
-        )
-    check_target(output, "output", overwrite=overwrite)
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
-    if report is not None:
-        check_target(report, "report", overwrite=overwrite)
-        if report.resolve() == output.resolve():
-            raise UsageError(f"output and report are the same file, {output}")
-
-
-def _check_not_an_input(
-    reader: Reader, others: Reader | None, targets: Sequence[Path | None]
-) -> None:
-    files = [
-        file.source.path for side in (reader, others) if side is not None for file in side.files
-    ]
-    for target in (item for item in targets if item is not None and item.exists()):
-        if any(Path(path).exists() and target.samefile(path) for path in files):
-            raise UsageError(f"{target} is one of the files to read: write to another name")
 
 
 def _as_paths(paths: Paths) -> Any:

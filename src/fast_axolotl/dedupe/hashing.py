@@ -27,15 +27,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.dedupe.parts import text_bytes
+from fast_axolotl.dedupe.row_bytes import BINARY, TEXT, is_one_of, text_bytes
 from fast_axolotl.errors import UsageError
+from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
 __all__ = ["deduplicate_indices", "parallel_hash_rows"]
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-_Task: TypeAlias = Callable[[], Any]
 _Result = TypeVar("_Result")
 
 _DIGEST_BYTES = 32
@@ -56,15 +56,6 @@ _ROW_BYTES = 64
 """What a row costs beside its length, in bytes hashed: half a block of padding, and its lane."""
 _TASKS_PER_THREAD = 8
 _DIGEST = pa.binary(_DIGEST_BYTES)
-_HASHABLE = (
-    pa.types.is_string,
-    pa.types.is_binary,
-    pa.types.is_large_string,
-    pa.types.is_large_binary,
-    pa.types.is_string_view,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
 _HEX_DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -112,7 +103,15 @@ def deduplicate_indices(
     _require_many("rows", rows)
     known_digests = _known_digests(set(known))
     if isinstance(rows, pa.Array | pa.ChunkedArray):
-        parts = _digests_of_column(rows, num_threads)
+        chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
+        hashed = pa.chunked_array(_hash_chunks(chunks, rows.type, num_threads), _DIGEST)
+        if hashed.null_count:
+            index = pc.index(hashed.is_null(), True).as_py()
+            raise TypeError(f"row {index} is null, which has no hash: drop or fill the nulls first")
+        parts = []
+        for chunk in hashed.chunks:
+            flat = np.frombuffer(chunk.buffers()[1] or b"", np.uint8).reshape(-1, _DIGEST_BYTES)
+            parts.append(flat[chunk.offset : chunk.offset + len(chunk)])
     else:
         parts = _hash_list(rows, num_threads, np.asarray)
     digests = np.concatenate([known_digests, *parts])
@@ -159,8 +158,8 @@ def _known_digests(hashes: set[str]) -> ByteArray:
 def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:
     """Whether each digest is the first of its kind."""
     if len(digests) < _FEW_ROWS:
-        found: dict[bytes, int] = {}
-        at = [found.setdefault(digest.tobytes(), index) for index, digest in enumerate(digests)]
+        firsts: dict[bytes, int] = {}
+        at = [firsts.setdefault(digest.tobytes(), index) for index, digest in enumerate(digests)]
         return np.equal(at, range(len(at)))
     from fast_axolotl.kernels.sha256 import mark_first
 
@@ -191,23 +190,19 @@ def _hash_list(
 
 
 def _batches(rows: Iterable[str | bytes]) -> Iterator[Sequence[str | bytes]]:
-    if isinstance(rows, list | tuple):
-        size = _list_batch_rows(rows)
-        for start in range(0, len(rows), size):
-            yield rows[start : start + size]
+    if not isinstance(rows, list | tuple):
+        iterator = iter(rows)
+        while batch := list(islice(iterator, _BATCH_ROWS)):
+            yield batch
         return
-    iterator = iter(rows)
-    while batch := list(islice(iterator, _BATCH_ROWS)):
-        yield batch
-
-
-def _list_batch_rows(rows: Sequence[Any]) -> int:
-    """Judges by a sample whether threads will share each batch; large ones then start fewer."""
-    if len(rows) <= _BATCH_ROWS:
-        return _BATCH_ROWS
-    sample = [row for row in rows[:: len(rows) // 256 + 1] if isinstance(row, str | bytes)]
-    is_long = sum(map(len, sample)) >= _THREADED_BYTES * max(1, len(sample))
-    return _LONG_BATCH_ROWS if is_long else _BATCH_ROWS
+    size = _BATCH_ROWS
+    if len(rows) > size:
+        # A sample says whether threads will share each batch; large ones then start fewer.
+        sample = [row for row in rows[:: len(rows) // 256 + 1] if isinstance(row, str | bytes)]
+        if sum(map(len, sample)) >= _THREADED_BYTES * max(1, len(sample)):
+            size = _LONG_BATCH_ROWS
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def _encode(index: int, row: object) -> bytes:
@@ -232,12 +227,16 @@ def _hash_batch(
         raw = [row.encode() if type(row) is str else _encode(i, row) for i, row in enumerate(rows)]
         joined = b"".join([sha256(row).digest() for row in raw])
         return [finish(np.frombuffer(joined, np.uint8).reshape(-1, _DIGEST_BYTES))]
-    from fast_axolotl.kernels.threads import spread
-
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     if lengths.sum() < _THREADED_BYTES * len(rows):
         return [finish(_hash_piece(rows, lengths))]
-    ranges = _pieces(lengths)
+    from fast_axolotl.kernels.sha256 import LONGEST_BYTES
+
+    # Pieces that are about equally much work.
+    size = max(_PIECE_BYTES, int(_PIECE_ROWS * np.minimum(lengths, LONGEST_BYTES).mean()))
+    work = np.cumsum(lengths + _ROW_BYTES)
+    inner = np.searchsorted(work, np.arange(size, work[-1], size)) + 1
+    ranges = list(pairwise(sorted({0, *inner.tolist(), len(lengths)})))
     results: dict[int, _Result] = {}
 
     def hash_piece(start: int, stop: int) -> None:
@@ -245,17 +244,6 @@ def _hash_batch(
 
     spread(hash_piece, ranges, _threads(num_threads, len(ranges)))
     return [results[start] for start, _ in ranges]
-
-
-def _pieces(lengths: IntArray) -> list[tuple[int, int]]:
-    """Runs of rows that are about equally much work, as (start, stop)."""
-    from fast_axolotl.kernels.sha256 import LONGEST_BYTES
-
-    mean = np.minimum(lengths, LONGEST_BYTES).mean()
-    size = max(_PIECE_BYTES, int(_PIECE_ROWS * mean))
-    work = np.cumsum(lengths + _ROW_BYTES)
-    inner = np.searchsorted(work, np.arange(size, work[-1], size)) + 1
-    return list(pairwise(sorted({0, *inner.tolist(), len(lengths)})))
 
 
 def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray) -> ByteArray:
@@ -270,23 +258,19 @@ def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray) -> ByteArray:
             short[index] = "" if isinstance(rows[index], str) else b""
     digests = np.empty((len(rows), _DIGEST_BYTES), np.uint8)
     if len(long_rows) < len(rows):
-        data, offsets = _flatten(short, lengths)
-        words = digests.reshape(-1).view(np.uint32)
+        joined, lengths = _join(short, lengths)
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] != len(joined):
+            raise TypeError(
+                "a row is of a subclass that gives a length of its own: pass str or bytes"
+            )
+        data, words = np.frombuffer(joined, np.uint8), digests.reshape(-1).view(np.uint32)
         hash_rows(data, offsets, 0, len(rows), data.size, words)
     for index in long_rows:
         digest = sha256(_encode(index, rows[index])).digest()
         digests[index] = np.frombuffer(digest, np.uint8)
     return digests
-
-
-def _flatten(rows: Sequence[str | bytes], lengths: IntArray) -> tuple[ByteArray, IntArray]:
-    """All rows as UTF-8 in one array, and where each of them begins and ends."""
-    joined, lengths = _join(rows, lengths)
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    if offsets[-1] != len(joined):
-        raise TypeError("a row is of a subclass that gives a length of its own: pass str or bytes")
-    return np.frombuffer(joined, np.uint8), offsets
 
 
 def _join(rows: Sequence[str | bytes], lengths: IntArray) -> tuple[bytes, IntArray]:
@@ -313,111 +297,29 @@ def _hash_chunks(chunks: list[pa.Array], kind: pa.DataType, num_threads: int) ->
     if pa.types.is_null(kind):
         return [pa.nulls(len(chunk), _DIGEST) for chunk in chunks]
     if pa.types.is_dictionary(kind):
-        return _hash_dictionaries(chunks, kind, num_threads)
-    if not any(is_such(kind) for is_such in _HASHABLE):
+        # The values of each dictionary once; chunks in a row often share one.
+        dictionaries: list[pa.Array] = []
+        places = []
+        for chunk in chunks:
+            if not (dictionaries and dictionaries[-1].equals(chunk.dictionary)):
+                dictionaries.append(chunk.dictionary)
+            places.append(len(dictionaries) - 1)
+        hashed = _hash_chunks(dictionaries, kind.value_type, num_threads)
+        return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
+    if not is_one_of(kind, (*TEXT, *BINARY, pa.types.is_fixed_size_binary)):
         raise TypeError(
             f"rows are of the Arrow type {kind}, which has no bytes of its own to hash: cast them, "
             "for instance rows.cast(pyarrow.string())"
         )
     are_few = sum(map(len, chunks)) < _FEW_ROWS
-    tasks: list[_Task] = []
-    hashed = []
+    tasks: list[Callable[[], Any]] = []
+    columns = []
     for chunk in chunks:
-        hashed.append(np.empty((len(chunk), _DIGEST_BYTES), np.uint8))
-        if pa.types.is_fixed_size_binary(kind):
-            chunk = chunk.cast(pa.large_binary())
-        tasks += _column_tasks(*text_bytes(chunk), hashed[-1], are_few=are_few)
-    _run(tasks, num_threads)
-    return [_column(chunk, digests) for chunk, digests in zip(chunks, hashed, strict=True)]
-
-
-def _hash_dictionaries(
-    chunks: list[pa.Array], kind: pa.DataType, num_threads: int
-) -> list[pa.Array]:
-    """Hashes the values of each dictionary once; chunks in a row often share one."""
-    dictionaries: list[pa.Array] = []
-    places = []
-    for chunk in chunks:
-        if not (dictionaries and dictionaries[-1].equals(chunk.dictionary)):
-            dictionaries.append(chunk.dictionary)
-        places.append(len(dictionaries) - 1)
-    hashed = _hash_chunks(dictionaries, kind.value_type, num_threads)
-    return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
-
-
-def _column(rows: pa.Array, digests: ByteArray) -> pa.Array:
-    buffers = [None, pa.py_buffer(digests)]
-    column = pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(digests), buffers)
-    return pc.if_else(rows.is_valid(), column, None) if rows.null_count else column
-
-
-def _column_tasks(
-    data: ByteArray, offsets: IntArray, digests: ByteArray, *, are_few: bool
-) -> list[_Task]:
-    lengths = np.diff(offsets)
-    read = partial(_row, data, offsets)
-    if are_few:
-        return _hashlib_tasks(read, np.arange(len(lengths)), lengths, digests)
-    from fast_axolotl.kernels.sha256 import LONGEST_BYTES
-
-    long_rows = np.flatnonzero(lengths > LONGEST_BYTES)
-    tasks = _hashlib_tasks(read, long_rows, lengths, digests)
-    return tasks + _lane_tasks(data, offsets, digests) if len(long_rows) < len(lengths) else tasks
-
-
-def _row(data: ByteArray, offsets: IntArray, index: int) -> Any:
-    return data[offsets[index] : offsets[index + 1]].data
-
-
-def _digests_of_column(rows: pa.Array | pa.ChunkedArray, num_threads: int) -> list[ByteArray]:
-    chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
-    hashed = pa.chunked_array(_hash_chunks(chunks, rows.type, num_threads), _DIGEST)
-    if hashed.null_count:
-        index = pc.index(hashed.is_null(), True).as_py()
-        raise TypeError(f"row {index} is null, which has no hash: drop or fill the nulls first")
-    return [_view(chunk) for chunk in hashed.chunks]
-
-
-def _view(digests: pa.Array) -> ByteArray:
-    flat = np.frombuffer(digests.buffers()[1] or b"", np.uint8).reshape(-1, _DIGEST_BYTES)
-    return flat[digests.offset : digests.offset + len(digests)]
-
-
-# Work for the threads
-
-
-def _lane_tasks(data: ByteArray, offsets: IntArray, digests: ByteArray) -> list[_Task]:
-    """Calls that hash the rows up to ``LONGEST_BYTES`` among these."""
-    from fast_axolotl.kernels.sha256 import LONGEST_BYTES, hash_rows
-    from fast_axolotl.kernels.threads import slices
-
-    words = digests.reshape(-1).view(np.uint32)
-    work = int(offsets[-1] - offsets[0]) + _ROW_BYTES * len(digests)
-    return [
-        partial(hash_rows, data, offsets, start, stop, LONGEST_BYTES, words)
-        for start, stop in slices(len(digests), 1 + work // _TASK_BYTES)
-    ]
-
-
-def _hashlib_tasks(
-    read: Callable[[int], Any],
-    rows: IntArray,
-    lengths: IntArray,
-    digests: ByteArray,
-) -> list[_Task]:
-    """Calls that hash the rows with these indices, one by one."""
-    from fast_axolotl.kernels.threads import slices
-
-    def hash_some(start: int, stop: int) -> None:
-        for row in rows[start:stop].tolist():
-            digests[row] = np.frombuffer(sha256(read(row)).digest(), np.uint8)
-
-    count = 1 + int(lengths[rows].sum()) // _TASK_BYTES
-    return [partial(hash_some, start, stop) for start, stop in slices(len(rows), count)]
-
-
-def _run(tasks: list[_Task], num_threads: int) -> None:
-    from fast_axolotl.kernels.threads import slices, spread
+        digests = np.empty((len(chunk), _DIGEST_BYTES), np.uint8)
+        plain = chunk.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else chunk
+        tasks += _column_tasks(*text_bytes(plain), digests, are_few=are_few)
+        buffers = [None, pa.py_buffer(digests)]
+        columns.append(pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(chunk), buffers))
 
     def run_some(start: int, stop: int) -> None:
         for task in tasks[start:stop]:
@@ -425,6 +327,41 @@ def _run(tasks: list[_Task], num_threads: int) -> None:
 
     threads = _threads(num_threads, len(tasks))
     spread(run_some, slices(len(tasks), threads * _TASKS_PER_THREAD), threads)
+    return [
+        pc.if_else(chunk.is_valid(), column, None) if chunk.null_count else column
+        for chunk, column in zip(chunks, columns, strict=True)
+    ]
+
+
+def _column_tasks(
+    data: ByteArray, offsets: IntArray, digests: ByteArray, *, are_few: bool
+) -> list[Callable[[], Any]]:
+    """Calls that together hash every row: short ones in lanes, long ones one by one."""
+    lengths = np.diff(offsets)
+    longest = -1
+    if not are_few:
+        from fast_axolotl.kernels.sha256 import LONGEST_BYTES, hash_rows
+
+        longest = LONGEST_BYTES
+    long_rows = np.flatnonzero(lengths > longest)
+
+    def hash_long(start: int, stop: int) -> None:
+        for row in long_rows[start:stop].tolist():
+            digest = sha256(data[offsets[row] : offsets[row + 1]].data).digest()
+            digests[row] = np.frombuffer(digest, np.uint8)
+
+    count = 1 + int(lengths[long_rows].sum()) // _TASK_BYTES
+    tasks: list[Callable[[], Any]] = [
+        partial(hash_long, *edges) for edges in slices(len(long_rows), count)
+    ]
+    if len(long_rows) < len(lengths):
+        words = digests.reshape(-1).view(np.uint32)
+        count = 1 + (int(offsets[-1] - offsets[0]) + _ROW_BYTES * len(lengths)) // _TASK_BYTES
+        tasks += [
+            partial(hash_rows, data, offsets, start, stop, longest, words)
+            for start, stop in slices(len(lengths), count)
+        ]
+    return tasks
 
 
 def _threads(num_threads: int, num_tasks: int) -> int:

@@ -15,11 +15,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fast_axolotl.dedupe.row_bytes import BINARY, is_one_of
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading import convert, format_of_name, held_bytes
 
@@ -210,14 +211,9 @@ class _JsonLines:
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = convert(batch, "python")
-        encode = self._encode
-        lines = [
-            encode(dict(zip(columns, row, strict=True)))
-            for row in zip(*columns.values(), strict=True)
-        ]
-        if lines:
-            lines.append("")
-            self._file.write("\n".join(lines).encode("utf-8"))
+        rows = zip(*columns.values(), strict=True)
+        lines = [self._encode(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
+        self._file.write("".join(lines).encode())
 
     def close(self) -> None:
         self._file.close()
@@ -225,13 +221,11 @@ class _JsonLines:
     abandon = close
 
 
-def _holds_bytes(kind: Any) -> bool:
+def _holds_bytes(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _holds_bytes(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return _holds_bytes(kind.value_type)
-    types = pa.types
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if is_one_of(kind, (*BINARY, pa.types.is_fixed_size_binary)):
         return True
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return bool(types.is_fixed_size_binary(kind)) or any(map(_holds_bytes, inner))
+    return any(_holds_bytes(kind.field(index).type) for index in range(kind.num_fields))

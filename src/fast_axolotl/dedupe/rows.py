@@ -1,12 +1,16 @@
 """The rows of an Arrow table that come for the first time.
 
-Rows are told apart by a 128-bit digest over Arrow's buffers (``parts``), entered into a set
+Rows are told apart by a 128-bit digest over Arrow's buffers (``row_bytes``), entered into a set
 (``seen``). Rows with the digest of an earlier row of the same table are then compared with it,
 value by value: should they differ, which no one has seen happen, the table is hashed again under
 another secret.
 
 Cost: one pass over the bytes that are compared at some 5 GB/s and processor, and some 50 ns a row;
 16 bytes a row for the digests and at most 40 more for the set. No Python object is made per row.
+
+Rows are then taken batch by batch: pyarrow's ``take`` may join a column of many chunks, which fails
+past 2 GB. It knows no text views and no run-end encoded columns either; those are put together from
+slices, which every type has.
 """
 
 from __future__ import annotations
@@ -18,15 +22,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.dedupe.parts import Part, digests_of, parts_of, plain_type
+from fast_axolotl.dedupe.row_bytes import Part, digests_of, parts_of, plain_type
 from fast_axolotl.dedupe.seen import SeenRows, fresh_secret
-from fast_axolotl.dedupe.select import gather
 from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.reading import held_bytes
 from fast_axolotl.system import usable_cores
 
-__all__ = ["digest_batch", "unique_rows"]
+__all__ = ["digest_batch", "take_rows", "unique_rows"]
 
 _PAIRS_AT_ONCE = 16_384
 _DECODED_BYTES = 32 * 1024 * 1024
@@ -34,6 +37,7 @@ _DECODED_BYTES = 32 * 1024 * 1024
 
 _PAIRS_PER_THREAD = 32_768
 _MOST_TRIES = 4
+_NO_DIGESTS = np.zeros(0, np.uint64)
 
 
 def unique_rows(
@@ -44,32 +48,32 @@ def unique_rows(
     """The indices of the rows that come for the first time, ascending, as an int64 array.
 
     Args:
-        table: Any types, nested ones too; see ``parts`` for which values are equal.
+        table: Any types, nested ones too; see ``row_bytes`` for which values are equal.
         columns: Compare these columns only; ``None`` compares whole rows.
         seen: Rows of earlier calls, which are left out as well; the new ones are added to it.
     """
-    table = _as_table(table)
-    names = _names(table, columns)
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if not isinstance(table, pa.Table):
+        raise TypeError(
+            f"table is of type {type(table).__name__}: pass a pyarrow Table or RecordBatch, for "
+            "example pa.Table.from_pylist(rows)"
+        )
+    compared = table.select(_names(table, columns))
+    batches = compared.to_batches()
     for _ in range(_MOST_TRIES):
-        own, firsts = _first_rows(table.select(names), SeenRows() if seen is None else seen)
+        known = SeenRows() if seen is None else seen
+        _check_types(compared.schema, known)
+        digests = [digest_batch(batch, known.secret) for batch in batches]
+        joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, _NO_DIGESTS])
+        numbers = known.number(table.num_rows)
+        firsts = known.enter(joined, numbers)
         if seen is None:
-            repeats = np.flatnonzero(firsts != own)
-            if not _all_equal(table.select(names), repeats, firsts[repeats]):
+            repeats = np.flatnonzero(firsts != numbers)
+            if not _all_equal(batches, repeats, firsts[repeats]):
                 continue
-        return np.flatnonzero(firsts == own)
+        return np.flatnonzero(firsts == numbers)
     raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
-
-
-def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
-    """The number of every row, counting on from call to call, and that of the first row like it."""
-    _check_types(table.schema, seen)
-    digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
-    joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, _NO_DIGESTS])
-    numbers = seen.number(table.num_rows)
-    return numbers, seen.enter(joined, numbers)
-
-
-_NO_DIGESTS = np.zeros(0, np.uint64)
 
 
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
@@ -80,6 +84,40 @@ def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> An
         return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
     pieces = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
     return np.concatenate([digest_batch(piece, secret, threads) for piece in pieces])
+
+
+def take_rows(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
+    """The rows with these indices, an int64 array, in this order."""
+    if len(rows) == batch.num_rows and (rows == np.arange(batch.num_rows)).all():
+        return batch
+    columns = []
+    for column in batch.columns:
+        try:
+            columns.append(column.take(pa.array(rows)))
+        except pa.ArrowNotImplementedError:
+            starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+            lengths = np.diff(starts, append=len(rows))
+            runs = [
+                column.slice(row, length) for row, length in zip(rows[starts], lengths, strict=True)
+            ]
+            columns.append(pa.concat_arrays(runs) if runs else column.slice(0, 0))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _gather(batches: Sequence[pa.RecordBatch], rows: Any) -> pa.RecordBatch:
+    """Rows counted over all the batches, in any order."""
+    edges = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    order = np.argsort(rows, kind="stable")
+    ranked = rows[order]
+    cuts = np.searchsorted(ranked, edges)
+    taken = [
+        take_rows(batch, ranked[start:stop] - edge)
+        for batch, edge, start, stop in zip(batches, edges, cuts, cuts[1:], strict=False)
+        if stop > start
+    ]
+    back = np.empty(len(rows), np.int64)
+    back[order] = np.arange(len(rows))
+    return take_rows(pa.concat_batches(taken), back)
 
 
 def _rows_at_once(batch: pa.RecordBatch) -> int:
@@ -100,13 +138,13 @@ def _parts(batch: pa.RecordBatch, secret: Any, num_threads: int) -> list[Part]:
     return [part for column in batch.columns for part in parts_of(column, secret, num_threads)]
 
 
-def _all_equal(table: pa.Table, lefts: Any, rights: Any) -> bool:
+def _all_equal(batches: Sequence[pa.RecordBatch], lefts: Any, rights: Any) -> bool:
     """Whether row ``lefts[i]`` equals row ``rights[i]``, for all of them."""
-    batches = table.to_batches()
     secret = fresh_secret()
-    if len(batches) == 1 and _rows_at_once(batches[0]) >= table.num_rows:
+    if len(batches) == 1 and _rows_at_once(batches[0]) >= batches[0].num_rows:
         return _batch_agrees(batches[0], lefts, rights, secret)
-    row_bytes = 1 + sum(map(held_bytes, batches)) // max(1, table.num_rows)
+    num_rows = sum(batch.num_rows for batch in batches)
+    row_bytes = 1 + sum(map(held_bytes, batches)) // max(1, num_rows)
     rows = min([_PAIRS_AT_ONCE, *map(_rows_at_once, batches)])
     step = max(1, min(rows // 2, _DECODED_BYTES // row_bytes))
     return all(
@@ -119,7 +157,7 @@ def _gathered_agree(
     batches: Sequence[pa.RecordBatch], lefts: Any, rights: Any, secret: Any
 ) -> bool:
     try:
-        gathered = gather(batches, np.concatenate([lefts, rights]))
+        gathered = _gather(batches, np.concatenate([lefts, rights]))
     except pa.ArrowInvalid:
         # Too much text for the 32 bits of its offsets, or dictionaries that do not fit together.
         half = len(lefts) // 2
@@ -146,17 +184,6 @@ def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -
 
     spread(compare, slices(len(lefts), 4 * threads), threads)
     return not differs.any()
-
-
-def _as_table(table: object) -> pa.Table:
-    if isinstance(table, pa.RecordBatch):
-        return pa.Table.from_batches([table])
-    if isinstance(table, pa.Table):
-        return table
-    raise TypeError(
-        f"table is of type {type(table).__name__}: pass a pyarrow Table or RecordBatch, for "
-        "example pa.Table.from_pylist(rows)"
-    )
 
 
 def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
@@ -187,11 +214,10 @@ def _check_types(schema: pa.Schema, seen: SeenRows) -> None:
     if seen.types is None:
         seen.types = types
     if seen.types != types:
-        raise UsageError(
-            f"the rows seen so far have the columns {_describe(seen.types)}, and this table has "
-            f"{_describe(types)}: cast it, or use another SeenRows"
+        known, here = (
+            ", ".join(f"{name}: {kind}" for name, kind in some) for some in (seen.types, types)
         )
-
-
-def _describe(types: Sequence[tuple[str, pa.DataType]]) -> str:
-    return ", ".join(f"{name}: {kind}" for name, kind in types)
+        raise UsageError(
+            f"the rows seen so far have the columns {known}, and this table has {here}: cast it, "
+            "or use another SeenRows"
+        )

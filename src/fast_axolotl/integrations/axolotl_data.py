@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.dedupe import SeenRows
-from fast_axolotl.dedupe.parts import plain_type
+from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.integrations.patching import Final, Unfamiliar
 from fast_axolotl.kernels.threads import spread

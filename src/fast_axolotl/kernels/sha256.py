@@ -40,7 +40,7 @@ from fast_axolotl.kernels.jit import (
     kernel,
 )
 
-__all__ = ["LANES", "LONGEST_BYTES", "hash_rows", "mark_first", "write_hex"]
+__all__ = ["LANES", "LONGEST_BYTES", "hash_rows", "lane_settings", "mark_first", "write_hex"]
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]

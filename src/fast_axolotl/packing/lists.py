@@ -152,5 +152,5 @@ def positions(starts: Iterable[_Row], width: int) -> list[_Row]:
 
 def boundaries(starts: Sequence[_Row], width: int) -> _Row:
     """All starts, as places in the rows end to end, and the end."""
-    found = [index * width + start for index, row in enumerate(starts) for start in row]
-    return [*found, len(starts) * width]
+    edges = [index * width + start for index, row in enumerate(starts) for start in row]
+    return [*edges, len(starts) * width]

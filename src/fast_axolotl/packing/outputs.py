@@ -18,7 +18,7 @@ _BLOCK_ROWS = 256
 
 
 def check_options(
-    *, output: str, too_long: str, ways: Sequence[str], dtype: str, num_threads: int
+    output: str, too_long: str, ways: Sequence[str], dtype: str, num_threads: int
 ) -> None:
     """Raises for a wrong option; ``ways`` are those with a sequence that is too long."""
     option("output", output, OUTPUTS)

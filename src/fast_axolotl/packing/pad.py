@@ -53,13 +53,7 @@ def pad_sequences(
     for tokens, 0 for padding.
     """
     option("padding_side", padding_side, ("right", "left"))
-    check_options(
-        output=output,
-        too_long=too_long,
-        ways=("truncate", "error"),
-        dtype=dtype,
-        num_threads=num_threads,
-    )
+    check_options(output, too_long, ("truncate", "error"), dtype, num_threads)
     dtype = "int64" if output == "lists" else dtype
     padding = integer("pad_value", pad_value, dtype)
     rows = read(sequences)

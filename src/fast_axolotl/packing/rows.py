@@ -197,13 +197,8 @@ class _Rules:
     num_threads: int
 
     def __post_init__(self) -> None:
-        check_options(
-            output=self.output,
-            too_long=self.too_long,
-            ways=("error", "truncate", "split"),
-            dtype=self.dtype,
-            num_threads=self.num_threads,
-        )
+        ways = ("error", "truncate", "split")
+        check_options(self.output, self.too_long, ways, self.dtype, self.num_threads)
 
     @property
     def held(self) -> str:

@@ -15,9 +15,8 @@ text and text views are alike, and so are a dictionary column and its decoded on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,28 @@ import pyarrow.compute as pc
 from fast_axolotl.errors import DataError
 from fast_axolotl.kernels.threads import slices, spread
 
-__all__ = ["Part", "digests_of", "parts_of", "plain_type", "text_bytes"]
+__all__ = [
+    "BINARY",
+    "TEXT",
+    "Part",
+    "digests_of",
+    "is_one_of",
+    "parts_of",
+    "plain_type",
+    "text_bytes",
+]
+
+TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
+_WIDE_OFFSETS = (pa.types.is_large_list, pa.types.is_large_binary, pa.types.is_large_string)
 
 DIGEST_BYTES = 16
 
@@ -39,8 +59,7 @@ _PART_BYTES = 32
 _SLICES_PER_THREAD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What one column, or one field of it, adds to every row."""
 
     data: Any
@@ -56,22 +75,35 @@ class Part:
 def parts_of(array: pa.Array, secret: Any, num_threads: int = 1) -> list[Part]:
     """The parts of one column; digests of nested values are keyed with ``secret``."""
     array = _plain(array)
-    kind = array.type
-    if pa.types.is_null(kind):
-        return [Part(_NO_BYTES, _no_lengths(array), np.zeros(len(array), np.bool_))]
-    if pa.types.is_struct(kind):
-        nulls = Part(_NO_BYTES, _no_lengths(array), _valid(array))
-        fields = (
-            part for field in array.flatten() for part in parts_of(field, secret, num_threads)
-        )
-        return [nulls, *fields]
-    if _is_text(kind) or _is_binary(kind):
-        return [Part(*text_bytes(array), _valid(array))]
-    if _is_list(kind) or pa.types.is_map(kind):
-        items, offsets = _items(array)
-        return _list_parts(array, items, offsets, secret, num_threads)
-    data, width = _fixed_bytes(array)
-    return [Part(data, _even_offsets(array, width), _valid(array))]
+    kind, valid = array.type, _valid(array)
+    if pa.types.is_null(kind) or pa.types.is_struct(kind):
+        fields = array.flatten() if pa.types.is_struct(kind) else []
+        inner = [part for field in fields for part in parts_of(field, secret, num_threads)]
+        return [Part(_NO_BYTES, _even_offsets(array, 0), valid), *inner]
+    if is_one_of(kind, (*TEXT, *BINARY)):
+        return [Part(*text_bytes(array), valid)]
+    if not is_one_of(kind, (*_LISTS, pa.types.is_map)):
+        data, width = _fixed_bytes(array)
+        return [Part(data, _even_offsets(array, width), valid)]
+    items, offsets = _items(array)
+    if not is_one_of(items.type, _FIXED_WIDTH):
+        digests = digests_of(parts_of(items, secret, num_threads), len(items), secret, num_threads)
+        return [Part(digests.view(np.uint8), offsets * DIGEST_BYTES, valid)]
+    data, width = _fixed_bytes(items)
+    present = _valid(items)
+    if not len(present):
+        return [Part(data, offsets * width, valid)]
+    zeroed = data.reshape(len(items), width) * present[:, None]
+    # Which items are null, for the rows that have such items and are no null themselves.
+    before = np.concatenate([[0], np.cumsum(~present)])
+    lengths = np.diff(offsets) * (np.diff(before[offsets]) > 0)
+    if len(valid):
+        lengths *= valid
+    inside = np.repeat(lengths > 0, np.diff(offsets))
+    is_present = present[offsets[0] : offsets[-1]][inside].view(np.uint8)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    nulls = Part(is_present, edges, _NO_NULLS, is_optional=True)
+    return [Part(zeroed.ravel(), offsets * width, valid), nulls]
 
 
 def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: int) -> Any:
@@ -87,16 +119,7 @@ def digests_of(parts: Sequence[Part], num_rows: int, secret: Any, num_threads: i
 
     def fold(first: int, last: int) -> None:
         for part in parts:
-            absorb(
-                part.data,
-                part.offsets,
-                part.valid,
-                part.is_optional,
-                secret,
-                digests,
-                first,
-                last,
-            )
+            absorb(*part, secret, digests, first, last)
 
     num_bytes = sum(int(part.offsets[-1] - part.offsets[0]) for part in parts)
     work = num_bytes + _PART_BYTES * len(parts) * num_rows
@@ -120,8 +143,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
-    if _is_text(kind) or _is_binary(kind):
-        return pa.large_string() if _is_text(kind) else pa.large_binary()
+    if is_one_of(kind, (*TEXT, *BINARY)):
+        return pa.large_string() if is_one_of(kind, TEXT) else pa.large_binary()
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, plain_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -131,9 +154,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(entry)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type), kind.list_size)
-    if _is_list(kind):
+    if is_one_of(kind, _LISTS):
         return pa.large_list(plain_type(kind.value_type))
     return kind
+
+
+def is_one_of(kind: pa.DataType, predicates: Sequence[Callable[[pa.DataType], bool]]) -> bool:
+    """Whether a type is of one of several kinds."""
+    return any(predicate(kind) for predicate in predicates)
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -153,7 +181,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _items(array: pa.Array) -> tuple[pa.Array, Any]:
-    """The values of all lists, and where each list begins and ends among them.
+    """The plain values of all lists, and where each list begins and ends among them.
 
     Not by a cast to one kind of list: pyarrow 21 to 26 make invalid arrays of list views, and of
     slices that hold a column of nulls.
@@ -162,42 +190,16 @@ def _items(array: pa.Array) -> tuple[pa.Array, Any]:
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
         values = array.values.slice(array.offset * size, len(array) * size)
-        return values, _even_offsets(array, size)
+        return _plain(values), _even_offsets(array, size)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         lengths = array.value_lengths().fill_null(0).to_numpy()
-        return array.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return _plain(array.flatten()), offsets
     values = array.values
     if pa.types.is_map(kind):
         values = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
     offsets = _offsets(array, len(values))
-    return values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
-
-
-def _list_parts(
-    array: pa.Array, items: pa.Array, offsets: Any, secret: Any, num_threads: int
-) -> list[Part]:
-    """A list's values side by side: themselves where their width is fixed, else their digests."""
-    items, valid = _plain(items), _valid(array)
-    if not _has_fixed_width(items.type):
-        digests = digests_of(parts_of(items, secret, num_threads), len(items), secret, num_threads)
-        return [Part(digests.view(np.uint8), offsets * DIGEST_BYTES, valid)]
-    data, width = _fixed_bytes(items)
-    present = _valid(items)
-    if not len(present):
-        return [Part(data, offsets * width, valid)]
-    zeroed = data.reshape(len(items), width) * present[:, None]
-    return [Part(zeroed.ravel(), offsets * width, valid), _null_items(present, offsets, valid)]
-
-
-def _null_items(present: Any, offsets: Any, valid: Any) -> Part:
-    """Which items are null, for the rows that have such items and are no null themselves."""
-    before = np.concatenate([[0], np.cumsum(~present)])
-    lengths = np.diff(offsets) * (np.diff(before[offsets]) > 0)
-    if len(valid):
-        lengths *= valid
-    inside = np.repeat(lengths > 0, np.diff(offsets))
-    data = present[offsets[0] : offsets[-1]][inside].view(np.uint8)
-    return Part(data, np.concatenate([[0], np.cumsum(lengths)]), _NO_NULLS, is_optional=True)
+    return _plain(values.slice(offsets[0], offsets[-1] - offsets[0])), offsets - offsets[0]
 
 
 def _fixed_bytes(array: pa.Array) -> tuple[Any, int]:
@@ -210,17 +212,15 @@ def _fixed_bytes(array: pa.Array) -> tuple[Any, int]:
     if buffer is None:
         return _NO_BYTES, width
     start = array.offset * width
-    _require_bytes(array, buffer, start + len(array) * width)
-    data = np.frombuffer(buffer, np.uint8)[start : start + len(array) * width]
-    return (_one_nan(data, width) if pa.types.is_floating(kind) else data), width
-
-
-def _one_nan(data: Any, width: int) -> Any:
-    values = data.view(f"f{width}")
-    unordered = np.isnan(values)
-    if not unordered.any():
-        return data
-    return np.where(unordered, values.dtype.type(np.nan), values).view(np.uint8)
+    stop = start + len(array) * width
+    _require_sound(array, stop <= len(buffer))
+    data = np.frombuffer(buffer, np.uint8)[start:stop]
+    if pa.types.is_floating(kind):
+        values = data.view(f"f{width}")
+        unordered = np.isnan(values)
+        if unordered.any():
+            return np.where(unordered, values.dtype.type(np.nan), values).view(np.uint8), width
+    return data, width
 
 
 def _offsets(array: pa.Array, num_items: int) -> Any:
@@ -228,72 +228,29 @@ def _offsets(array: pa.Array, num_items: int) -> Any:
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(1, np.int64)
-    types = pa.types
-    is_wide = (
-        types.is_large_list(array.type)
-        or types.is_large_binary(array.type)
-        or types.is_large_string(array.type)
-    )
-    width = np.dtype(np.int64 if is_wide else np.int32)
-    _require_bytes(array, buffer, (array.offset + len(array) + 1) * width.itemsize)
-    start = width.itemsize * array.offset
-    found = np.frombuffer(buffer, width, count=len(array) + 1, offset=start)
-    offsets = np.require(found, np.int64, ["ALIGNED"])
-    if offsets[0] < 0 or offsets[-1] > num_items or (offsets[1:] < offsets[:-1]).any():
-        raise _damaged(array)
+    width = np.dtype(np.int64 if is_one_of(array.type, _WIDE_OFFSETS) else np.int32)
+    start, count = width.itemsize * array.offset, len(array) + 1
+    _require_sound(array, start + width.itemsize * count <= len(buffer))
+    stored = np.frombuffer(buffer, width, count=count, offset=start)
+    offsets = np.require(stored, np.int64, ["ALIGNED"])
+    is_inside = offsets[0] >= 0 and offsets[-1] <= num_items
+    _require_sound(array, is_inside and not (offsets[1:] < offsets[:-1]).any())
     return offsets
 
 
-def _require_bytes(array: pa.Array, buffer: Any, num_bytes: int) -> None:
-    if len(buffer) < num_bytes:
-        raise _damaged(array)
-
-
-def _damaged(array: pa.Array) -> DataError:
-    return DataError(
-        f"an array of type {array.type} has offsets out of order or buffers too short, so it was "
-        "damaged where it was made or stored; Array.validate(full=True) tells where"
-    )
+def _require_sound(array: pa.Array, is_sound: bool) -> None:
+    if not is_sound:
+        raise DataError(
+            f"an array of type {array.type} has offsets out of order or buffers too short, so it "
+            "was damaged where it was made or stored; Array.validate(full=True) tells where"
+        )
 
 
 def _even_offsets(array: pa.Array, width: int) -> Any:
     return np.arange(len(array) + 1, dtype=np.int64) * width
 
 
-def _no_lengths(array: pa.Array) -> Any:
-    return np.zeros(len(array) + 1, np.int64)
-
-
 def _valid(array: pa.Array) -> Any:
     if not array.null_count:
         return _NO_NULLS
     return array.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
-
-
-def _has_fixed_width(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_primitive(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
