@@ -15,24 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fast_axolotl import dedupe_files, open_dataset
+from fast_axolotl import dedupe_files
 from fast_axolotl.dedupe import files, seen
 from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
+from support.files import read_rows, write_jsonl
 
 BUDGET = 192 * 1024 * 1024
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [row for batch in open_dataset(str(path)) for row in batch.to_pylist()]
-
-
-def first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({str(row): row for row in reversed(rows)}.values())[::-1]
 
 
 def numbered(count: int, distinct: int, seed: int = 0) -> pa.Table:
@@ -47,14 +35,20 @@ def left_behind(folder: Path) -> list[str]:
 ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": None}] * 3
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", ROWS)
+
+
 @pytest.mark.parametrize(
     "ending", ["parquet", "arrow", "feather", "jsonl", "jsonl.gz", "jsonl.zst"]
 )
-def test_every_output_holds_the_first_of_each_row_in_order(tmp_path: Path, ending: str) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+def test_every_output_holds_the_first_of_each_row_in_order(
+    source: Path, tmp_path: Path, ending: str
+) -> None:
     output = tmp_path / f"out.{ending}"
     summary = dedupe_files(source, output)
-    assert rows_of(output) == ROWS[:2] + ROWS[3:4]
+    assert read_rows(output) == ROWS[:2] + ROWS[3:4]
     assert (summary.rows_in, summary.rows_out, summary.duplicates) == (12, 3, 9)
     assert summary.bytes_in == source.stat().st_size
     assert summary.bytes_out == output.stat().st_size
@@ -67,14 +61,14 @@ def test_several_inputs_are_one_dataset(tmp_path: Path) -> None:
     second = tmp_path / "2.parquet"
     pq.write_table(pa.table({"a": [2, 3, 1]}), second)
     dedupe_files([first, second], tmp_path / "out.parquet")
-    assert rows_of(tmp_path / "out.parquet") == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert read_rows(tmp_path / "out.parquet") == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
 def test_types_found_late_are_compared_as_what_they_are(tmp_path: Path) -> None:
     rows = [{"a": 1}, {"a": None}, {"a": 1.0}, {"a": 2.5}, {"a": 1, "late": "x"}]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     dedupe_files(source, tmp_path / "out.parquet")
-    assert rows_of(tmp_path / "out.parquet") == [
+    assert read_rows(tmp_path / "out.parquet") == [
         {"a": 1.0, "late": None},
         {"a": None, "late": None},
         {"a": 2.5, "late": None},
@@ -82,10 +76,9 @@ def test_types_found_late_are_compared_as_what_they_are(tmp_path: Path) -> None:
     ]
 
 
-def test_chosen_columns_decide_and_whole_rows_are_written(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "b": 1}, {"a": 1, "b": 2}])
+def test_chosen_columns_decide_and_whole_rows_are_written(source: Path, tmp_path: Path) -> None:
     dedupe_files(source, tmp_path / "out.jsonl", columns=["a"])
-    assert rows_of(tmp_path / "out.jsonl") == [{"a": 1, "b": 1}]
+    assert read_rows(tmp_path / "out.jsonl") == ROWS[:2]
 
 
 def test_rows_of_the_other_data_are_left_out(tmp_path: Path) -> None:
@@ -93,18 +86,23 @@ def test_rows_of_the_other_data_are_left_out(tmp_path: Path) -> None:
     other = tmp_path / "test.parquet"
     pq.write_table(pa.table({"b": ["x", "x"], "a": pa.array([2, 4], pa.int8())}), other)
     summary = dedupe_files(source, tmp_path / "out.jsonl", against=other)
-    assert [row["a"] for row in rows_of(tmp_path / "out.jsonl")] == [1, 3]
+    assert [row["a"] for row in read_rows(tmp_path / "out.jsonl")] == [1, 3]
     assert (summary.duplicates, summary.duplicates_of_others) == (3, 2)
 
 
-def test_the_other_data_must_have_the_columns_under_types_that_meet(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "b": "x"}])
+def test_the_other_data_must_have_the_columns_under_types_that_meet(
+    source: Path, tmp_path: Path
+) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", [{"a": "one"}])
     with pytest.raises(UsageError, match="compared against has no column 'b'"):
         dedupe_files(source, tmp_path / "out.jsonl", against=other)
     with pytest.raises(ConflictError, match="'a' is int64 in one of the two datasets"):
         dedupe_files(source, tmp_path / "out.jsonl", against=other, columns=["a"])
-    assert left_behind(tmp_path) == ["in.jsonl", "other.jsonl"]
+    # Values of several kinds are held as JSON text, which no plain text equals.
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"a": "x"}, {"a": 1}])
+    with pytest.raises(ConflictError, match="cannot be compared"):
+        dedupe_files(mixed, tmp_path / "out.jsonl", against=other, on_conflict="json")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_the_report_lists_what_was_dropped_and_which_row_it_repeats(tmp_path: Path) -> None:
@@ -121,8 +119,10 @@ def test_the_report_lists_what_was_dropped_and_which_row_it_repeats(tmp_path: Pa
 
 def test_nothing_dropped_gives_an_empty_report(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1}])
-    dedupe_files(source, tmp_path / "out.jsonl", report=tmp_path / "dropped.jsonl")
-    assert (tmp_path / "dropped.jsonl").read_text() == ""
+    (tmp_path / "other.jsonl").write_text("")
+    report = tmp_path / "dropped.jsonl"
+    dedupe_files(source, tmp_path / "out.jsonl", against=tmp_path / "other.jsonl", report=report)
+    assert report.read_text() == ""
 
 
 @pytest.mark.parametrize("limit", [0, 40_000, 400_000])
@@ -134,24 +134,21 @@ def test_spilling_gives_the_same_answer(
     pq.write_table(numbered(9000, 30_000, seed=1), tmp_path / "other.parquet")
     other = tmp_path / "other.parquet" if with_others else None
     monkeypatch.setattr(files, "_BATCH_ROWS", 1000)
-    kept = dedupe_files(
-        tmp_path / "in.parquet",
-        tmp_path / "a.parquet",
-        against=other,
-        report=tmp_path / "ar.parquet",
-    )
+
+    def run(name: str) -> tuple[Any, pa.Table, pa.Table]:
+        output, report = tmp_path / f"{name}.parquet", tmp_path / f"{name}-report.parquet"
+        summary = dedupe_files(
+            tmp_path / "in.parquet", output, against=other, report=report, memory_budget=BUDGET
+        )
+        return summary, pq.read_table(output), pq.read_table(report)
+
+    kept, rows, dropped = run("kept")
     monkeypatch.setattr(files, "_LEAST_WORKING_BYTES", BUDGET - limit)
     monkeypatch.setattr(seen, "_RECORD_ROWS", 500)
-    spilled = dedupe_files(
-        tmp_path / "in.parquet",
-        tmp_path / "b.parquet",
-        against=other,
-        report=tmp_path / "br.parquet",
-        memory_budget=BUDGET,
-    )
+    spilled, rows_again, dropped_again = run("spilled")
     assert spilled.spilled_bytes > 0 == kept.spilled_bytes
-    assert pq.read_table(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "b.parquet"))
-    assert pq.read_table(tmp_path / "ar.parquet").equals(pq.read_table(tmp_path / "br.parquet"))
+    assert rows.equals(rows_again)
+    assert dropped.equals(dropped_again)
     assert kept.duplicates_of_others == spilled.duplicates_of_others
     assert (kept.duplicates_of_others > 0) == with_others
     assert not [name for name in left_behind(tmp_path) if name.startswith(".")]
@@ -190,8 +187,7 @@ def test_an_input_that_changes_between_the_passes_is_noticed(
     assert left_behind(tmp_path) == ["in.jsonl"]
 
 
-def test_a_second_run_refuses_to_overwrite_and_says_how_to(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+def test_a_second_run_refuses_to_overwrite_and_says_how_to(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     dedupe_files(source, output)
     before = output.read_bytes()
@@ -205,14 +201,11 @@ def test_a_second_run_refuses_to_overwrite_and_says_how_to(tmp_path: Path) -> No
 
 
 def test_an_error_half_way_leaves_the_old_output_and_nothing_else(tmp_path: Path) -> None:
-    good = [{"a": n} for n in range(50_000)]
-    source = write_jsonl(tmp_path / "in.jsonl", good)
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": n} for n in range(50_000)])
     output = tmp_path / "out.jsonl"
     output.write_text("old")
-    calls = []
 
     def fail(phase: str, *_: int) -> None:
-        calls.append(phase)
         if phase == "reading":
             raise KeyboardInterrupt
 
@@ -223,10 +216,8 @@ def test_an_error_half_way_leaves_the_old_output_and_nothing_else(tmp_path: Path
 
 
 def test_a_disk_that_fails_is_an_error_that_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -245,6 +236,7 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
         (".", {}, "cannot be written|is a folder"),
         ("in.jsonl", {"overwrite": True}, "is one of the files to read"),
         ("out.jsonl", {"report": "out.jsonl"}, "same file"),
+        ("out.jsonl", {"report": "sub/../out.jsonl"}, "same file"),
         ("out.jsonl", {"memory_budget": 1000}, "192 MiB\\), not 1000"),
         ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope', only a, b"),
         ("out.jsonl", {"columns": "a"}, "list of different names"),
@@ -252,6 +244,7 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
         ("out.jsonl", {"format": "nope"}, "format"),
     ],
 )
+@pytest.mark.usefixtures("source")
 def test_wrong_arguments_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -260,17 +253,23 @@ def test_wrong_arguments_are_named(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "sub").mkdir()
     with pytest.raises(FastAxolotlError, match=message):
         dedupe_files("in.jsonl", output, **options)
-    assert left_behind(tmp_path) == ["in.jsonl"]
+    assert left_behind(tmp_path) == ["in.jsonl", "sub"]
 
 
-def test_bytes_are_refused_in_json(tmp_path: Path) -> None:
+def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [[b"x"]]}), tmp_path / "in.parquet")
     with pytest.raises(UsageError, match="JSON has no bytes: write"):
         dedupe_files(tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert left_behind(tmp_path) == ["in.parquet"]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "meta": {}}])
+    with pytest.raises(DataError, match=r"out\.parquet: this kind of file cannot hold"):
+        dedupe_files(source, tmp_path / "out.parquet")
+    source = write_jsonl(tmp_path / "in.jsonl", [{}, {}])
+    with pytest.raises(DataError, match="no columns"):
+        dedupe_files(source, tmp_path / "out.jsonl")
+    assert left_behind(tmp_path) == ["in.jsonl", "in.parquet"]
 
 
 def test_an_empty_dataset_gives_an_empty_output(tmp_path: Path) -> None:
@@ -295,32 +294,29 @@ def test_nested_and_view_types_survive(tmp_path: Path) -> None:
         assert reader.schema == table.schema
 
 
-def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fast_axolotl", "dedupe", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
-    )
+@pytest.mark.usefixtures("source")
+def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fast_axolotl", "dedupe", "in.jsonl", "-o", "out.parquet"]
+        return subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
 
-
-def test_the_command_prints_a_summary_and_json(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", ROWS)
-    done = run_cli("in.jsonl", "-o", "out.parquet", "--report", "r.parquet", cwd=tmp_path)
+    done = run("--report", "r.parquet")
     assert done.returncode == 0, done.stderr
     for line in ("rows in", "duplicates   9 (75.0%)", "rows out", "peak memory", "out.parquet"):
         assert line in done.stdout
-    done = run_cli("in.jsonl", "-o", "out.parquet", "--overwrite", "--json", cwd=tmp_path)
-    summary = json.loads(done.stdout)
+    again = run()
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "--overwrite" in again.stderr
+    summary = json.loads(run("--overwrite", "--json").stdout)
     assert (summary["rows_in"], summary["rows_out"], summary["duplicates"]) == (12, 3, 9)
     assert summary["peak_memory_bytes"] is not None or summary["peak_memory_reason"]
-
-
-def test_the_command_run_twice_refuses_with_exit_code_2(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", ROWS)
-    assert run_cli("in.jsonl", "-o", "out.jsonl", cwd=tmp_path).returncode == 0
-    again = run_cli("in.jsonl", "-o", "out.jsonl", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "--overwrite" in again.stderr
-    assert again.stderr.count("\n") == 1
 
 
 STOPPABLE = (
@@ -370,20 +366,7 @@ def test_dictionary_columns_are_compared_by_value_and_decoded_in_arrow_files(
     for ending in ("arrow", "parquet", "jsonl"):
         output = tmp_path / f"out.{ending}"
         dedupe_files(inputs, output, report=tmp_path / f"report-{ending}.arrow")
-        assert [row["x"] for row in rows_of(output)] == ["a", "b", "c"]
-
-
-def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "meta": {}}])
-    with pytest.raises(DataError, match=r"out\.parquet: this kind of file cannot hold"):
-        dedupe_files(source, tmp_path / "out.parquet")
-    assert left_behind(tmp_path) == ["in.jsonl"]
-
-
-def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{}, {}])
-    with pytest.raises(DataError, match="no columns"):
-        dedupe_files(source, tmp_path / "out.jsonl")
+        assert [row["x"] for row in read_rows(output)] == ["a", "b", "c"]
 
 
 def test_what_could_not_be_read_is_listed_on_both_sides(tmp_path: Path) -> None:
@@ -398,24 +381,3 @@ def test_what_could_not_be_read_is_listed_on_both_sides(tmp_path: Path) -> None:
     assert (summary.rows_out, summary.rejected_rows) == (1, 2)
     assert [Path(item.path).name for item in summary.rejections] == ["other.jsonl", "in.jsonl"]
     assert (summary.files_in, summary.files_against) == (1, 1)
-
-
-def test_json_text_and_plain_text_are_not_compared(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": "x"}, {"a": 1}])
-    other = write_jsonl(tmp_path / "other.jsonl", [{"a": "x"}])
-    with pytest.raises(ConflictError, match="cannot be compared"):
-        dedupe_files(source, tmp_path / "out.jsonl", against=other, on_conflict="json")
-
-
-def test_an_empty_other_dataset_leaves_nothing_out(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    (tmp_path / "other.jsonl").write_text("")
-    summary = dedupe_files(source, tmp_path / "out.jsonl", against=tmp_path / "other.jsonl")
-    assert summary.rows_out == 3
-
-
-def test_one_file_under_two_spellings_is_one_file(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    (tmp_path / "sub").mkdir()
-    with pytest.raises(UsageError, match="same file"):
-        dedupe_files(source, tmp_path / "o.jsonl", report=tmp_path / "sub" / ".." / "o.jsonl")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,12 +12,12 @@ import numpy as np
 import pytest
 from numba import types
 
-import fast_axolotl
 from fast_axolotl.kernels import jit, threads
+from support.processes import SOURCE, run_python
 
 pytestmark = pytest.mark.kernels
 
-PACKAGE = Path(fast_axolotl.__file__).parent
+STRICT = ("-W", "error", "-c")
 
 
 @jit.kernel(types.int64(jit.INT64), types.int64(jit.INT32))
@@ -29,20 +26,6 @@ def total(values: np.ndarray) -> int:
     for index in range(len(values)):
         result += values[index]
     return result
-
-
-def run_python(code: str, **environment: str) -> str:
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_kernel_takes_its_types_writeable_or_not_and_no_others() -> None:
@@ -71,22 +54,24 @@ def test_threads_that_call_at_once_compile_once() -> None:
 
 def test_every_kernel_is_listed_and_none_compiles_before_it_is_called() -> None:
     listed = run_python(
+        *STRICT,
         "import json\n"
         "from fast_axolotl.kernels.jit import all_kernels\n"
-        "print(json.dumps([[item.name, item._compiled is None] for item in all_kernels()]))"
+        "print(json.dumps([[item.name, item._compiled is None] for item in all_kernels()]))",
     )
     names, untouched = zip(*json.loads(listed), strict=True)
     assert all(untouched)
     decorator = re.compile(r"^@(?:jit\.)?kernel\(", re.MULTILINE)
-    written = [decorator.findall(path.read_text()) for path in PACKAGE.glob("kernels/*.py")]
+    modules = (SOURCE / "fast_axolotl").glob("kernels/*.py")
+    written = [decorator.findall(path.read_text()) for path in modules]
     assert len(set(names)) == sum(map(len, written))
 
 
-@pytest.mark.parametrize("folder", ["/dev/null/cache", "/proc/cache"])
-def test_a_cache_that_cannot_be_written_is_no_error(folder: str, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     # A copy, whose own folder cannot serve as a cache either: a file is in its place.
     copy = tmp_path / "fast_axolotl"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    package = SOURCE / "fast_axolotl"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for module in ("kernels", "dedupe", "reading"):
         (copy / module / "__pycache__").write_text("")
     code = (
@@ -95,18 +80,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(folder: str, tmp_path: Path)
         "from fast_axolotl.kernels.rowhash import absorb\n"
         "print(unique_rows(pa.table({'x': ['a', 'b', 'a']})).tolist(), absorb.is_kept)"
     )
-    home = {"HOME": folder, "XDG_CACHE_HOME": folder, "NUMBA_CACHE_DIR": folder}
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-B", "-W", "error", "-c", code],
-        env={**os.environ, **home, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[0, 1] False\n"
+    for folder in ("/dev/null/cache", "/proc/cache"):
+        home = {"HOME": folder, "XDG_CACHE_HOME": folder, "NUMBA_CACHE_DIR": folder}
+        assert run_python("-B", *STRICT, code, source=tmp_path, **home) == "[0, 1] False\n"
 
 
 def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +100,8 @@ def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.Mo
 
 
 def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
-    code = (
+    run_python(
+        *STRICT,
         "import os, pyarrow as pa\n"
         "from fast_axolotl import unique_rows\n"
         "table = pa.table({'x': [str(i % 90_000) for i in range(100_000)]})\n"
@@ -132,42 +109,26 @@ def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
         "child = os.fork()\n"
         "if not child:\n"
         "    os._exit(0 if len(unique_rows(table)) == 90_000 else 1)\n"
-        "assert os.waitpid(child, 0)[1] == 0"
+        "assert os.waitpid(child, 0)[1] == 0",
     )
-    run_python(code)
 
 
 def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fast_axolotl", "warmup"]
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path)}
-    for flags in (["--json"], []):
-        done = subprocess.run(
-            [*command, *flags],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        if flags:
-            result = json.loads(done.stdout)
-            names = {item.name for item in jit.all_kernels()}
-            assert names < set(result["seconds"])
-            assert result["kept"] is True
-            assert result["total"] == pytest.approx(sum(result["seconds"].values()))
-        else:
-            assert "total" in done.stdout
+    command = ("-m", "fast_axolotl", "warmup")
+    result = json.loads(run_python(*command, "--json", NUMBA_CACHE_DIR=str(tmp_path)))
+    assert {item.name for item in jit.all_kernels()} < set(result["seconds"])
+    assert result["kept"] is True
+    assert result["total"] == pytest.approx(sum(result["seconds"].values()))
     assert list(tmp_path.rglob("*.nbi"))
+    assert "total" in run_python(*command, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.parametrize("total_rows", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_slices_cover_everything_once(total_rows: int, count: int) -> None:
-    found = threads.slices(total_rows, count)
-    assert [row for start, stop in found for row in range(start, stop)] == list(range(total_rows))
-    assert len(found) <= count
+    ranges = threads.slices(total_rows, count)
+    assert [row for start, stop in ranges for row in range(start, stop)] == list(range(total_rows))
+    assert len(ranges) <= count
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:

@@ -6,12 +6,7 @@ every way with sequences too long, and both extra columns are held against them.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import random
-import subprocess
-import sys
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,16 +16,18 @@ from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences
 from fast_axolotl.errors import UsageError
+from support.processes import run_python
+from support.sequences import OUTPUTS, as_lists, flat
 
 pytestmark = pytest.mark.kernels
 
 PAD, EOS, LABEL_PAD = 0, 1, -100
-TOO_LONG = ["error", "truncate", "split"]
-OUTPUTS = ["lists", "numpy", "torch"]
 EMPTY: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
 
+
 # Tokens start at 2, so that PAD and EOS can be told from them.
-sequences_of_tokens = st.lists(st.lists(st.integers(2, 2**40), max_size=9), max_size=20)
+def token_lists(most: int) -> st.SearchStrategy[list[list[int]]]:
+    return st.lists(st.lists(st.integers(2, most), max_size=30), max_size=20)
 
 
 def test_each_sequence_is_followed_by_eos_and_pad() -> None:
@@ -65,16 +62,8 @@ def test_an_empty_sequence_still_gives_its_eos() -> None:
     assert pack_sequences([[], []], 4, PAD, EOS)["input_ids"] == [[EOS, PAD, EOS, PAD]]
 
 
-def test_packing_nothing_gives_three_empty_columns() -> None:
-    assert pack_sequences([], 8, PAD, EOS) == EMPTY
-    assert concatenate_and_pack([], [], [], 8, PAD) == EMPTY
-    assert concatenate_and_pack([[]], [[]], [[]], 8, PAD) == EMPTY
-
-
-def test_a_sequence_without_room_for_eos_and_pad_is_named_with_the_cure() -> None:
+def test_a_sequence_may_leave_room_for_eos_and_pad_alone() -> None:
     assert pack_sequences([[2, 3, 4, 5]], 6, PAD, EOS)["input_ids"] == [[2, 3, 4, 5, 1, 0]]
-    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
-        pack_sequences([[2], [2, 3, 4, 5, 6]], 6, PAD, EOS)
 
 
 @pytest.mark.parametrize("max_length", [0, -1])
@@ -121,21 +110,27 @@ def test_rows_of_padding_precede_sequences_too_long_as_in_the_earlier_package(
     ids = [[7] * length for length in lengths]
     packed = concatenate_and_pack(ids, ids, [[1] * length for length in lengths], 4, PAD)
     assert [sum(mask) for mask in packed["attention_mask"]] == used
-    _assert_well_formed(packed, 4)
 
 
-def test_columns_with_different_counts_are_refused_with_index_and_lengths() -> None:
-    with pytest.raises(UsageError, match=r"input_ids has 2 .* labels has 1, so index 1 "):
-        concatenate_and_pack([[5], [6]], [[5]], [[1], [1]], 4, PAD)
-    with pytest.raises(UsageError, match=r"input_ids has 1 .* attention_masks has 2, so index 1 "):
-        concatenate_and_pack([[5]], [[5]], [[1], [1]], 4, PAD)
-
-
-def test_a_sequence_with_unequal_columns_is_refused_with_index_and_lengths() -> None:
-    with pytest.raises(UsageError, match="sequence 1 has 2 input_ids and 1 labels"):
-        concatenate_and_pack([[5], [6, 7]], [[5], [6]], [[1], [1, 1]], 4, PAD)
-    with pytest.raises(UsageError, match="sequence 0 has 1 input_ids and 2 attention_masks"):
-        concatenate_and_pack([[5]], [[5]], [[1, 1]], 4, PAD)
+@pytest.mark.parametrize("form", [list, flat])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (([[5], [6]], [[5]], [[1], [1]]), "input_ids has 2 .* labels has 1, so index 1 "),
+        (([[5]], [[5]], [[1], [1]]), "input_ids has 1 .* attention_masks has 2, so index 1 "),
+        (
+            ([[5], [6, 7]], [[5], [6]], [[1], [1, 1]]),
+            "sequence 1 has 2 input_ids and 1 labels",
+        ),
+        (([[5]], [[5]], [[1, 1]]), "sequence 0 has 1 input_ids and 2 attention_masks"),
+    ],
+)
+def test_columns_that_disagree_are_refused_with_index_and_lengths(
+    columns: tuple[list[list[int]], ...], message: str, form: Any
+) -> None:
+    ids, labels, masks = columns
+    with pytest.raises(UsageError, match=message):
+        concatenate_and_pack(form(ids), form(labels), masks, 4, PAD)
 
 
 def test_the_inputs_are_left_unchanged() -> None:
@@ -143,48 +138,6 @@ def test_the_inputs_are_left_unchanged() -> None:
     pack_sequences(ids, 8, PAD, EOS)
     concatenate_and_pack(ids, ids, [[1, 1], [1]], 8, PAD)
     assert ids == [[5, 6], [7]]
-
-
-@given(sequences_of_tokens, st.integers(11, 40))
-def test_packing_loses_duplicates_and_reorders_no_token(
-    sequences: list[list[int]], max_length: int
-) -> None:
-    packed = pack_sequences(sequences, max_length, PAD, EOS)
-    assert _attended(packed, "input_ids") == [t for s in sequences for t in [*s, EOS]]
-    assert _attended(packed, "labels") == _attended(packed, "input_ids")
-    _assert_well_formed(packed, max_length)
-
-
-@given(sequences_of_tokens, st.integers(9, 40))
-def test_concatenating_loses_duplicates_and_reorders_no_token(
-    sequences: list[list[int]], max_length: int
-) -> None:
-    masks = [[1] * len(sequence) for sequence in sequences]
-    packed = concatenate_and_pack(sequences, sequences, masks, max_length, PAD)
-    assert _attended(packed, "input_ids") == [token for s in sequences for token in s]
-    _assert_well_formed(packed, max_length)
-
-
-@given(sequences_of_tokens, st.integers(9, 40))
-def test_no_two_neighbouring_rows_could_have_shared_one(
-    sequences: list[list[int]], max_length: int
-) -> None:
-    masks = [[1] * len(sequence) for sequence in sequences]
-    packed = concatenate_and_pack(sequences, sequences, masks, max_length, PAD)
-    used = [sum(mask) for mask in packed["attention_mask"]]
-    assert all(a + b > max_length for a, b in pairwise(used))
-
-
-def _attended(packed: dict[str, list[list[int]]], name: str) -> list[int]:
-    rows = zip(packed[name], packed["attention_mask"], strict=True)
-    return [v for row, mask in rows for v, seen in zip(row, mask, strict=True) if seen]
-
-
-def _assert_well_formed(packed: dict[str, list[list[int]]], max_length: int) -> None:
-    assert all(len(row) == max_length for rows in packed.values() for row in rows)
-    for ids, labels, mask in zip(*packed.values(), strict=True):
-        unseen = [(i, lab) for i, lab, m in zip(ids, labels, mask, strict=True) if not m]
-        assert set(unseen) <= {(PAD, LABEL_PAD)}
 
 
 def oracle_pack(sequences: list[list[int]], width: int, too_long: str) -> dict[str, Any]:
@@ -240,32 +193,17 @@ def _oracle_columns(rows: list[list[tuple[int, int, int, int]]], width: int) -> 
     return {**columns, "cu_seqlens": [*starts, len(flat)]}
 
 
-def as_lists(packed: dict[str, Any]) -> dict[str, Any]:
-    return {k: v if isinstance(v, list) else v.tolist() for k, v in packed.items()}
-
-
-def flat(sequences: list[list[int]], dtype: str = "int64") -> tuple[Any, Any]:
-    """``(values, offsets)`` with values before and after those that the offsets span."""
-    values = [99, *(token for sequence in sequences for token in sequence), 98, 97]
-    return np.array(values, dtype), np.cumsum([1, *map(len, sequences)])
-
-
-def require(output: str) -> None:
-    if output == "torch":
-        pytest.importorskip("torch")
-
-
-small_tokens = st.lists(st.lists(st.integers(2, 2**31 - 1), max_size=30), max_size=20)
-
-
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
 @settings(deadline=None)
-@given(sequences=small_tokens, width=st.integers(2, 14), dtype=st.sampled_from(["int32", "int64"]))
+@given(
+    sequences=token_lists(2**31 - 1),
+    width=st.integers(2, 14),
+    dtype=st.sampled_from(["int32", "int64"]),
+)
 def test_packed_rows_are_those_of_the_oracle(
     output: str, too_long: str, sequences: list[list[int]], width: int, dtype: str
 ) -> None:
-    require(output)
     expected = oracle_pack(sequences, width, too_long)
     for given_as in (sequences, flat(sequences), flat(sequences, "int32")):
         packed = pack_sequences(
@@ -286,11 +224,10 @@ def test_packed_rows_are_those_of_the_oracle(
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
 @settings(deadline=None)
-@given(sequences=small_tokens, width=st.integers(1, 14), data=st.data())
+@given(sequences=token_lists(2**31 - 1), width=st.integers(1, 14), data=st.data())
 def test_concatenated_rows_are_those_of_the_oracle(
     output: str, too_long: str, sequences: list[list[int]], width: int, data: st.DataObject
 ) -> None:
-    require(output)
     labels = [[data.draw(st.sampled_from([-100, token])) for token in row] for row in sequences]
     masks = [[token % 2 for token in row] for row in sequences]
     expected = oracle_concatenate((sequences, labels, masks), width, too_long)
@@ -306,7 +243,7 @@ def test_concatenated_rows_are_those_of_the_oracle(
 
 
 @settings(deadline=None)
-@given(sequences_of_tokens, st.integers(2, 12))
+@given(token_lists(2**40), st.integers(2, 12))
 def test_splitting_loses_duplicates_and_reorders_no_token(
     sequences: list[list[int]], width: int
 ) -> None:
@@ -331,10 +268,11 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
     sequences = [
         [chance.randrange(2, 30_000) for _ in range(chance.randrange(120))] for _ in range(6000)
     ]
-    options: dict[str, Any] = {"position_ids": True, "cu_seqlens": True, "num_threads": num_threads}
-    expected = pack_sequences(sequences, 128, PAD, EOS, position_ids=True, cu_seqlens=True)
+    extra: dict[str, Any] = {"position_ids": True, "cu_seqlens": True}
+    expected = pack_sequences(sequences, 128, PAD, EOS, **extra)
     assert expected == oracle_pack(sequences, 128, "error")
-    packed = pack_sequences(flat(sequences), 128, PAD, EOS, output="numpy", **options)
+    extra |= {"output": "numpy", "num_threads": num_threads}
+    packed = pack_sequences(flat(sequences), 128, PAD, EOS, **extra)
     assert as_lists(packed) == expected
     assert packed["cu_seqlens"].dtype == np.int32
 
@@ -359,41 +297,33 @@ def test_a_split_sequence_fills_rows_and_has_one_eos() -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_packing_nothing_gives_empty_columns_of_the_width(output: str) -> None:
-    require(output)
-    packed = pack_sequences([], 8, PAD, EOS, output=output)
-    assert as_lists(packed) == EMPTY
-    assert concatenate_and_pack([], [], [], 8, PAD, output=output).keys() == EMPTY.keys()
-    if output != "lists":
-        assert {tuple(column.shape) for column in packed.values()} == {(0, 8)}
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_arrays_have_the_dtype_that_was_asked_for(output: str, dtype: str) -> None:
-    require(output)
-    packed = pack_sequences([[5]], 4, PAD, EOS, output=output, dtype=dtype, position_ids=True)
-    if output != "lists":
-        assert {str(column.dtype).removeprefix("torch.") for column in packed.values()} == {dtype}
+def test_arrays_have_the_width_and_the_dtype_that_were_asked_for(output: str, dtype: str) -> None:
+    options: dict[str, Any] = {"output": output, "dtype": dtype}
+    for sequences in ([], [[5]]):
+        packed = pack_sequences(sequences, 8, PAD, EOS, position_ids=True, **options)
+        if output != "lists":
+            shapes = {tuple(column.shape) for column in packed.values()}
+            assert shapes == {(len(sequences), 8)}
+            assert {str(column.dtype).removeprefix("torch.") for column in packed.values()} == {
+                dtype
+            }
+    for empty in ([], [[]]):
+        assert as_lists(concatenate_and_pack(empty, empty, empty, 8, PAD, **options)) == EMPTY
+    assert as_lists(pack_sequences([], 8, PAD, EOS, **options)) == EMPTY
 
 
-@pytest.mark.parametrize("given_as", [lambda rows: rows, flat])
-def test_too_long_sequences_are_named_whatever_the_input(given_as: Any) -> None:
-    rows = given_as([[2], [2, 3, 4, 5, 6]])
-    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
-        pack_sequences(rows, 6, PAD, EOS, output="numpy")
+@pytest.mark.parametrize("form", [list, flat])
+def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
+    rows = form([[2], [2, 3, 4, 5, 6]])
+    for output in ("lists", "numpy"):
+        with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
+            pack_sequences(rows, 6, PAD, EOS, output=output)
     with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens, but max_length is 4"):
         concatenate_and_pack(rows, rows, rows, 4, PAD, too_long="error")
-    for too_long in TOO_LONG:
+    for too_long in ("error", "truncate", "split"):
         with pytest.raises(UsageError, match="sequence 0 has 1 tokens and needs 3 places"):
             pack_sequences(rows, 1, PAD, EOS, too_long=too_long)
-
-
-def test_columns_that_disagree_are_refused_in_arrays_too() -> None:
-    with pytest.raises(UsageError, match="sequence 1 has 2 input_ids and 1 labels"):
-        concatenate_and_pack(flat([[5], [6, 7]]), [[5], [6]], [[1], [1, 1]], 4, PAD)
-    with pytest.raises(UsageError, match=r"input_ids has 2 .* labels has 1, so index 1 "):
-        concatenate_and_pack(flat([[5], [6]]), flat([[5]]), [[1], [1]], 4, PAD)
 
 
 @pytest.mark.parametrize(
@@ -427,70 +357,13 @@ def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_fi
         pack_sequences(flat([[5]]), 2**31, PAD, EOS, output="numpy", cu_seqlens=True)
 
 
-def test_lists_that_become_lists_need_no_numba() -> None:
-    code = (
+def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
+    loaded = run_python(
+        "-c",
         "import sys; from fast_axolotl import pack_sequences, concatenate_and_pack, pad_sequences\n"
         "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True, too_long='split')\n"
         "concatenate_and_pack([[5]], [[5]], [[1]], 8, 0)\n"
         "pad_sequences([[5], [6, 7]], attention_mask=True)\n"
-        "print([name for name in ('numba', 'torch') if name in sys.modules])"
+        "print([name for name in ('numba', 'pyarrow', 'torch') if name in sys.modules])",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-AXOLOTL = """
-import json, sys
-from types import SimpleNamespace
-from axolotl.utils.data.streaming import encode_streaming
-
-class Tokenizer:
-    eos_token_id, pad_token_id = 1, 0
-
-    def __call__(self, texts, truncation, max_length, add_special_tokens):
-        ids = [json.loads(text)[:max_length] for text in texts]
-        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
-
-cases = json.load(sys.stdin)
-found = [
-    encode_streaming({"text": [json.dumps(row) for row in rows]}, Tokenizer(), width)
-    for rows, width in cases
-]
-print(json.dumps(found))
-"""
-
-
-def test_packed_rows_are_those_of_axolotls_encode_streaming() -> None:
-    if importlib.util.find_spec("axolotl") is None:
-        pytest.skip("axolotl is not installed: pip install axolotl")
-    chance = random.Random(0)
-    # Not empty: of an empty text, Axolotl makes a tensor of floats.
-    cases = [
-        (
-            [
-                [chance.randrange(2, 999) for _ in range(chance.randint(1, 12))]
-                for _ in range(chance.randrange(30))
-            ],
-            chance.randint(3, 20),
-        )
-        for _ in range(60)
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", AXOLOTL],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    for (rows, width), expected in zip(cases, theirs, strict=True):
-        # Axolotl's tokenizer cuts what is too long, as "truncate" does.
-        assert pack_sequences(rows, width, PAD, EOS, too_long="truncate") == expected
-        packed = pack_sequences(
-            flat(rows), width, PAD, EOS, too_long="truncate", output="numpy", dtype="int32"
-        )
-        assert as_lists(packed) == expected
+    assert loaded == "[]\n"

@@ -127,7 +127,6 @@ def plan_packs(
         raise UsageError(f"method is {method!r}; it is one of {', '.join(get_args(Method))}")
     capacity = _at_least_one("capacity", capacity)
     values = _as_lengths(lengths)
-
     from fast_axolotl.kernels import binpack
 
     # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.

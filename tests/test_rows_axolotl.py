@@ -1,10 +1,13 @@
-"""First-fit and sequential packs are those of the real Axolotl, bin by bin.
+"""Rows kept, packs and packed rows are those of the real Axolotl.
 
 Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +16,74 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.packing import plan_packs
+from fast_axolotl import SeenRows, pack_sequences, plan_packs, unique_rows
 from support.axolotl import AGAINST_AXOLOTL
+from support.sequences import as_lists, flat
 
 pytestmark = AGAINST_AXOLOTL
+
+NAN = float("nan")
+
+ROWS: dict[str, list[Any]] = {
+    "text": ["a", "b", None, "", "a", "'", '"', "\\", "\n", "é", "e\u0301"],
+    "floats": [0.0, -0.0, NAN, -NAN, 1.0, math.inf, -math.inf, None, 1e-323, 0.1, 0.1 + 1e-17],
+    "lists": [[1, 2], [1], None, [], [1, None], [None, 1], [1, 2]],
+    "lists of floats": [[0.0], [-0.0], [NAN], [NAN], None, []],
+    "bools": [True, False, None, True],
+    "structs": [{"a": 1, "b": "x"}, {"a": None, "b": None}, None, {"a": 1, "b": "x"}],
+    "chats": [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}],
+        [{"role": "user", "content": "hi"}],
+        [],
+        None,
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def deduplicate(stock: Callable[[str], Any]) -> Any:
+    return stock("axolotl.utils.data.utils")._deduplicate_dataset
+
+
+def kept_by(deduplicate: Any, dataset: Any, seen: set[str] | None = None) -> list[int]:
+    kept, _ = deduplicate(dataset, seen)
+    if kept._indices is None:  # nothing was dropped, or nothing but the end
+        return list(range(len(kept)))
+    return [int(index) for index in kept._indices.column(0).to_pylist()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_rows_are_kept(deduplicate: Any, name: str) -> None:
+    from datasets import Dataset
+
+    dataset = Dataset.from_dict({"x": ROWS[name] * 2})
+    assert unique_rows(dataset.data.table).tolist() == kept_by(deduplicate, dataset)
+
+
+def test_tokenised_rows_of_two_datasets(deduplicate: Any) -> None:
+    from datasets import Dataset, Features, Sequence, Value
+
+    rng = np.random.default_rng(7)
+    features = Features(
+        {
+            "input_ids": Sequence(Value("int32")),
+            "attention_mask": Sequence(Value("int8")),
+            "labels": Sequence(Value("int64")),
+        }
+    )
+
+    def make(count: int) -> Any:
+        ids = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in range(count)]
+        rows = [{"input_ids": i, "attention_mask": [1] * len(i), "labels": i} for i in ids]
+        return Dataset.from_list(rows, features=features)
+
+    seen_hashes: set[str] = set()
+    seen = SeenRows()
+    for dataset in (make(600), make(400)):
+        theirs = kept_by(deduplicate, dataset, seen_hashes)
+        assert unique_rows(dataset.data.table, seen=seen).tolist() == theirs
+    assert len(seen) == len(seen_hashes)
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +196,29 @@ def test_sequential_gives_the_bins_of_allocate_sequentially(
     plan = plan_packs(lengths, capacity, method="sequential")
     assert plan.tolist() == [list(pack) for pack in packs]
     assert (plan.total_length, len(plan) * capacity) == (used, slots)
+
+
+class Tokenizer:
+    eos_token_id, pad_token_id = 1, 0
+
+    def __call__(self, texts: list[str], max_length: int, **_: Any) -> dict[str, Any]:
+        ids = [json.loads(text)[:max_length] for text in texts]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+
+
+def test_packed_rows_are_those_of_encode_streaming(stock: Callable[[str], Any]) -> None:
+    encode_streaming = stock("axolotl.utils.data.streaming").encode_streaming
+    chance = random.Random(0)
+    for _ in range(60):
+        # Not empty: of an empty text, Axolotl makes a tensor of floats.
+        rows = [
+            [chance.randrange(2, 999) for _ in range(chance.randint(1, 12))]
+            for _ in range(chance.randrange(30))
+        ]
+        width = chance.randint(3, 20)
+        texts = [json.dumps(row) for row in rows]
+        theirs = encode_streaming({"text": texts}, Tokenizer(), width)
+        # Axolotl's tokenizer cuts what is too long, as "truncate" does.
+        assert pack_sequences(rows, width, 0, 1, too_long="truncate") == theirs
+        options = {"too_long": "truncate", "output": "numpy", "dtype": "int32"}
+        assert as_lists(pack_sequences(flat(rows), width, 0, 1, **options)) == theirs

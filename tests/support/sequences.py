@@ -1,0 +1,33 @@
+"""Token sequences in the forms that packing and padding take, and their rows as lists."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+OUTPUTS = [
+    "lists",
+    "numpy",
+    pytest.param(
+        "torch",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("torch") is None, reason="torch is not installed"
+        ),
+    ),
+]
+
+
+def flat(sequences: list[list[int]], dtype: str = "int64") -> tuple[Any, Any]:
+    """``(values, offsets)`` with values before and after those that the offsets span."""
+    values = [99, *(token for sequence in sequences for token in sequence), 98, 97]
+    return np.array(values, dtype), np.cumsum([1, *map(len, sequences)])
+
+
+def as_lists(result: Any) -> Any:
+    """A column, or all columns by their names, as lists."""
+    if isinstance(result, dict):
+        return {name: as_lists(column) for name, column in result.items()}
+    return result if isinstance(result, list) else result.tolist()
