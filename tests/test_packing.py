@@ -30,23 +30,11 @@ def token_lists(most: int) -> st.SearchStrategy[list[list[int]]]:
     return st.lists(st.lists(st.integers(2, most), max_size=30), max_size=20)
 
 
-def test_each_sequence_is_followed_by_eos_and_pad() -> None:
-    assert pack_sequences([[5, 6], [7]], 7, PAD, EOS) == {
-        "input_ids": [[5, 6, EOS, PAD, 7, EOS, PAD]],
-        "labels": [[5, 6, EOS, LABEL_PAD, 7, EOS, LABEL_PAD]],
-        "attention_mask": [[1, 1, 1, 0, 1, 1, 0]],
-    }
-
-
-def test_a_sequence_that_does_not_fit_opens_a_new_row() -> None:
-    assert pack_sequences([[5, 6], [7], [8, 9, 10]], 6, PAD, EOS) == {
-        "input_ids": [[5, 6, 1, 0, 0, 0], [7, 1, 0, 0, 0, 0], [8, 9, 10, 1, 0, 0]],
-        "labels": [
-            [5, 6, 1, -100, -100, -100],
-            [7, 1, -100, -100, -100, -100],
-            [8, 9, 10, 1, -100, -100],
-        ],
-        "attention_mask": [[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]],
+def test_each_sequence_is_followed_by_eos_and_pad_and_one_that_does_not_fit_opens_a_row() -> None:
+    assert pack_sequences([[5, 6], [7], [8]], 7, PAD, EOS) == {
+        "input_ids": [[5, 6, EOS, PAD, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD, PAD, PAD]],
+        "labels": [[5, 6, EOS, -100, 7, EOS, -100], [8, EOS, -100, -100, -100, -100, -100]],
+        "attention_mask": [[1, 1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0]],
     }
 
 
@@ -58,20 +46,9 @@ def test_the_ids_of_padding_are_the_callers() -> None:
     }
 
 
-def test_an_empty_sequence_still_gives_its_eos() -> None:
+def test_an_empty_sequence_gives_its_eos_and_a_long_one_needs_room_for_eos_and_pad_alone() -> None:
     assert pack_sequences([[], []], 4, PAD, EOS)["input_ids"] == [[EOS, PAD, EOS, PAD]]
-
-
-def test_a_sequence_may_leave_room_for_eos_and_pad_alone() -> None:
     assert pack_sequences([[2, 3, 4, 5]], 6, PAD, EOS)["input_ids"] == [[2, 3, 4, 5, 1, 0]]
-
-
-@pytest.mark.parametrize("max_length", [0, -1])
-def test_a_row_needs_at_least_one_place(max_length: int) -> None:
-    with pytest.raises(UsageError, match=f"max_length must be at least 1, not {max_length}"):
-        pack_sequences([], max_length, PAD, EOS)
-    with pytest.raises(UsageError, match=f"max_length must be at least 1, not {max_length}"):
-        concatenate_and_pack([], [], [], max_length, PAD)
 
 
 def test_concatenating_adds_nothing_between_sequences() -> None:
@@ -333,6 +310,8 @@ def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
         ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
         ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
         ({"num_threads": -1}, "num_threads must be 0, for every processor, or more: not -1"),
+        ({"max_length": 0}, "max_length must be at least 1, not 0"),
+        ({"max_length": -1}, "max_length must be at least 1, not -1"),
         ({"max_length": 8.0}, r"max_length must be an integer, and it is 8.0 \(float\)"),
         ({"pad_token_id": None}, r"pad_token_id must be an integer, and it is None"),
         ({"eos_token_id": "1"}, r"eos_token_id must be an integer, and it is '1' \(str\)"),

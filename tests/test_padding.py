@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,10 @@ def test_a_longer_sequence_is_an_error_when_asked(form: Any) -> None:
             f"pad_value is {2**31}, which int32 cannot",
         ),
         ({"padding_side": "top"}, "padding_side must be 'right' or 'left', not 'top'"),
+        ({"dtype": np.dtype("int32"), "output": "numpy"}, "dtype must be"),
+        ({"pad_to_multiple_of": ""}, "pad_to_multiple_of must be an integer"),
+        ({"pad_to_multiple_of": 0.0}, "pad_to_multiple_of must be an integer"),
+        ({"pad_to_multiple_of": []}, "pad_to_multiple_of must be an integer"),
         ({"target_length": 2.5}, "target_length must be an integer, and it is 2.5"),
     ],
 )

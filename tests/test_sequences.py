@@ -104,20 +104,30 @@ def test_torch_tensors_are_taken(dtype: str) -> None:
     assert both(torch.stack([rows[0], rows[0]])) == [[1, 0], [1, 0]]
 
 
-def test_arrays_of_different_integers_are_joined_without_loss() -> None:
-    rows = [np.array([2**63 - 1], np.uint64), np.array([-1], np.int8), np.array([2**40])]
-    assert both(rows) == [[2**63 - 1], [-1], [2**40]]
-
-
-def test_bools_count_as_zero_and_one() -> None:
-    assert both([[True, 7], [False]]) == [[1, 7], [0]]
-    assert both(np.array([[True, False]])) == [[1, 0]]
-    assert both(pa.array([[True, False], [True]])) == [[1, 0], [1]]
-
-
-def test_scalars_of_numpy_are_integers_in_lists() -> None:
-    rows = [list(np.array([100, 100, 100], np.int8)), [np.int64(2**62)] * 3, [5, np.uint8(6)]]
-    assert both(rows) == [[100, 100, 100], [2**62] * 3, [5, 6]]
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            [np.array([2**63 - 1], np.uint64), np.array([-1], np.int8), np.array([2**40])],
+            [[2**63 - 1], [-1], [2**40]],
+        ),
+        ([[True, 7], [False]], [[1, 7], [0]]),
+        (np.array([[True, False]]), [[1, 0]]),
+        (pa.array([[True, False], [True]]), [[1, 0], [1]]),
+        ([list(np.array([100] * 3, np.int8)), [np.int64(2**62)] * 3], [[100] * 3, [2**62] * 3]),
+        ([[300, np.uint8(1)], [np.int8(1)]], [[300, 1], [1]]),
+        ([[1, np.int32(2**31 - 1), np.int32(5)]], [[1, 2**31 - 1, 5]]),
+        ([[np.int64(3), 5]], [[3, 5]]),
+        ([pa.array([1, 2])], [[1, 2]]),
+    ],
+    ids=str,
+)
+def test_integers_of_any_kind_become_plain_ones_without_loss(
+    rows: Any, expected: list[list[int]]
+) -> None:
+    assert both(rows) == expected
+    padded, packed = pad_sequences(rows), pack_sequences(rows, 8, 0, 2)["input_ids"]
+    assert {type(token) for row in [*padded, *packed] for token in row} == {int}
 
 
 def test_arrays_of_32_and_64_bits_are_used_where_they_lie() -> None:
@@ -137,6 +147,7 @@ def test_arrays_of_32_and_64_bits_are_used_where_they_lie() -> None:
             assert pack_sequences(given_as, 9, 0, 1, output="numpy")["labels"].sum() < 99
 
 
+TOO_LARGE = np.array([1, 2**63], np.uint64)
 BAD_TOKENS: list[tuple[Any, str]] = [
     (1.0, r"is 1\.0 \(float\)"),
     (1.5, r"is 1\.5 \(float\)"),
@@ -158,47 +169,35 @@ def test_what_is_no_integer_is_named_by_its_place(
 ) -> None:
     rows = [wrap([5]), wrap([6, 7, bad, 8])]
     fine = [[1], [1] * 4]
-    with pytest.raises(UsageError, match=r"sequences\[1\]\[2\] .*" + message):
+    place = r"\[1\]\[2\] .*" + message
+    with pytest.raises(UsageError, match="sequences" + place):
         pack_sequences(rows, 9, 0, 1, output=output)
-    with pytest.raises(UsageError, match=r"sequences\[1\]\[2\] .*" + message):
+    with pytest.raises(UsageError, match="sequences" + place):
         pad_sequences(rows, output=output)
-    with pytest.raises(UsageError, match=r"labels\[1\]\[2\] .*" + message):
+    with pytest.raises(UsageError, match="labels" + place):
         concatenate_and_pack(fine, rows, fine, 9, 0, output=output)
 
 
 @pytest.mark.parametrize("bad", [2**31, -(2**31) - 1, 2**63, -(2**63) - 1, 2**70])
 def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> None:
     rows = [[5], [6, bad]]
-    given: list[Any] = [rows]
+    forms: list[Any] = [rows]
     if abs(bad) < 2**40:
-        given += [(np.array([0, 5, 6, bad]), np.array([1, 2, 4])), [np.array(row) for row in rows]]
-    for given_as in given:
-        message = rf"\[1\]\[1\] is {bad}, which int32 cannot hold"
+        forms += [(np.array([0, 5, 6, bad]), np.array([1, 2, 4])), [np.array(row) for row in rows]]
+    message = rf"\[1\]\[1\] is {bad}, which int32 cannot hold"
+    asked: dict[str, Any] = {"output": "numpy", "dtype": "int32"}
+    fine = [[1], [1, 1]]
+    for form in forms:
+        for width, too_long in ((9, "error"), (2, "split")):
+            with pytest.raises(UsageError, match="sequences" + message):
+                pack_sequences(form, width, 0, 1, too_long=too_long, **asked)
         with pytest.raises(UsageError, match="sequences" + message):
-            pack_sequences(given_as, 9, 0, 1, output="numpy", dtype="int32")
-        with pytest.raises(UsageError, match="sequences" + message):
-            pack_sequences(given_as, 2, 0, 1, output="numpy", dtype="int32", too_long="split")
-        with pytest.raises(UsageError, match="sequences" + message):
-            pad_sequences(given_as, output="numpy", dtype="int32")
+            pad_sequences(form, **asked)
         with pytest.raises(UsageError, match="labels" + message):
-            concatenate_and_pack(
-                [[1], [1, 1]], given_as, [[1], [1, 1]], 9, 0, output="numpy", dtype="int32"
-            )
+            concatenate_and_pack(fine, form, fine, 9, 0, **asked)
     if abs(bad) >= 2**63:
         with pytest.raises(UsageError, match=rf"\[1\]\[1\] is {bad}, which int64 cannot hold"):
             pad_sequences(rows, output="numpy")
-
-
-def test_unsigned_values_past_64_bits_with_sign_are_named() -> None:
-    values = np.array([1, 2**63], np.uint64)
-    for given_as in (
-        values.reshape(1, 2),
-        (values, np.array([0, 2])),
-        [values],
-        pa.array([values]),
-    ):
-        with pytest.raises(UsageError, match=f"value 1, is {2**63}, which int64 cannot hold"):
-            pad_sequences(given_as)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +238,12 @@ def test_unsigned_values_past_64_bits_with_sign_are_named() -> None:
         ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, and there are 5 values"),
         ((np.arange(5), np.array([0, 6])), "go from 0 to 6, and there are 5 values"),
         ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "fall from 0 to -1"),
+        (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which int64 cannot hold"),
+        ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which int64 cannot hold"),
+        ([TOO_LARGE], f"value 1, is {2**63}, which int64 cannot hold"),
+        (pa.array([TOO_LARGE]), f"value 1, is {2**63}, which int64 cannot hold"),
+        (np.ma.array([[1, 2]], mask=[[False, True]]), "masked array"),
+        (pa.chunked_array([], pa.string()), "pass lists of integers"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -324,33 +329,6 @@ def test_a_large_input_is_flattened_as_it_is() -> None:
     assert tokens_of(rows) == rows
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [[300, np.uint8(1)]],
-        [[300], [np.int8(1)]],
-        [[1, np.int32(2**31 - 1), np.int32(5)]],
-        [[np.int64(3), 5]],
-        [[True, False], [True]],
-        [pa.array([1, 2])],
-    ],
-)
-def test_rows_of_lists_hold_plain_integers_only(rows: Any) -> None:
-    padded = pad_sequences(rows)
-    assert all(type(token) is int for row in padded for token in row)
-    assert padded == pad_sequences(rows, output="numpy").tolist()
-    packed = pack_sequences(rows, 8, 0, 2)
-    assert all(type(token) is int for row in packed["input_ids"] for token in row)
-
-
-def test_options_are_names_and_nothing_that_equals_one() -> None:
-    with pytest.raises(UsageError, match="dtype must be"):
-        pad_sequences([[1]], output="numpy", dtype=np.dtype("int32"))  # type: ignore[arg-type]
-    for wrong in ("", 0.0, []):
-        with pytest.raises(UsageError, match="pad_to_multiple_of must be an integer"):
-            pad_sequences([[1]], pad_to_multiple_of=wrong)  # type: ignore[arg-type]
-
-
 def test_tokens_that_are_cut_off_are_not_judged() -> None:
     for tokens in ([[1, 2**40]], (np.array([1, 2**40]), np.array([0, 2]))):
         padded = pad_sequences(tokens, 1, output="numpy", dtype="int32")
@@ -365,13 +343,6 @@ def test_tokens_that_are_cut_off_are_not_judged() -> None:
 def test_lists_hold_any_token_whatever_the_dtype() -> None:
     for tokens in ([[2**40]], (np.array([2**40]), np.array([0, 1]))):
         assert pad_sequences(tokens, 2, 2**50, dtype="int32") == [[2**40, 2**50]]
-
-
-def test_masked_arrays_and_columns_of_text_are_refused() -> None:
-    with pytest.raises(UsageError, match="masked array"):
-        pad_sequences(np.ma.array([[1, 2]], mask=[[False, True]]))
-    with pytest.raises(UsageError, match="pass lists of integers"):
-        pad_sequences(pa.chunked_array([], pa.string()))
 
 
 def test_a_senseless_number_of_threads_does_no_harm() -> None:
