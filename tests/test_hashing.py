@@ -72,15 +72,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashing, "_HEX_ROWS", 7)
 
 
-def test_the_hash_of_a_row_is_its_sha256_in_hex() -> None:
-    assert parallel_hash_rows(["a", "é", b"a", ""]) == [
-        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
-        "4a99557e4033c3539de2eb65472017cad5f9557f7a0625a09f1c3f6e2ba69c4c",
-        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
-        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-    ]
-
-
 def test_every_length_up_to_300_bytes_is_hashed_right() -> None:
     rows = random_rows(list(range(301)))
     check(rows)
@@ -139,19 +130,19 @@ def test_automatic_threads_are_the_usable_cores(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "rows",
     [
-        ["ascii"] * MANY,
-        ["naïve", "日本語", "🙂", ""] * MANY,
-        ["text", b"bytes", "té", b"\xff"] * MANY,
-        [b"bytes", b"\x00\xff", b""] * MANY,
-        ["", ""] * MANY,
-        [b"", b""] * MANY,
-        ["\n", "\x00", "a\nb"] * MANY,
-        [np.str_("numpy"), "own"] * MANY,
+        ["ascii"],
+        ["naïve", "日本語", "🙂", ""],
+        ["text", b"bytes", "té", b"\xff"],
+        [b"bytes", b"\x00\xff", b""],
+        [""],
+        [b""],
+        ["\n", "\x00", "a\nb"],
+        [np.str_("numpy"), "own"],
     ],
-    ids=["ascii", "wide", "mixed", "bytes", "empty", "empty bytes", "newlines", "subclass"],
+    ids=repr,
 )
 def test_text_and_bytes_of_any_kind_are_hashed_as_they_are(rows: list[Any]) -> None:
-    assert parallel_hash_rows(rows) == expected(rows)
+    assert parallel_hash_rows(rows * MANY) == expected(rows * MANY)
 
 
 class OwnLength(str):
@@ -229,13 +220,19 @@ def columns(kind: pa.DataType, count: int) -> Iterator[tuple[pa.Array, list[Any]
 
 @pytest.mark.parametrize("count", [40, MANY + 20])
 @pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_a_column_gives_a_column_of_32_bytes(kind: pa.DataType, count: int) -> None:
+def test_a_column_gives_a_column_of_32_bytes_in_the_same_chunks(
+    kind: pa.DataType, count: int
+) -> None:
     for column, values in columns(kind, count):
         hashed = parallel_hash_rows(column)
         assert isinstance(hashed, pa.FixedSizeBinaryArray)
         assert hashed.type == DIGEST
         hashed.validate(full=True)
         assert hashed.to_pylist() == expected_column(values)
+        chunks = [column[:7], column[7:7], column[7:30], column[30:]]
+        hashed = parallel_hash_rows(pa.chunked_array(chunks))
+        assert [len(chunk) for chunk in hashed.chunks] == [len(chunk) for chunk in chunks]
+        assert (hashed.type, hashed.to_pylist()) == (DIGEST, expected_column(values))
 
 
 @pytest.mark.parametrize("width", [0, 1, 5, 64])
@@ -245,18 +242,6 @@ def test_rows_of_one_fixed_size_are_hashed(width: int, count: int) -> None:
     column = pa.array(values, pa.binary(width))
     assert parallel_hash_rows(column).to_pylist() == expected_column(values)
     assert parallel_hash_rows(column[3:]).to_pylist() == expected_column(values[3:])
-
-
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-@pytest.mark.parametrize("count", [40, MANY + 20])
-def test_a_chunked_column_keeps_its_chunks(kind: pa.DataType, count: int) -> None:
-    column, values = next(columns(kind, count))
-    chunked = pa.chunked_array([column[:7], column[7:7], column[7:30], column[30:]])
-    hashed = parallel_hash_rows(chunked)
-    assert isinstance(hashed, pa.ChunkedArray)
-    assert hashed.type == DIGEST
-    assert [len(chunk) for chunk in hashed.chunks] == [7, 0, 23, count - 30]
-    assert hashed.to_pylist() == expected_column(values)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), TYPES[-1], pa.null()], ids=str)

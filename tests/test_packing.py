@@ -62,13 +62,6 @@ def test_concatenating_adds_nothing_between_sequences() -> None:
     }
 
 
-def test_concatenating_cuts_a_sequence_that_is_too_long() -> None:
-    ids = [[5], [6, 7, 8, 9, 10], [11]]
-    packed = concatenate_and_pack(ids, ids, [[1], [1] * 5, [1]], 4, PAD)
-    assert packed["input_ids"] == [[5, 0, 0, 0], [6, 7, 8, 9], [11, 0, 0, 0]]
-    assert packed["attention_mask"] == [[1, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
-
-
 @pytest.mark.parametrize(
     ("lengths", "used"),
     [
