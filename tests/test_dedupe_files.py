@@ -21,6 +21,7 @@ from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, Usag
 from support.files import read_rows, write_jsonl
 
 BUDGET = 192 * 1024 * 1024
+COMMAND = [sys.executable, "-m", "fast_axolotl", "dedupe"]
 
 
 def numbered(count: int, distinct: int, seed: int = 0) -> pa.Table:
@@ -296,14 +297,9 @@ def test_nested_and_view_types_survive(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("source")
 def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "fast_axolotl", "dedupe", "in.jsonl", "-o", "out.parquet"]
+        command = [*COMMAND, "in.jsonl", "-o", "out.parquet", *arguments]
         return subprocess.run(
-            [*command, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=120,
-            check=False,
+            command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
         )
 
     done = run("--report", "r.parquet")
@@ -316,16 +312,6 @@ def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path
     summary = json.loads(run("--overwrite", "--json").stdout)
     assert (summary["rows_in"], summary["rows_out"], summary["duplicates"]) == (12, 3, 9)
     assert summary["peak_memory_bytes"] is not None or summary["peak_memory_reason"]
-
-
-STOPPABLE = (
-    "import signal, sys\n"
-    # Where tests run in the background, shells have them ignore an interrupt.
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "sys.argv[0] = 'fast-axolotl'\n"
-    "from fast_axolotl.cli import main\n"
-    "main()"
-)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +327,7 @@ def test_a_command_that_is_stopped_leaves_nothing_behind(
 ) -> None:
     pq.write_table(numbered(400_000, 300_000), tmp_path / "in.parquet", row_group_size=5000)
     process = subprocess.Popen(
-        [sys.executable, "-c", STOPPABLE, "dedupe", "in.parquet", "-o", "out.jsonl"],
+        [*COMMAND, "in.parquet", "-o", "out.jsonl"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

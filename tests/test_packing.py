@@ -22,6 +22,7 @@ from support.sequences import OUTPUTS, as_lists, flat
 pytestmark = pytest.mark.kernels
 
 PAD, EOS, LABEL_PAD = 0, 1, -100
+EXTRA: dict[str, Any] = {"position_ids": True, "cu_seqlens": True}
 EMPTY: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
 
 
@@ -175,18 +176,9 @@ def test_packed_rows_are_those_of_the_oracle(
     output: str, too_long: str, sequences: list[list[int]], width: int, dtype: str
 ) -> None:
     expected = oracle_pack(sequences, width, too_long)
-    for given_as in (sequences, flat(sequences), flat(sequences, "int32")):
-        packed = pack_sequences(
-            given_as,
-            width,
-            PAD,
-            EOS,
-            output=output,
-            too_long=too_long,
-            dtype=dtype,
-            position_ids=True,
-            cu_seqlens=True,
-        )
+    options: dict[str, Any] = {"output": output, "too_long": too_long, "dtype": dtype} | EXTRA
+    for form in (sequences, flat(sequences), flat(sequences, "int32")):
+        packed = pack_sequences(form, width, PAD, EOS, **options)
         assert as_lists(packed) == expected
         assert list(packed) == list(expected)
 
@@ -201,8 +193,7 @@ def test_concatenated_rows_are_those_of_the_oracle(
     labels = [[data.draw(st.sampled_from([-100, token])) for token in row] for row in sequences]
     masks = [[token % 2 for token in row] for row in sequences]
     expected = oracle_concatenate((sequences, labels, masks), width, too_long)
-    options: dict[str, Any] = {"output": output, "too_long": too_long}
-    options |= {"position_ids": True, "cu_seqlens": True}
+    options: dict[str, Any] = {"output": output, "too_long": too_long} | EXTRA
     for columns in (
         (sequences, labels, masks),
         (flat(sequences, "int32"), labels, flat(masks, "int8")),
@@ -238,11 +229,10 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
     sequences = [
         [chance.randrange(2, 30_000) for _ in range(chance.randrange(120))] for _ in range(6000)
     ]
-    extra: dict[str, Any] = {"position_ids": True, "cu_seqlens": True}
-    expected = pack_sequences(sequences, 128, PAD, EOS, **extra)
+    expected = pack_sequences(sequences, 128, PAD, EOS, **EXTRA)
     assert expected == oracle_pack(sequences, 128, "error")
-    extra |= {"output": "numpy", "num_threads": num_threads}
-    packed = pack_sequences(flat(sequences), 128, PAD, EOS, **extra)
+    options = {"output": "numpy", "num_threads": num_threads} | EXTRA
+    packed = pack_sequences(flat(sequences), 128, PAD, EOS, **options)
     assert as_lists(packed) == expected
     assert packed["cu_seqlens"].dtype == np.int32
 
@@ -255,15 +245,14 @@ def test_segments_end_where_positions_restart_and_the_padding_is_one() -> None:
 
 
 def test_a_split_sequence_fills_rows_and_has_one_eos() -> None:
-    def rows(length: int) -> list[list[int]]:
+    for length, rows in (
+        (7, [[7, 7, 7, 7, 7], [7, 7, 1, 0, 0], [8, 1, 0, 0, 0]]),
+        (6, [[7, 7, 7, 7, 7], [7, 1, 0, 0, 0], [8, 1, 0, 0, 0]]),
+        (5, [[7, 7, 7, 7, 7], [1, 0, 8, 1, 0]]),
+        (4, [[7, 7, 7, 7, 0], [1, 0, 8, 1, 0]]),
+    ):
         packed = pack_sequences([[9], [7] * length, [8]], 5, PAD, EOS, too_long="split")
-        ids: list[list[int]] = packed["input_ids"]
-        return ids
-
-    assert rows(7) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [7, 7, 1, 0, 0], [8, 1, 0, 0, 0]]
-    assert rows(6) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [7, 1, 0, 0, 0], [8, 1, 0, 0, 0]]
-    assert rows(5) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 7], [1, 0, 8, 1, 0]]
-    assert rows(4) == [[9, 1, 0, 0, 0], [7, 7, 7, 7, 0], [1, 0, 8, 1, 0]]
+        assert packed["input_ids"] == [[9, 1, 0, 0, 0], *rows]
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

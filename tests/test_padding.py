@@ -121,14 +121,8 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
     monkeypatch.setattr("fast_axolotl.kernels.fill._SMALL_PLACES", 0)
     chance = random.Random(0)
     sequences = [[chance.randrange(999)] * chance.randrange(70) for _ in range(4000)]
-    padded, mask = pad_sequences(
-        flat(sequences),
-        64,
-        padding_side=side,
-        output="numpy",
-        attention_mask=True,
-        num_threads=num_threads,
-    )
+    options = {"output": "numpy", "attention_mask": True, "num_threads": num_threads}
+    padded, mask = pad_sequences(flat(sequences), 64, padding_side=side, **options)
     assert (padded.tolist(), mask.tolist()) == oracle(sequences, 64, 0, side)
 
 

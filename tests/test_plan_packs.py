@@ -61,9 +61,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     length = st.one_of(
         st.integers(0, capacity),
         st.integers(0, capacity // 4 + 1),
-        st.sampled_from(
-            [0, capacity, capacity + 1, 3 * capacity, capacity // 2, capacity // 2 + 1]
-        ),
+        st.sampled_from([0, capacity, capacity + 1, 3 * capacity, capacity // 2]),
+        st.just(capacity // 2 + 1),
     )
     lengths = draw(st.lists(length, max_size=80))
     # A unit as large as this leaves no table of counts: the lengths are sorted the other way.
@@ -77,13 +76,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def numbers(low: int, high: int, **more: Any) -> dict[str, Any]:
-    return {
-        "lengths": list(range(low, high)),
-        "capacity": 10,
-        "max_rows": None,
-        "group_size": None,
-        **more,
-    }
+    limits = {"capacity": 10, "max_rows": None, "group_size": None}
+    return {"lengths": list(range(low, high)), **limits, **more}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,15 +138,6 @@ def benchmark_lengths(name: str, count: int) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("count", [1_000, 100_000])
-def test_sorting_first_never_takes_more_packs(name: str, count: int) -> None:
-    lengths, capacity = benchmark_lengths(name, count)
-    packs = {method: len(plan_packs(lengths, capacity, method=method)) for method in METHODS}
-    assert packs["first_fit_decreasing"] <= packs["first_fit"] <= packs["sequential"]
-    assert packs["best_fit_decreasing"] <= packs["first_fit"]
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("method", METHODS)
 def test_packs_of_a_benchmark_set_are_those_of_the_plain_search(name: str, method: Method) -> None:
     lengths, capacity = benchmark_lengths(name, 3_000)
@@ -172,13 +157,6 @@ def test_equal_lengths_keep_their_order_and_go_to_the_pack_opened_first() -> Non
     assert plan.tolist() == [[1, 0], [3, 4], [2]]
 
 
-def test_an_over_long_length_is_alone_and_named() -> None:
-    plan = plan_packs([4, 11, 0, 5], 10)
-    assert plan.tolist() == [[0, 2, 3], [1]]
-    assert plan.over_long.tolist() == [1]
-    assert (plan.total_length, plan.lower_bound, plan.efficiency) == (20, 2, 19 / 20)
-
-
 def test_a_plan_is_a_frozen_sequence_of_packs() -> None:
     plan = plan_packs([4, 7, 6, 3], 10, max_rows=2)
     assert (len(plan), plan.capacity, plan.method) == (2, 10, "first_fit")
@@ -195,9 +173,11 @@ def test_a_plan_is_a_frozen_sequence_of_packs() -> None:
     assert not hasattr(plan, "__dict__")
 
 
-def test_a_plan_shows_its_figures() -> None:
-    assert repr(plan_packs([4, 99, 6, 3], 10)) == (
-        "<PackPlan: 4 lengths in 3 packs of 10 by first_fit, 76.7% filled, lower bound 3,"
+def test_a_plan_shows_its_figures_and_names_an_over_long_length() -> None:
+    plan = plan_packs([4, 99, 0, 6, 3], 10)
+    assert (plan.tolist(), plan.over_long.tolist()) == ([[0, 2, 3], [1], [4]], [1])
+    assert repr(plan) == (
+        "<PackPlan: 5 lengths in 3 packs of 10 by first_fit, 76.7% filled, lower bound 3,"
         " 1 over-long>"
     )
     empty = plan_packs([], 2048, method="sequential")

@@ -96,13 +96,8 @@ def theirs(multipack: Any, lengths: list[int], **limits: Any) -> list[list[int]]
     return [[int(index) for index in pack] for pack in packs]
 
 
-def ours(lengths: list[int], **limits: Any) -> list[list[int]]:
-    return plan_packs(
-        lengths,
-        limits["bin_capacity"],
-        max_rows=limits["bin_size"],
-        group_size=limits["group_size"],
-    ).tolist()
+def ours(lengths: list[int], bin_capacity: int, bin_size: int, group_size: int) -> list[list[int]]:
+    return plan_packs(lengths, bin_capacity, max_rows=bin_size, group_size=group_size).tolist()
 
 
 @st.composite
@@ -145,7 +140,8 @@ def test_the_bins_of_the_sampler_are_ours(multipack: Any) -> None:
     from torch.utils.data import SequentialSampler
 
     lengths = np.random.default_rng(4).integers(1, 400, 3_000)
-    for is_sequential in (False, True):
+    first_fit = {"max_rows": 200, "group_size": 1_000}
+    for is_sequential, method in ((False, first_fit), (True, {"method": "sequential"})):
         sampler = multipack.MultipackBatchSampler(
             SequentialSampler(lengths),
             batch_size=1,
@@ -155,13 +151,7 @@ def test_the_bins_of_the_sampler_are_ours(multipack: Any) -> None:
             group_size=1_000,
             sequential=is_sequential,
         )
-        plan = plan_packs(
-            lengths,
-            1024,
-            max_rows=None if is_sequential else 200,
-            method="sequential" if is_sequential else "first_fit",
-            group_size=None if is_sequential else 1_000,
-        )
+        plan = plan_packs(lengths, 1024, **method)
         assert [batch[0] for batch in sampler.generate_batches(set_stats=True)] == plan.tolist()
         assert sampler.efficiency() == plan.efficiency
 
