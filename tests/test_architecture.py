@@ -53,7 +53,7 @@ LAYERS = {
     "sequences": {"errors", "kernels"},
     "packing": {"errors", "kernels", "sequences"},
     "collate": {"errors", "kernels", "sequences"},
-    "streaming": {"errors", "reading", "root"},
+    "streaming": {"_version", "errors", "reading"},
     "measure": {"_version", "errors", "record", "system"},
     "protocol": {"errors", "system", "record", "measure"},
     "report": {"errors", "record"},

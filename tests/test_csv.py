@@ -249,7 +249,7 @@ def test_a_value_in_a_later_block_decides_for_the_whole_column(
 def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.dataset._SCAN_BYTES", 0)
+    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
     rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
     path = write_csv(tmp_path / "a.csv", rows)
 
@@ -267,7 +267,7 @@ def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on(
 def test_a_scan_settles_the_types_before_the_first_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.dataset._SCAN_BYTES", 0)
+    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
     rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
     path = write_csv(tmp_path / "a.csv", rows)
 

@@ -28,6 +28,7 @@ import pytest
 from fast_axolotl import open_dataset, streaming_dataset_reader
 from fast_axolotl.errors import AccessError, DataError, MissingExtraError, MissingFileError
 from fast_axolotl.reading import storage
+from fast_axolotl.reading.files import find_files
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:(botocore|aiobotocore|moto|werkzeug|responses|s3fs).*",
@@ -242,7 +243,7 @@ def test_shards_of_a_remote_dataset_partition_it(s3: S3) -> None:
 
 
 def test_a_remote_source_travels_to_another_process(s3: S3) -> None:
-    sources, _ = storage.expand(f"s3://{BUCKET}/rows.jsonl", s3.options)
+    sources, _ = find_files(f"s3://{BUCKET}/rows.jsonl", storage_options=s3.options)
     again = pickle.loads(pickle.dumps(sources[0]))
     assert again.read_at(0, 20) == as_jsonl(rows_of(300))[:20]
 
