@@ -98,21 +98,6 @@ def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     assert read_rows(path) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 
 
-def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "a.csv", flat_rows(10))
-
-    assert read_rows(path, columns=["score", "id"]) == [
-        {"score": row["score"], "id": row["id"]} for row in flat_rows(10)
-    ]
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "a,b,a\n1,2,3\n")
-
-    with pytest.raises(DataError, match="two columns are called 'a'"):
-        open_dataset(path)
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf_16_is_refused(tmp_path: Path, encoding: str) -> None:
     mark = {"utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}.get(encoding, b"")
@@ -316,13 +301,6 @@ def test_skipped_rows_are_counted_and_listed(tmp_path: Path) -> None:
     assert [row["a"] for batch in reader for row in batch.to_pylist()] == [1, 5]
     assert reader.stats.rejected_rows == 3
     assert [item.place for item in reader.stats.rejections] == ["line 3", "line 4", "line 5"]
-
-
-def test_bytes_that_are_not_utf_8_are_an_error_with_their_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b"a,b\n1,x\n2,\xff\n")
-
-    with pytest.raises(DataError, match="line 3: bytes that are not UTF-8"):
-        read_rows(path)
 
 
 # Any text: what csv.writer wrote comes back.

@@ -278,14 +278,6 @@ def test_nan_and_infinity_read_as_python_reads_them(tmp_path: Path) -> None:
     assert found[1:] == [math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-def test_a_number_too_large_for_a_float_is_an_error(tmp_path: Path, number: str) -> None:
-    path = write_lines(tmp_path / "a.jsonl", '{"x": 1}', f'{{"x": {number}}}')
-
-    with pytest.raises(DataError, match=r"line 2: .*too large"):
-        read_rows(path)
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -347,13 +339,6 @@ def test_a_null_in_place_of_an_object_is_an_error(tmp_path: Path, text: str) -> 
         read_rows(path)
 
 
-def test_two_objects_on_a_line_are_an_error(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", '{"a": 1}{"a": 2}', '{"a": 3}')
-
-    with pytest.raises(DataError, match="line 1: malformed JSON: Extra data"):
-        read_rows(path)
-
-
 # Shapes of files.
 
 
@@ -407,27 +392,6 @@ def test_elements_that_are_no_objects_are_an_error(tmp_path: Path, text: str) ->
     path.write_text(text)
 
     with pytest.raises(DataError, match="expected an object"):
-        read_rows(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '[{"a": 1}',
-        '[{"a": 1},',
-        '[{"a": 1}, {"a"',
-        '{"a": 1',
-        '[{"a": 1}] x',
-        '[{"a": 1},, {"a": 2}]',
-        '[{"a": 1} {"a": 2}]',
-        '[{"a": 1},]',
-    ],
-)
-def test_a_malformed_document_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-
-    with pytest.raises(DataError, match=r"a\.json, line 1: "):
         read_rows(path)
 
 
