@@ -351,40 +351,40 @@ def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
         assert str(whole[key]).startswith(str(value or "")), (found, whole)
 
 
-@pytest.mark.parametrize("name", ["csv", "text"])
-def test_text_that_is_called_parquet_is_read_as_text_with_a_warning(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("rows.parquet", b"id,text\n1,a\n", "text"),
+        ("rows.parquet", b"some words\n", "text"),
+        ("rows.jsonl.gz", squeeze(b'{"text": "a"}\n', "zstd"), "zstd"),
+    ],
+)
+def test_a_name_that_promises_something_else_gets_a_warning(
+    tmp_path: Path, name: str, content: bytes, found: str
 ) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(FORMATS[name][1](rows_of(3)))
-    with pytest.warns(FormatWarning, match="the content is text"):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.warns(FormatWarning, match=f"the content is {found}"):
         rows = read(path)
-    assert [row["text"] for row in rows] == path.read_text().splitlines()
+    lines = content.decode().splitlines() if found == "text" else ["a"]
+    assert [row["text"] for row in rows] == lines
 
 
-def test_a_name_that_promises_gzip_over_zstd_gets_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(squeeze(jsonl_bytes(rows_of(9)), "zstd"))
-    with pytest.warns(FormatWarning, match="the content is zstd"):
-        rows = read(path)
-    assert rows == rows_of(9)
-
-
-@pytest.mark.parametrize("told", ["parquet", "arrow", "feather"])
-def test_an_explicit_binary_format_that_is_wrong(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize(
+    ("declared", "content", "place"),
+    [
+        *((name, b"\x00\x01\x02\x03" * 50, "") for name in ("parquet", "arrow", "feather")),
+        *((name, as_csv(rows_of(9)), "line 1") for name in ("jsonl", "json")),
+        ("json", b"some words\n", "line 1"),
+    ],
+)
+def test_a_format_that_the_caller_has_wrong_is_an_error(
+    tmp_path: Path, declared: str, content: bytes, place: str
+) -> None:
     path = tmp_path / "rows.bin"
-    path.write_bytes(b"\x00\x01\x02\x03" * 50)
-    with refusal(DataError, path):
-        read(path, format=told)
-
-
-@pytest.mark.parametrize(("name", "told"), [("csv", "jsonl"), ("text", "json"), ("csv", "json")])
-def test_an_explicit_text_format_that_is_wrong_names_the_line(
-    tmp_path: Path, name: str, told: str
-) -> None:
-    path = write(tmp_path, name, rows_of(9))
-    with refusal(DataError, path, "line 1"):
-        read(path, format=told)
+    path.write_bytes(content)
+    with refusal(DataError, path, place):
+        read(path, format=declared)
 
 
 GOOD_LINES = jsonl_bytes(rows_of(3))
@@ -466,7 +466,7 @@ def test_a_large_row_group_that_is_streamed_names_itself_too(tmp_path: Path) -> 
     [
         ("parquet", "row group 2"),
         ("arrow-file", "record batch 2"),
-        ("arrow-stream", "record batches 0 to 3"),
+        ("arrow-stream", "record batches 0 to"),
     ],
 )
 def test_text_that_is_not_utf8_in_a_binary_file_is_an_error(
@@ -567,36 +567,6 @@ def test_bad_utf8_in_a_json_document_names_the_line(tmp_path: Path) -> None:
         read(path)
 
 
-def test_nul_bytes_in_text_are_text(tmp_path: Path) -> None:
-    path = tmp_path / "rows.txt"
-    path.write_bytes(b"a\x00b\nc\x00\n\x00\n")
-    assert read(path) == [{"text": "a\x00b"}, {"text": "c\x00"}, {"text": "\x00"}]
-
-
-def test_nul_bytes_in_csv_fields_are_text_or_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(b'id,text\n1,a\x00b\n2,"c\x00,d"\n')
-    rows, error = read_until_error(path)
-    if error is None:
-        assert rows == [{"id": 1, "text": "a\x00b"}, {"id": 2, "text": "c\x00,d"}]
-    else:
-        assert_tells(error, path, "line 2")
-
-
-def test_nul_bytes_on_the_slow_path_of_csv(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(b'id,text\n1,a "quoted" word\n2,c\x00d\n')
-    rows, error = read_until_error(path)
-    if error is None:
-        assert rows == [{"id": 1, "text": 'a "quoted" word'}, {"id": 2, "text": "c\x00d"}]
-
-
-def test_an_escaped_nul_in_json_is_text(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "a\\u0000b"}\n')
-    assert read(path) == [{"text": "a\x00b"}]
-
-
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 @pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
 def test_a_bad_line_far_into_a_file_is_named_by_its_number(
@@ -614,6 +584,26 @@ def test_a_bad_line_far_into_a_file_is_named_by_its_number(
     reader = open_dataset(path, on_error="skip", memory_budget=SMALL_BUDGET)
     assert rows_in(reader) == expected(name, rows)
     assert [item.place for item in reader.stats.rejections] == [f"line {line}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("rows.txt", b"a\x00b\nc\x00\n\x00\n", ["a\x00b", "c\x00", "\x00"]),
+        ("rows.jsonl", b'{"text": "a\\u0000b"}\n', ["a\x00b"]),
+        ("rows.csv", b'id,text\n1,a\x00b\n2,"c\x00,d"\n', ["a\x00b", "c\x00,d"]),
+        ("rows.csv", b'id,text\n1,a "quoted" word\n2,c\x00d\n', ['a "quoted" word', "c\x00d"]),
+    ],
+)
+def test_nul_bytes_are_text(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
+    """Python's csv module before 3.11 refuses them."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    rows, error = read_until_error(path)
+    if error is None:
+        assert [row["text"] for row in rows] == texts
+    else:
+        assert (name, "NUL" in str(error)) == ("rows.csv", True)
 
 
 def test_every_skipped_row_is_listed(tmp_path: Path) -> None:
@@ -706,15 +696,13 @@ CHANGING = ["jsonl", "parquet", "arrow-file", "arrow-stream", "csv", "text"]
 def large_file(folder: Path, name: str) -> tuple[Path, Rows]:
     """More than is read ahead under the least budget, so that the change meets unread bytes."""
     rows = [{"id": index, "text": f"{index:08}" + "x" * 40_000} for index in range(800)]
-    ending = FORMATS[name][0]
-    path = folder / f"rows.{ending}"
+    ending, make = FORMATS[name]
     if name == "parquet":
-        path.write_bytes(parquet_bytes(rows, row_group_size=20, **PLAIN_PAGES))
+        make = partial(parquet_bytes, row_group_size=20, **PLAIN_PAGES)
     elif name.startswith("arrow"):
-        new = pa.ipc.new_file if name == "arrow-file" else pa.ipc.new_stream
-        path.write_bytes(arrow_bytes(rows, new, batch_rows=20))
-    else:
-        path.write_bytes(FORMATS[name][1](rows))
+        make = partial(make, batch_rows=20)
+    path = folder / f"rows.{ending}"
+    path.write_bytes(make(rows))
     return path, rows
 
 
@@ -762,21 +750,12 @@ def saved_dataset(folder: Path) -> Path:
     return folder
 
 
+DAMAGED_FILES = ("null", "7", "[{}]", '["data.arrow"]', '[{"filename": 7}]')
+
+
 @pytest.mark.parametrize(
     "state",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        "{}",
-        '{"_data_files": null}',
-        '{"_data_files": 7}',
-        '{"_data_files": [{}]}',
-        '{"_data_files": ["data.arrow"]}',
-        '{"_data_files": [{"filename": 7}]}',
-        "\udcff",
-    ],
+    ["", "{", "[]", "7", "{}", "\udcff", *(f'{{"_data_files": {text}}}' for text in DAMAGED_FILES)],
 )
 def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path, state: str) -> None:
     folder = saved_dataset(tmp_path / "saved")
@@ -843,11 +822,9 @@ def test_types_that_pyarrow_cannot_handle_are_refused_when_opening(tmp_path: Pat
     runs = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", "b"]))
     kinds = pa.array([0, 0, 1], pa.int8())
     union = pa.UnionArray.from_sparse(kinds, [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])])
+    path = tmp_path / "rows.arrow"
     for values in (runs, union):
-        path = tmp_path / "rows.arrow"
-        table = pa.table({"odd": values})
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table)
+        path.write_bytes(as_stream(pa.table({"odd": values})))
         with refusal(DataError, path, "schema", match="'odd'"):
             open_dataset(path)
 
@@ -862,8 +839,7 @@ def test_views_can_be_shuffled(tmp_path: Path) -> None:
         }
     )
     path = tmp_path / "rows.arrow"
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+    path.write_bytes(arrow_bytes(table))
     rows = read(path, shuffle=1)
     assert rows != table.to_pylist()
     assert sorted(rows, key=lambda row: words.index(row["text"])) == table.to_pylist()

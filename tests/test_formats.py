@@ -223,17 +223,6 @@ def test_an_unknown_column_is_refused_with_the_names_there_are(tmp_path: Path) -
         open_dataset(path, columns=["nope"])
 
 
-def test_a_parquet_file_without_rows_still_has_its_schema(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
-    empty = tmp_path / "b.parquet"
-    pa.parquet.write_table(pa.parquet.read_table(path).slice(0, 0), empty)
-
-    reader = open_dataset(empty)
-
-    assert reader.schema.names == ["id", "text", "score"]
-    assert list(reader) == []
-
-
 def test_a_wide_string_column_keeps_its_type(tmp_path: Path) -> None:
     table = pa.table(
         {"a": pa.array(["x"], pa.large_string()), "b": pa.array([[1]], pa.large_list(pa.int8()))}
