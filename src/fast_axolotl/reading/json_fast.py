@@ -86,9 +86,12 @@ def _parse(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
         join_schemas(known, table.schema)
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    chunks = (chunk for column in table.columns for chunk in column.chunks)
-    if any(_may_be_rounded(leaf) for chunk in chunks for leaf in _leaves(chunk)):
-        return None
+    for column in table.columns:
+        for floats in (leaf for chunk in column.chunks for leaf in _float_leaves(chunk)):
+            bounds = pc.min_max(floats)
+            low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
+                return None
     # Two rows may stand where one should, or a null where an object should.
     expected = rows.count
     if expected is None:
@@ -142,23 +145,15 @@ def _as_text(kind: pa.DataType, room: int = MAX_TYPE_NESTING) -> pa.DataType:
     return kind
 
 
-def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of floats inside of an array."""
     if pa.types.is_list(array.type):
-        yield from _leaves(array.flatten())
+        yield from _float_leaves(array.flatten())
     elif pa.types.is_struct(array.type):
         for child in array.flatten():
-            yield from _leaves(child)
-    else:
+            yield from _float_leaves(child)
+    elif pa.types.is_floating(array.type):
         yield array
-
-
-def _may_be_rounded(leaf: pa.Array) -> bool:
-    """Whether a float may stand for an integer that it does not hold."""
-    if not pa.types.is_floating(leaf.type):
-        return False
-    bounds = pc.min_max(leaf)
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    return high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT
 
 
 def _may_be_deep(rows: JsonRows) -> bool:
