@@ -250,7 +250,7 @@ def _sniff_text(head: bytes, fallback: str | None = None) -> str:
             is_value = True
         except json.JSONDecodeError as error:
             is_cut = error.pos >= len(line.decode("utf-8", "replace").rstrip())
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     if text.startswith(b"["):
         return "jsonl" if fallback == "jsonl" and is_value else "json"

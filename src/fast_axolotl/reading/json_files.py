@@ -203,9 +203,7 @@ class _DocumentCutter:
             if len(separators):
                 yield from self._emit(separators[:-1], int(separators[-1]), last=False)
                 self._drop(1)
-            elif not self._more():
-                raise self._error("the array is not closed: the file is cut off")
-            if len(separators) and not self._more():
+            if not self._more():
                 raise self._error("the array is not closed: the file is cut off")
 
     def _emit(self, cuts: _Ints, stop: int, *, last: bool) -> Iterator[JsonRows]:
