@@ -47,10 +47,12 @@ from fast_axolotl.reading.unify_types import is_joinable, unify
 
 __all__ = [
     "BlockShare",
+    "Cut",
     "Order",
     "Position",
     "ResumePoint",
     "UnitShare",
+    "Window",
     "check_shard",
     "find_states",
 ]
