@@ -295,7 +295,7 @@ def test_resume_around_types_that_no_cast_joins_gives_the_same_tail(
     shuffle: int | None,
 ) -> None:
     monkeypatch.setattr("fast_axolotl.reading.reader.MIB", 1024)
-    monkeypatch.setattr("fast_axolotl.reading.dataset._SCAN_BYTES", 0)
+    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
     rows = [{"id": index, "v": first if index < 60 else then} for index in range(120)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     open_reader = partial(open_dataset, path, on_conflict=on_conflict, batch_size=7)

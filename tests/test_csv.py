@@ -30,10 +30,36 @@ def values_of(path: Path, column: str = "a", **options: Any) -> list[Any]:
 # Shapes.
 
 
-def test_quoted_newlines_delimiters_and_quotes(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'a,b\n"x\ny, ""z""",1\n"",2\n"\r\n",3\n')
+HEADER_ALONE = ("a,b\n", "a,b", "a,b\r\n", "\n\na,b\n\n")
 
-    assert read_rows(path) == [{"a": 'x\ny, "z"', "b": 1}, {"a": "", "b": 2}, {"a": "\r\n", "b": 3}]
+
+@pytest.mark.parametrize(
+    ("text", "rows", "dialect"),
+    [
+        ('a,b\n"x\ny, ""z""",1\n"",2\n"\r\n",3\n', [('x\ny, "z"', 1), ("", 2), ("\r\n", 3)], {}),
+        ('a,b\n5" pipe,1\n"x, y",3\n', [('5" pipe', 1), ("x, y", 3)], {}),
+        ('a,b\nsay "hi",2\n', [('say "hi"', 2)], {}),
+        ("a,b:c,d\n'1:2',x:3,4\n", [("1:2,x", "3,4")], {"delimiter": ":", "quote": "'"}),
+        ('a,b\n"x \\"y\\"",1\nu\\,v,2\n', [('x "y"', 1), ("u,v", 2)], {"escape": "\\"}),
+        ("1,x\n2,y\n", [(1, "x"), (2, "y")], {"column_names": ("n", "t")}),
+        ("\na,b\n\n1,2\n\n\n3,4\n\n", [(1, 2), (3, 4)], {}),
+        *((text, [], {}) for text in HEADER_ALONE),
+    ],
+)
+def test_files_of_every_shape(
+    tmp_path: Path, text: str, rows: list[tuple[Any, ...]], dialect: dict[str, Any]
+) -> None:
+    reader = open_dataset(write(tmp_path / "a.csv", text), csv=CsvDialect(**dialect))
+
+    found = [tuple(row.values()) for batch in reader for row in batch.to_pylist()]
+
+    names = {"delimiter": ["a,b", "c,d"], "column_names": ["n", "t"]}
+    assert reader.schema.names == names.get(next(iter(dialect), ""), ["a", "b"])
+    assert found == rows
+
+
+def test_a_tsv_may_be_full_of_commas(tmp_path: Path) -> None:
+    assert values_of(write(tmp_path / "a.tsv", "a\n1,2,3\n4,5,6\n")) == ["1,2,3", "4,5,6"]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
@@ -51,66 +77,6 @@ def test_delimiters_are_detected(tmp_path: Path, name: str, delimiter: str) -> N
     path = write_csv(tmp_path / name, rows, delimiter=delimiter)
 
     assert read_rows(path) == rows
-
-
-def test_a_tsv_may_be_full_of_commas(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "a\n1,2,3\n4,5,6\n")
-
-    assert values_of(path) == ["1,2,3", "4,5,6"]
-
-
-def test_a_told_dialect_wins(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "a,b:c,d\n'1:2',x:3,4\n")
-
-    assert read_rows(path, csv=CsvDialect(delimiter=":", quote="'")) == [
-        {"a,b": "1:2,x", "c,d": "3,4"}
-    ]
-
-
-def test_an_escape_character(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'a,b\n"x \\"y\\" z",1\nu\\,v,2\n')
-
-    assert read_rows(path, csv=CsvDialect(escape="\\")) == [
-        {"a": 'x "y" z', "b": 1},
-        {"a": "u,v", "b": 2},
-    ]
-
-
-def test_a_file_without_a_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "1,x\n2,y\n")
-
-    assert read_rows(path, csv=CsvDialect(column_names=("n", "t"))) == [
-        {"n": 1, "t": "x"},
-        {"n": 2, "t": "y"},
-    ]
-
-
-@pytest.mark.parametrize("text", ["a,b\n", "a,b", "a,b\r\n", "\n\na,b\n\n"])
-def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path / "a.csv", text)
-
-    assert read_rows(path) == []
-
-
-def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "\na,b\n\n1,2\n\n\n3,4\n\n")
-
-    assert read_rows(path) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
-
-
-def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "a.csv", flat_rows(10))
-
-    assert read_rows(path, columns=["score", "id"]) == [
-        {"score": row["score"], "id": row["id"]} for row in flat_rows(10)
-    ]
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "a,b,a\n1,2,3\n")
-
-    with pytest.raises(DataError, match="two columns are called 'a'"):
-        open_dataset(path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
@@ -141,16 +107,6 @@ def test_one_field_larger_than_a_block(tmp_path: Path) -> None:
 
 
 # Stray quotes.
-
-
-def test_stray_quotes_are_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'a,b\n5" pipe,1\nsay "hi",2\n"x, y",3\n')
-
-    assert read_rows(path) == [
-        {"a": '5" pipe', "b": 1},
-        {"a": 'say "hi"', "b": 2},
-        {"a": "x, y", "b": 3},
-    ]
 
 
 def test_a_stray_quote_after_many_blocks_loses_nothing(tmp_path: Path) -> None:
@@ -246,13 +202,14 @@ def test_a_value_in_a_later_block_decides_for_the_whole_column(
     assert len({type(item) for item in found if item is not None}) == 1
 
 
-def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on(
+def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on_or_by_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.dataset._SCAN_BYTES", 0)
+    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
     rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
     path = write_csv(tmp_path / "a.csv", rows)
 
+    assert values_of(path, memory_budget=SMALL_BUDGET, infer="scan") == ["1.50"] * 3000 + ["x"]
     batches = list(open_dataset(path, memory_budget=SMALL_BUDGET))
 
     kinds = [batch.schema.field("a").type for batch in batches]
@@ -262,16 +219,6 @@ def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on(
     assert values[-2:] == ["1.50", "x"]
     assert [str(value) for value in values].count("1.5") + values.count("1.50") == 3000
     assert {value for value in values if isinstance(value, str)} == {"1.50", "x"}
-
-
-def test_a_scan_settles_the_types_before_the_first_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.dataset._SCAN_BYTES", 0)
-    rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
-    path = write_csv(tmp_path / "a.csv", rows)
-
-    assert values_of(path, memory_budget=SMALL_BUDGET, infer="scan") == ["1.50"] * 3000 + ["x"]
 
 
 def test_types_are_joined_over_files(tmp_path: Path) -> None:
@@ -316,13 +263,6 @@ def test_skipped_rows_are_counted_and_listed(tmp_path: Path) -> None:
     assert [row["a"] for batch in reader for row in batch.to_pylist()] == [1, 5]
     assert reader.stats.rejected_rows == 3
     assert [item.place for item in reader.stats.rejections] == ["line 3", "line 4", "line 5"]
-
-
-def test_bytes_that_are_not_utf_8_are_an_error_with_their_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b"a,b\n1,x\n2,\xff\n")
-
-    with pytest.raises(DataError, match="line 3: bytes that are not UTF-8"):
-        read_rows(path)
 
 
 # Any text: what csv.writer wrote comes back.

@@ -89,15 +89,3 @@ def test_a_data_error_survives_pickling_and_copying(kind: type[DataError]) -> No
 def test_the_other_errors_survive_pickling(kind: type[Exception]) -> None:
     again = pickle.loads(pickle.dumps(kind("pass another")))
     assert (type(again), str(again)) == (kind, "pass another")
-
-
-@pytest.mark.parametrize("kind", OF_DATA)
-def test_a_place_is_given_by_name_only(kind: type[DataError]) -> None:
-    with pytest.raises(TypeError):
-        kind("broken", "rows.jsonl", "line 7")  # type: ignore[misc]
-
-
-def test_a_data_error_is_caught_as_what_the_earlier_package_raised() -> None:
-    for builtin in (RuntimeError, FileNotFoundError):
-        with pytest.raises(builtin):
-            raise MissingFileError("no such file; check the path", path="absent.parquet")

@@ -6,11 +6,7 @@ do about it, on one line, and an exception that survives pickling.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import os
 import pickle
 import re
@@ -18,15 +14,16 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from fast_axolotl import open_dataset, streaming_dataset_reader
+from fast_axolotl import Reader, open_dataset, streaming_dataset_reader
 from fast_axolotl.errors import (
     AccessError,
     DataError,
@@ -35,18 +32,24 @@ from fast_axolotl.errors import (
     UsageError,
 )
 from fast_axolotl.reading import FormatWarning
-
-Rows = list[dict[str, Any]]
+from support.files import (
+    COMPRESSIONS,
+    SMALL_BUDGET,
+    Rows,
+    arrow_bytes,
+    feather_bytes,
+    jsonl_bytes,
+    parquet_bytes,
+    squeeze,
+)
 
 CURES = (
     "again|check|convert|download|leave|make|mend|must be|pass|read a|read it|recompress|rename|use"
 )
 """One of these is in every message: the reader of it is told what to do."""
 
-MIB = 1024 * 1024
 
-
-def assert_tells(error: BaseException, path: object = "", place: str = "") -> None:
+def assert_tells(error: BaseException | None, path: object = "", place: str = "") -> None:
     """The message names the file, the place and a cure; nothing else is printed last."""
     message = str(error)
     assert isinstance(error, FastAxolotlError)
@@ -64,17 +67,35 @@ def assert_tells(error: BaseException, path: object = "", place: str = "") -> No
     assert vars(again) == {name: value for name, value in vars(error).items() if name[0] != "_"}
 
 
-def read(path: object, **options: Any) -> Rows:
-    reader = open_dataset(path, num_threads=1, **options)  # type: ignore[arg-type]
+@contextmanager
+def refusal(
+    kind: type[Exception], path: object = "", place: str = "", *, match: str = ""
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """The error that must come, and what it must tell."""
+    with pytest.raises(kind, match=match or None) as caught:
+        yield caught
+    assert_tells(caught.value, path, place)
+
+
+def rows_in(reader: Reader) -> Rows:
     return [row for batch in reader for row in batch.to_pylist()]
 
 
-def read_until_error(path: object, **options: Any) -> tuple[Rows, DataError | None]:
-    """The rows that came, in batches of one row, and the error that ended them."""
+def read(path: Any, **options: Any) -> Rows:
+    return rows_in(open_dataset(path, num_threads=1, **options))
+
+
+def read_until_error(
+    path: Any, batch_size: int = 1, after_first: Callable[[], object] | None = None, **options: Any
+) -> tuple[Rows, DataError | None]:
+    """The rows that came and the error that ended them; something may happen after a batch."""
     rows: Rows = []
     try:
-        for batch in open_dataset(path, num_threads=1, batch_size=1, **options):  # type: ignore[arg-type]
+        reader = open_dataset(path, num_threads=1, batch_size=batch_size, **options)
+        for index, batch in enumerate(reader):
             rows += batch.to_pylist()
+            if index == 0 and after_first is not None:
+                after_first()
     except DataError as error:
         assert_tells(error, path)
         return rows, error
@@ -85,73 +106,30 @@ def rows_of(count: int) -> Rows:
     return [{"id": index, "text": f"rów {index}"} for index in range(count)]
 
 
-def as_parquet(rows: Rows, **settings: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink, **{"row_group_size": 5, **settings})
-    return sink.getvalue()
-
-
-def as_arrow(rows: Rows, new: Callable[..., Any] = pa.ipc.new_file, chunk: int = 5) -> bytes:
-    sink = io.BytesIO()
-    table = pa.Table.from_pylist(rows)
-    with new(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=chunk)
-    return sink.getvalue()
-
-
-def as_stream(rows: Rows) -> bytes:
-    return as_arrow(rows, pa.ipc.new_stream)
-
-
-def as_feather(rows: Rows) -> bytes:
-    sink = io.BytesIO()
-    feather.write_feather(pa.Table.from_pylist(rows), sink, compression="lz4", chunksize=5)
-    return sink.getvalue()
-
-
-def as_jsonl(rows: Rows) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def as_json(rows: Rows) -> bytes:
-    return json.dumps(rows, indent=1, ensure_ascii=False).encode()
-
-
 def as_csv(rows: Rows) -> bytes:
     lines = ["id,text", *(f'{row["id"]},"{row["text"]}"' for row in rows), ""]
     return "\n".join(lines).encode()
 
 
-def as_text(rows: Rows) -> bytes:
-    return "".join(f"{row['text']}\n" for row in rows).encode()
-
+as_parquet = partial(parquet_bytes, row_group_size=5)
+as_stream = partial(arrow_bytes, form=pa.ipc.new_stream, batch_rows=5)
 
 FORMATS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
     "parquet": ("parquet", as_parquet),
-    "arrow-file": ("arrow", as_arrow),
+    "arrow-file": ("arrow", partial(arrow_bytes, batch_rows=5)),
     "arrow-stream": ("arrow", as_stream),
-    "feather": ("feather", as_feather),
-    "json": ("json", as_json),
-    "jsonl": ("jsonl", as_jsonl),
+    "feather": ("feather", partial(feather_bytes, chunksize=5)),
+    "json": ("json", lambda rows: json.dumps(rows, indent=1, ensure_ascii=False).encode()),
+    "jsonl": ("jsonl", jsonl_bytes),
     "csv": ("csv", as_csv),
-    "text": ("txt", as_text),
-}
-
-COMPRESSIONS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "none": ("", bytes),
-    "gzip": (".gz", gzip.compress),
-    "zstd": (".zst", lambda data: bytes(pa.compress(data, "zstd", asbytes=True))),
-    "bz2": (".bz2", bz2.compress),
-    "xz": (".xz", lzma.compress),
-    "lz4": (".lz4", lambda data: bytes(pa.compress(data, "lz4", asbytes=True))),
+    "text": ("txt", lambda rows: "".join(f"{row['text']}\n" for row in rows).encode()),
 }
 
 
 def write(folder: Path, name: str, rows: Rows, compression: str = "none") -> Path:
     ending, make = FORMATS[name]
-    suffix, squeeze = COMPRESSIONS[compression]
-    path = folder / f"rows.{ending}{suffix}"
-    path.write_bytes(squeeze(make(rows)))
+    path = folder / f"rows.{ending}{COMPRESSIONS[compression]}"
+    path.write_bytes(squeeze(make(rows), compression))
     return path
 
 
@@ -186,29 +164,17 @@ def unprivileged() -> Iterator[None]:
 # Arguments
 
 
-def test_an_empty_path_is_a_value_error() -> None:
-    for path in ("", [], [""]):
-        with pytest.raises(ValueError, match="empty") as caught:
-            open_dataset(path)
-        assert_tells(caught.value)
-    with pytest.raises(ValueError, match="empty") as caught:
-        streaming_dataset_reader("", "parquet")
-    assert_tells(caught.value)
-
-
-def test_a_batch_size_of_zero_is_a_value_error(tmp_path: Path) -> None:
-    path = write(tmp_path, "jsonl", rows_of(2))
-    with pytest.raises(ValueError, match=r"batch_size .* not 0") as caught:
-        open_dataset(path, batch_size=0)
-    assert_tells(caught.value)
-    with pytest.raises(ValueError, match="batch_size"):
-        streaming_dataset_reader(str(path), "jsonl", 0)
+@pytest.mark.parametrize("path", ["", [], [""]])
+def test_an_empty_path_is_a_value_error(path: Any) -> None:
+    with refusal(ValueError, match="empty"):
+        open_dataset(path)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"format": "xlsx"},
+        {"batch_size": 0},
         {"batch_size": True},
         {"batch_size": 1.5},
         {"num_threads": -1},
@@ -216,6 +182,7 @@ def test_a_batch_size_of_zero_is_a_value_error(tmp_path: Path) -> None:
         {"epoch": -1},
         {"shuffle": -1},
         {"shard": (2, 2)},
+        {"shard": (-1, 2)},
         {"shard": (0, 0)},
         {"shard": 1},
         {"on_error": "ignore"},
@@ -239,102 +206,49 @@ def test_an_argument_that_cannot_be_meant_is_a_usage_error(
     assert "\n" not in message
 
 
-def test_the_earlier_name_refuses_an_unknown_format_and_output(tmp_path: Path) -> None:
-    path = str(write(tmp_path, "jsonl", rows_of(2)))
-    with pytest.raises(UsageError, match="xlsx") as caught:
-        streaming_dataset_reader(path, "xlsx")
-    assert_tells(caught.value)
-    with pytest.raises(UsageError, match="pandas"):
-        streaming_dataset_reader(path, "jsonl", output="pandas")
-
-
 # Files that are not there, or may not be read
 
 
-def test_a_missing_file_is_file_not_found_and_runtime_error(tmp_path: Path) -> None:
-    path = tmp_path / "absent.parquet"
-    for kind in (MissingFileError, FileNotFoundError, RuntimeError):
-        with pytest.raises(kind) as caught:
+def test_what_is_not_there_is_a_missing_file(tmp_path: Path) -> None:
+    absent, link, empty = (tmp_path / name for name in ("absent.jsonl", "link.jsonl", "empty"))
+    link.symlink_to(absent)
+    empty.mkdir()
+    for path in (absent, tmp_path / "*.parquet", tmp_path / "no" / "folder", empty):
+        with refusal(MissingFileError, path) as caught:
             open_dataset(path)
-        assert_tells(caught.value, path)
-    with pytest.raises(RuntimeError) as caught:
-        streaming_dataset_reader(str(path), "")
-    assert_tells(caught.value, path)
-
-
-def test_one_missing_file_of_several_is_named(tmp_path: Path) -> None:
-    there = write(tmp_path, "jsonl", rows_of(2))
-    with pytest.raises(MissingFileError) as caught:
-        open_dataset([there, tmp_path / "absent.jsonl"])
-    assert_tells(caught.value, tmp_path / "absent.jsonl")
-
-
-def test_a_glob_without_a_match_is_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match="pattern") as caught:
-        open_dataset(tmp_path / "*.jsonl")
-    assert_tells(caught.value, tmp_path / "*.jsonl")
-
-
-def test_a_broken_link_is_a_missing_file(tmp_path: Path) -> None:
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(tmp_path / "absent.jsonl")
-    with pytest.raises(MissingFileError) as caught:
+        assert isinstance(caught.value, FileNotFoundError)
+        assert isinstance(caught.value, RuntimeError)
+    with refusal(MissingFileError, link):
         open_dataset(link)
-    assert_tells(caught.value, link)
+    with refusal(MissingFileError, absent):
+        open_dataset([write(tmp_path, "jsonl", rows_of(2)), absent])
+
+
+def test_a_folder_without_data_files_says_which_names_it_expects(tmp_path: Path) -> None:
+    for name in ("README.md", "weights.safetensors", "state", ".hidden.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    with refusal(MissingFileError, tmp_path, match=r"no data file .*\.parquet"):
+        open_dataset(tmp_path)
 
 
 def test_a_broken_link_among_the_files_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
     write(tmp_path, "jsonl", rows_of(2))
     link = tmp_path / "second.jsonl"
     link.symlink_to(tmp_path / "absent.jsonl")
-    with pytest.raises(MissingFileError) as caught:
+    with refusal(MissingFileError, link):
         open_dataset(tmp_path)
-    assert_tells(caught.value, link)
-
-
-def test_a_folder_with_nothing_in_it_is_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match="no data file") as caught:
-        open_dataset(tmp_path)
-    assert_tells(caught.value, tmp_path)
-
-
-def test_a_folder_without_data_files_says_which_names_it_expects(tmp_path: Path) -> None:
-    for name in (
-        "README.md",
-        "weights.safetensors",
-        "state",
-        ".hidden.jsonl",
-        "dataset_infos.json",
-    ):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(MissingFileError, match=r"\.parquet") as caught:
-        open_dataset(tmp_path)
-    assert_tells(caught.value, tmp_path)
-
-
-def test_a_folder_lists_what_it_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, "jsonl", rows_of(2))
-    (tmp_path / "README.md").write_text("hello")
-    reader = open_dataset(tmp_path)
-    assert reader.stats.ignored_files == (str(tmp_path / "README.md"),)
 
 
 def test_a_file_without_permission_is_an_access_error(
-    public_folder: Path, unprivileged: None
+    public_folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    path = public_folder / "rows.jsonl"
-    if os.geteuid() == 65534:
-        os.seteuid(0)
-        path.write_bytes(as_jsonl(rows_of(2)))
-        path.chmod(0)
-        os.seteuid(65534)
-    else:
-        path.write_bytes(as_jsonl(rows_of(2)))
-        path.chmod(0)
-    with pytest.raises(AccessError) as caught:
+    path = write(public_folder, "jsonl", rows_of(2))
+    path.chmod(0)
+    request.getfixturevalue("unprivileged")
+    with refusal(AccessError, path) as caught:
         open_dataset(path)
     assert isinstance(caught.value, PermissionError)
-    assert_tells(caught.value, path)
 
 
 @pytest.mark.parametrize("inside", ["", "inner"])
@@ -347,82 +261,59 @@ def test_a_folder_without_permission_is_not_passed_over(
     write(closed, "jsonl", rows_of(3))
     closed.chmod(0)
     request.getfixturevalue("unprivileged")
-    with pytest.raises(AccessError) as caught:
+    with refusal(AccessError, public_folder / "data"):
         open_dataset(public_folder / "data")
-    assert_tells(caught.value, public_folder / "data")
 
 
-def test_a_file_that_loses_its_permission_while_it_is_read_is_an_access_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "failure", "kind"),
+    [
+        ("open", PermissionError(13, "Permission denied"), AccessError),
+        ("pread", OSError(5, "Input/output error"), DataError),
+    ],
+)
+def test_a_file_that_cannot_be_read_any_more_is_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    failure: OSError,
+    kind: type[DataError],
 ) -> None:
     path = write(tmp_path, "jsonl", rows_of(2))
     reader = open_dataset(path)
 
-    def refuse(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
+    def fail(*_: object) -> None:
+        raise failure
 
-    monkeypatch.setattr("fast_axolotl.reading.storage.os.open", refuse)
-    with pytest.raises(AccessError) as caught:
+    monkeypatch.setattr(f"fast_axolotl.reading.storage.os.{call}", fail)
+    with refusal(kind, path, match="(?i)" + str(failure.strerror)):
         list(reader)
-    assert_tells(caught.value, path)
-
-
-def test_a_disk_that_fails_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, "jsonl", rows_of(2))
-    reader = open_dataset(path)
-
-    def fail(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("fast_axolotl.reading.storage.os.pread", fail)
-    with pytest.raises(DataError, match="Input/output error") as caught:
-        list(reader)
-    assert_tells(caught.value, path)
 
 
 # Files that are empty, cut off or misnamed
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["no bytes", "compressed nothing"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_an_empty_file(tmp_path: Path, name: str, compression: str) -> None:
+def test_an_empty_file(tmp_path: Path, name: str, compression: str, is_whole: bool) -> None:
     path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
-    path.write_bytes(b"")
-    if name in ("jsonl", "text") and compression == "none":
+    path.write_bytes(squeeze(b"", compression) if is_whole else b"")
+    if name in ("jsonl", "text") and (is_whole or compression == "none"):
         assert read(path) == []
         return
-    with pytest.raises(DataError) as caught:
+    with refusal(DataError, path, "byte 0"):
         read(path)
-    assert_tells(caught.value, path, "byte 0")
-
-
-@pytest.mark.parametrize("compression", sorted(set(COMPRESSIONS) - {"none"}))
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_compressed_file_of_nothing(tmp_path: Path, name: str, compression: str) -> None:
-    path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
-    path.write_bytes(COMPRESSIONS[compression][1](b""))
-    if name in ("jsonl", "text"):
-        assert read(path) == []
-        return
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert_tells(caught.value, path, "byte 0")
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream", "feather", "json"])
 def test_a_file_of_no_rows_is_no_fault(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, name, rows_of(1))
-    table = pa.Table.from_pylist(rows_of(1)).slice(0, 0)
-    if name == "json":
-        path.write_text("[]")
-    elif name == "parquet":
-        pq.write_table(table, path)
-    elif name == "feather":
-        feather.write_feather(table, path)
-    else:
-        new = pa.ipc.new_file if name == "arrow-file" else pa.ipc.new_stream
-        with new(path, table.schema):
-            pass
+    ending, make = FORMATS[name]
+    path = tmp_path / f"rows.{ending}"
+    table = pa.Table.from_pylist(
+        rows_of(0), schema=pa.schema({"id": pa.int64(), "text": pa.string()})
+    )
+    path.write_bytes(b"[]" if name == "json" else make(table))
     reader = open_dataset(path)
     assert list(reader) == []
     assert reader.schema.names == ([] if name == "json" else ["id", "text"])
@@ -460,89 +351,64 @@ def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
         assert str(whole[key]).startswith(str(value or "")), (found, whole)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("other", ["parquet", "jsonl", "csv"])
-def test_a_wrong_extension_is_read_as_what_it_is_with_a_warning(
-    tmp_path: Path, name: str, other: str
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("rows.parquet", b"id,text\n1,a\n", "text"),
+        ("rows.parquet", b"some words\n", "text"),
+        ("rows.jsonl.gz", squeeze(b'{"text": "a"}\n', "zstd"), "zstd"),
+    ],
+)
+def test_a_name_that_promises_something_else_gets_a_warning(
+    tmp_path: Path, name: str, content: bytes, found: str
 ) -> None:
-    ending, make = FORMATS[name]
-    if name in ("csv", "text") or other in (name, ending):
-        return
-    path = tmp_path / f"rows.{FORMATS[other][0]}"
-    path.write_bytes(make(rows_of(9)))
-    if other == "csv" and name in ("json", "jsonl"):
-        return
-    with pytest.warns(FormatWarning, match=re.escape(str(path))):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.warns(FormatWarning, match=f"the content is {found}"):
         rows = read(path)
-    assert rows == rows_of(9)
+    lines = content.decode().splitlines() if found == "text" else ["a"]
+    assert [row["text"] for row in rows] == lines
 
 
-@pytest.mark.parametrize("name", ["csv", "text"])
-def test_text_that_is_called_parquet_is_read_as_text_with_a_warning(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("declared", "content", "place"),
+    [
+        *((name, b"\x00\x01\x02\x03" * 50, "") for name in ("parquet", "arrow", "feather")),
+        *((name, as_csv(rows_of(9)), "line 1") for name in ("jsonl", "json")),
+        ("json", b"some words\n", "line 1"),
+    ],
+)
+def test_a_format_that_the_caller_has_wrong_is_an_error(
+    tmp_path: Path, declared: str, content: bytes, place: str
 ) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(FORMATS[name][1](rows_of(3)))
-    with pytest.warns(FormatWarning, match="the content is text"):
-        rows = read(path)
-    assert [row["text"] for row in rows] == path.read_text().splitlines()
-
-
-def test_a_name_that_promises_gzip_over_a_plain_file_gets_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(as_jsonl(rows_of(9)))
-    with pytest.warns(FormatWarning, match="the name says gzip"):
-        rows = read(path)
-    assert rows == rows_of(9)
-
-
-def test_a_name_that_promises_gzip_over_zstd_gets_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(COMPRESSIONS["zstd"][1](as_jsonl(rows_of(9))))
-    with pytest.warns(FormatWarning, match="the content is zstd"):
-        rows = read(path)
-    assert rows == rows_of(9)
-
-
-def test_compression_that_the_name_does_not_tell_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(gzip.compress(as_jsonl(rows_of(9))))
-    assert read(path) == rows_of(9)
-
-
-@pytest.mark.parametrize("told", ["parquet", "arrow", "feather"])
-def test_an_explicit_binary_format_that_is_wrong(tmp_path: Path, told: str) -> None:
     path = tmp_path / "rows.bin"
-    path.write_bytes(b"\x00\x01\x02\x03" * 50)
-    with pytest.raises(DataError) as caught:
-        read(path, format=told)
-    assert_tells(caught.value, path)
+    path.write_bytes(content)
+    with refusal(DataError, path, place):
+        read(path, format=declared)
 
 
-@pytest.mark.parametrize(("name", "told"), [("csv", "jsonl"), ("text", "json"), ("csv", "json")])
-def test_an_explicit_text_format_that_is_wrong_names_the_line(
-    tmp_path: Path, name: str, told: str
+GOOD_LINES = jsonl_bytes(rows_of(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "match"),
+    [
+        ("rows.jsonl.sz", b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20, "", "recompress"),
+        ("rows.feather", b"FEA1" + b"\x00" * 40 + b"FEA1", "", "version 1"),
+        ("rows.jsonl", GOOD_LINES + b'{"id": 1, "t\xffxt": "a"}\n', "line 4", "UTF-8"),
+        ("rows.jsonl", GOOD_LINES + b'{"text": "a\x00b"}\n' + GOOD_LINES, "line 4", "malformed"),
+        ("rows.jsonl", GOOD_LINES + b'{"id": 1}\x00\n' + GOOD_LINES, "line 4", "malformed"),
+        ("rows.jsonl", GOOD_LINES + b"\x00\n" + GOOD_LINES, "line 4", "malformed"),
+        ("rows.csv", b"a,a\n1,2\n", "line 1", "'a'"),
+    ],
+)
+def test_content_that_is_refused(
+    tmp_path: Path, name: str, content: bytes, place: str, match: str
 ) -> None:
-    path = write(tmp_path, name, rows_of(9))
-    with pytest.raises(DataError) as caught:
-        read(path, format=told)
-    assert_tells(caught.value, path, "line 1")
-
-
-def test_snappy_is_refused_with_the_cure(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.sz"
-    path.write_bytes(b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20)
-    with pytest.raises(DataError, match="recompress") as caught:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with refusal(DataError, path, place, match=match):
         read(path)
-    assert_tells(caught.value, path)
-
-
-def test_feather_version_one_is_refused_with_the_cure(tmp_path: Path) -> None:
-    path = tmp_path / "rows.feather"
-    path.write_bytes(b"FEA1" + b"\x00" * 40 + b"FEA1")
-    with pytest.raises(DataError, match="version 1") as caught:
-        read(path)
-    assert_tells(caught.value, path)
 
 
 # Damage inside binary files
@@ -559,22 +425,15 @@ def damage_page(path: Path, marker: bytes) -> None:
 PLAIN_PAGES = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
-def test_a_corrupt_parquet_page_names_the_row_group(tmp_path: Path) -> None:
+def test_a_corrupt_row_group_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
     damage_page(path, "rów 12".encode())
     rows, error = read_until_error(path)
     assert rows == rows_of(10)
-    assert error is not None
     assert_tells(error, path, "row group 2")
-
-
-def test_a_corrupt_row_group_is_skipped_with_its_row_count(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
-    damage_page(path, "rów 12".encode())
     reader = open_dataset(path, on_error="skip")
-    rows = [row for batch in reader for row in batch.to_pylist()]
+    rows = rows_in(reader)
     assert rows == rows_of(10) + rows_of(20)[15:]
     (rejection,) = reader.stats.rejections
     assert (rejection.path, rejection.place) == (str(path), "row group 2")
@@ -588,32 +447,39 @@ def test_a_flipped_bit_under_a_page_checksum_is_an_error(tmp_path: Path) -> None
     data = bytearray(path.read_bytes())
     data[data.index("rów 12".encode())] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"(?i)crc") as caught:
+    with refusal(DataError, path, "row group 2", match=r"(?i)crc"):
         read(path)
-    assert_tells(caught.value, path, "row group 2")
 
 
 def test_a_large_row_group_that_is_streamed_names_itself_too(tmp_path: Path) -> None:
     rows = [{"text": f"{index:07}" + "x" * 1000} for index in range(4000)]
     path = tmp_path / "rows.parquet"
-    path.write_bytes(as_parquet(rows, row_group_size=4000, data_page_size=4096, **PLAIN_PAGES))
+    path.write_bytes(parquet_bytes(rows, row_group_size=4000, data_page_size=4096, **PLAIN_PAGES))
     damage_page(path, b"0003000")
-    found, error = read_until_error(path, memory_budget=16 * MIB)
-    assert error is not None
+    found, error = read_until_error(path, memory_budget=SMALL_BUDGET)
     assert_tells(error, path, "row group 0")
     assert found == rows[: len(found)]
 
 
-@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
-def test_text_that_is_not_utf8_in_a_binary_file_is_an_error(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("parquet", "row group 2"),
+        ("arrow-file", "record batch 2"),
+        ("arrow-stream", "record batches 0 to"),
+    ],
+)
+def test_text_that_is_not_utf8_in_a_binary_file_is_an_error(
+    tmp_path: Path, name: str, place: str
+) -> None:
     path = write(tmp_path, name, rows_of(20))
     if name == "parquet":
         path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
-    data = path.read_bytes()
-    path.write_bytes(data.replace("rów 12".encode(), b"r\xff\xffw 12"[:7]))
-    with pytest.raises(DataError, match="UTF") as caught:
-        read(path)
-    assert_tells(caught.value, path, "row group 2" if name == "parquet" else "record batch")
+    path.write_bytes(path.read_bytes().replace("rów 12".encode(), b"r\xff\xffw 12"))
+    rows, error = read_until_error(path)
+    assert_tells(error, path, place)
+    assert "UTF" in str(error)
+    assert rows == rows_of(20)[: len(rows)]
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
@@ -621,9 +487,8 @@ def test_a_column_name_that_is_not_utf8_is_an_error(tmp_path: Path, name: str) -
     path = tmp_path / f"rows.{FORMATS[name][0]}"
     data = FORMATS[name][1]([{"outer": {"inner": 1}}])
     path.write_bytes(data.replace(b"inner", b"\xff\xffner"))
-    with pytest.raises(DataError) as caught:
+    with refusal(DataError, path, "schema" if name != "parquet" else ""):
         read(path)
-    assert_tells(caught.value, path, "schema" if name != "parquet" else "")
 
 
 def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
@@ -639,36 +504,15 @@ def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
     assert outcomes >= {2, "error"}
 
 
-@pytest.mark.parametrize("place", ["whole", "batch"])
-def test_an_arrow_stream_without_its_end_is_an_error_after_its_rows(
-    tmp_path: Path, place: str
-) -> None:
+def test_an_arrow_stream_without_its_end_is_an_error_after_its_rows(tmp_path: Path) -> None:
     path = write(tmp_path, "arrow-stream", rows_of(20))
-    data = path.read_bytes()
-    if place == "whole":
-        path.write_bytes(data[:-8])
-        rest = rows_of(20)
-    else:
-        shorter = as_stream(rows_of(10))
-        path.write_bytes(shorter[:-8])
-        rest = rows_of(10)
+    path.write_bytes(path.read_bytes()[:-8])
     rows, error = read_until_error(path)
-    assert rows == rest
-    assert error is not None
+    assert rows == rows_of(20)
     assert_tells(error, path, "after record batch")
     reader = open_dataset(path, on_error="skip")
-    assert [row for batch in reader for row in batch.to_pylist()] == rest
+    assert rows_in(reader) == rows_of(20)
     assert len(reader.stats.rejections) == 1
-
-
-def test_an_arrow_file_with_one_damaged_batch_names_it(tmp_path: Path) -> None:
-    path = write(tmp_path, "arrow-file", rows_of(20))
-    data = path.read_bytes()
-    path.write_bytes(data.replace("rów 10".encode(), b"r\xff\xffw 10"[:7]))
-    rows, error = read_until_error(path)
-    assert error is not None
-    assert_tells(error, path, "record batch 2")
-    assert rows == rows_of(20)[: len(rows)]
 
 
 # Damage inside text files
@@ -685,120 +529,42 @@ def with_bad_line(name: str, rows: Rows, index: int, line: bytes) -> tuple[bytes
 BAD_UTF8 = {"jsonl": b'{"id": 1, "text": "\xff"}\n', "csv": b'1,"a\xff"\n', "text": b"a\xffb\n"}
 
 
+BAD_LINES = [
+    *(("jsonl", line, "malformed") for line in (b'{"id": 1, "text": }\n', b"plain words\n")),
+    *(("jsonl", line, "malformed") for line in (b'{"id": 1, "text": "a"\n', b"{'id': 1}\n")),
+    ("jsonl", b'{"id": 1} {"id": 2}\n', "malformed JSON: Extra data"),
+    *(("jsonl", line, "expected an object") for line in (b"[1, 2]\n", b"7\n", b"null\n")),
+    ("jsonl", b'{"text": "\\ud800"}\n', "half of a surrogate pair"),
+    *(("jsonl", line, "too large") for line in (b'{"id": 1e999}\n', b'{"id": -1e999}\n')),
+    *(("csv", line, "expected 2 fields") for line in (b"1\n", b"1,a,b\n", b'1,"a","b",c\n')),
+    *((name, line, "not UTF-8") for name, line in BAD_UTF8.items()),
+]
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("name", BAD_UTF8)
-def test_bad_utf8_names_the_line(tmp_path: Path, name: str, compression: str) -> None:
+@pytest.mark.parametrize(("name", "line", "reason"), BAD_LINES, ids=repr)
+def test_a_bad_line_is_named_and_can_be_skipped(
+    tmp_path: Path, name: str, line: bytes, reason: str, compression: str
+) -> None:
     rows = rows_of(30)
     path = write(tmp_path, name, rows, compression)
-    data, line = with_bad_line(name, rows, 17, BAD_UTF8[name])
-    path.write_bytes(COMPRESSIONS[compression][1](data))
-    with pytest.raises(DataError, match="UTF-8") as caught:
+    data, number = with_bad_line(name, rows, 17, line)
+    path.write_bytes(squeeze(data, compression))
+    with refusal(DataError, path, f"line {number}", match=reason):
         read(path)
-    assert_tells(caught.value, path, f"line {line}")
-    assert caught.value.place == f"line {line}"
     reader = open_dataset(path, on_error="skip")
-    assert [row for batch in reader for row in batch.to_pylist()] == expected(name, rows)
+    assert rows_in(reader) == expected(name, rows)
     (rejection,) = reader.stats.rejections
-    assert (rejection.path, rejection.place) == (str(path), f"line {line}")
-    assert "UTF-8" in rejection.reason
+    assert (rejection.path, rejection.place) == (str(path), f"line {number}")
+    assert reason in rejection.reason
+    assert rejection.num_rows == reader.stats.rejected_rows == 1
 
 
 def test_bad_utf8_in_a_json_document_names_the_line(tmp_path: Path) -> None:
     path = write(tmp_path, "json", rows_of(9))
     path.write_bytes(path.read_bytes().replace("rów 5".encode(), b"r\xffw 5"))
-    with pytest.raises(DataError, match="UTF-8") as caught:
+    with refusal(DataError, path, f"line {1 + 4 * 5 + 1}", match="UTF-8"):
         read(path)
-    assert_tells(caught.value, path, f"line {1 + 4 * 5 + 1}")
-
-
-def test_bad_utf8_in_a_key_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(as_jsonl(rows_of(3)) + b'{"id": 1, "t\xffxt": "a"}\n')
-    with pytest.raises(DataError, match="UTF-8") as caught:
-        read(path)
-    assert_tells(caught.value, path, "line 4")
-
-
-def test_utf16_is_an_error_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes("id,text\n1,a\n".encode("utf-16"))
-    with pytest.raises(DataError, match="UTF-16") as caught:
-        read(path)
-    assert_tells(caught.value, path, "line 1")
-
-
-def test_nul_bytes_in_text_are_text(tmp_path: Path) -> None:
-    path = tmp_path / "rows.txt"
-    path.write_bytes(b"a\x00b\nc\x00\n\x00\n")
-    assert read(path) == [{"text": "a\x00b"}, {"text": "c\x00"}, {"text": "\x00"}]
-
-
-def test_nul_bytes_in_csv_fields_are_text_or_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(b'id,text\n1,a\x00b\n2,"c\x00,d"\n')
-    rows, error = read_until_error(path)
-    if error is None:
-        assert rows == [{"id": 1, "text": "a\x00b"}, {"id": 2, "text": "c\x00,d"}]
-    else:
-        assert_tells(error, path, "line 2")
-
-
-def test_nul_bytes_on_the_slow_path_of_csv(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(b'id,text\n1,a "quoted" word\n2,c\x00d\n')
-    rows, error = read_until_error(path)
-    if error is None:
-        assert rows == [{"id": 1, "text": 'a "quoted" word'}, {"id": 2, "text": "c\x00d"}]
-
-
-@pytest.mark.parametrize("text", [b'{"id": 1, "text": "a\x00b"}\n', b'{"id": 1}\x00\n', b"\x00\n"])
-def test_nul_bytes_in_json_are_malformed(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(as_jsonl(rows_of(3)) + text + as_jsonl(rows_of(2)))
-    with pytest.raises(DataError, match="malformed") as caught:
-        read(path)
-    assert_tells(caught.value, path, "line 4")
-
-
-def test_an_escaped_nul_in_json_is_text(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "a\\u0000b"}\n')
-    assert read(path) == [{"text": "a\x00b"}]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"id": 1, "text": }\n',
-        b'{"id": 1, "text": "a"\n',
-        b'{"id": 1} {"id": 2}\n',
-        b"[1, 2]\n",
-        b"7\n",
-        b"null\n",
-        b"{'id': 1}\n",
-        b"plain words\n",
-        b'{"text": "\\ud800"}\n',
-        b'{"id": 1e999}\n',
-    ],
-    ids=repr,
-)
-def test_a_malformed_json_line_in_the_middle_is_named_and_can_be_skipped(
-    tmp_path: Path, line: bytes
-) -> None:
-    rows = rows_of(30)
-    path = tmp_path / "rows.jsonl"
-    data, number = with_bad_line("jsonl", rows, 17, line)
-    path.write_bytes(data)
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert_tells(caught.value, path)
-    assert caught.value.place == f"line {number}"
-    reader = open_dataset(path, on_error="skip")
-    assert [row for batch in reader for row in batch.to_pylist()] == rows
-    (rejection,) = reader.stats.rejections
-    assert (rejection.path, rejection.place) == (str(path), f"line {number}")
-    assert rejection.reason
-    assert rejection.num_rows == reader.stats.rejected_rows == 1
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -810,58 +576,48 @@ def test_a_bad_line_far_into_a_file_is_named_by_its_number(
     rows = [{"id": index, "text": f"{index:08}" + "x" * 2000} for index in range(1200)]
     path = write(tmp_path, name, rows, compression)
     data, line = with_bad_line(name, rows, 1000, BAD_UTF8[name])
-    squeeze = COMPRESSIONS[compression][1] if compression == "none" else _quick_gzip
-    path.write_bytes(squeeze(data))
-    found, error = read_until_error(path, memory_budget=16 * MIB)
+    path.write_bytes(squeeze(data, compression))
+    found, error = read_until_error(path, memory_budget=SMALL_BUDGET)
     assert error is not None
     assert error.place == f"line {line}"
     assert found == expected(name, rows)[: len(found)]
-    reader = open_dataset(path, on_error="skip", memory_budget=16 * MIB)
-    assert [row for batch in reader for row in batch.to_pylist()] == expected(name, rows)
+    reader = open_dataset(path, on_error="skip", memory_budget=SMALL_BUDGET)
+    assert rows_in(reader) == expected(name, rows)
     assert [item.place for item in reader.stats.rejections] == [f"line {line}"]
 
 
-def _quick_gzip(data: bytes) -> bytes:
-    return gzip.compress(data, 1)
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("rows.txt", b"a\x00b\nc\x00\n\x00\n", ["a\x00b", "c\x00", "\x00"]),
+        ("rows.jsonl", b'{"text": "a\\u0000b"}\n', ["a\x00b"]),
+        ("rows.csv", b'id,text\n1,a\x00b\n2,"c\x00,d"\n', ["a\x00b", "c\x00,d"]),
+        ("rows.csv", b'id,text\n1,a "quoted" word\n2,c\x00d\n', ['a "quoted" word', "c\x00d"]),
+    ],
+)
+def test_nul_bytes_are_text(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
+    """Python's csv module before 3.11 refuses them."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    rows, error = read_until_error(path)
+    if error is None:
+        assert [row["text"] for row in rows] == texts
+    else:
+        assert (name, "NUL" in str(error)) == ("rows.csv", True)
 
 
 def test_every_skipped_row_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    lines = as_jsonl(rows_of(20)).splitlines(keepends=True)
+    lines = jsonl_bytes(rows_of(20)).splitlines(keepends=True)
     bad = (3, 7, 19)
     for index in bad:
         lines[index] = b"broken\n"
     path.write_bytes(b"".join(lines))
     reader = open_dataset(path, on_error="skip")
-    rows = [row for batch in reader for row in batch.to_pylist()]
+    rows = rows_in(reader)
     assert rows == [row for row in rows_of(20) if row["id"] not in bad]
     assert [item.place for item in reader.stats.rejections] == [f"line {n + 1}" for n in bad]
     assert reader.stats.rejected_rows == 3
-
-
-@pytest.mark.parametrize("line", [b"1\n", b"1,a,b\n", b'1,"a","b",c\n'])
-def test_a_csv_row_of_another_width_is_named_and_can_be_skipped(
-    tmp_path: Path, line: bytes
-) -> None:
-    rows = rows_of(30)
-    path = tmp_path / "rows.csv"
-    data, number = with_bad_line("csv", rows, 17, line)
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="expected 2 fields") as caught:
-        read(path)
-    assert_tells(caught.value, path)
-    assert caught.value.place == f"line {number}"
-    reader = open_dataset(path, on_error="skip")
-    assert [row for batch in reader for row in batch.to_pylist()] == rows
-    assert [item.place for item in reader.stats.rejections] == [f"line {number}"]
-
-
-def test_a_csv_quote_that_never_closes_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(as_csv(rows_of(5)) + b'6,"open\n7,more\n')
-    with pytest.raises(DataError, match="not closed") as caught:
-        read(path)
-    assert_tells(caught.value, path, "line")
 
 
 @pytest.mark.parametrize(
@@ -877,6 +633,8 @@ def test_a_csv_quote_that_never_closes_is_an_error(tmp_path: Path) -> None:
         ("]", "line 1"),
         ("[}]", "line 1"),
         ("{]}", "line 1"),
+        *((text, "line 1") for text in ('[{"a": 1}', '[{"a": 1},', '[{"a": 1}, {"a"')),
+        *((text, "line 1") for text in ('[{"a": 1}] x', '[{"a": 1} {"a": 2}]', '[{"a": 1},]')),
         ('[{"id": 1}},{"id": 2}]', "line 1"),
     ],
 )
@@ -892,9 +650,8 @@ def test_a_json_field_that_is_absent_or_holds_no_array_is_an_error(tmp_path: Pat
     path = tmp_path / "rows.json"
     path.write_text('{"data": {"id": 1}, "rows": [{"id": 2}]}')
     for name in ("data", "absent"):
-        with pytest.raises(DataError, match=name) as caught:
+        with refusal(DataError, path, match=name):
             read(path, json_field=name)
-        assert_tells(caught.value, path)
     assert read(path, json_field="rows") == [{"id": 2}]
 
 
@@ -902,7 +659,7 @@ def test_a_json_field_that_is_absent_or_holds_no_array_is_an_error(tmp_path: Pat
 
 
 @pytest.mark.parametrize("compression", sorted(set(COMPRESSIONS) - {"none"}))
-@pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
+@pytest.mark.parametrize("name", ["jsonl", "csv", "text", "json"])
 def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     tmp_path: Path, name: str, compression: str
 ) -> None:
@@ -911,27 +668,16 @@ def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     path = write(tmp_path, name, rows, compression)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 9 // 10])
-    found, error = read_until_error_in_batches(path)
-    assert error is not None
+    found, error = read_until_error(path, 1000, memory_budget=SMALL_BUDGET)
     assert_tells(error, path)
     assert "cut off" in str(error)
-    reader = open_dataset(path, on_error="skip", memory_budget=16 * MIB)
-    kept = [row for batch in reader for row in batch.to_pylist()]
+    reader = open_dataset(path, on_error="skip", memory_budget=SMALL_BUDGET)
+    kept = rows_in(reader)
     assert kept == expected(name, rows)[: len(kept)]
     assert len(kept) >= len(found)
     assert len(kept) > 1000
     assert [item.num_rows for item in reader.stats.rejections] == [None]
     assert reader.stats.rejections[0].path == str(path)
-
-
-def read_until_error_in_batches(path: Path) -> tuple[Rows, DataError | None]:
-    rows: Rows = []
-    try:
-        for batch in open_dataset(path, num_threads=1, memory_budget=16 * MIB):
-            rows += batch.to_pylist()
-    except DataError as error:
-        return rows, error
-    return rows, None
 
 
 def test_bytes_after_a_gzip_stream_are_an_error_or_ignored_but_never_rows(tmp_path: Path) -> None:
@@ -942,14 +688,6 @@ def test_bytes_after_a_gzip_stream_are_an_error_or_ignored_but_never_rows(tmp_pa
     assert error is not None or rows == rows_of(9)
 
 
-def test_gzip_members_after_each_other_are_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(
-        gzip.compress(as_jsonl(rows_of(9)[:4])) + gzip.compress(as_jsonl(rows_of(9)[4:]))
-    )
-    assert read(path) == rows_of(9)
-
-
 # Files that change while they are read
 
 CHANGING = ["jsonl", "parquet", "arrow-file", "arrow-stream", "csv", "text"]
@@ -958,81 +696,46 @@ CHANGING = ["jsonl", "parquet", "arrow-file", "arrow-stream", "csv", "text"]
 def large_file(folder: Path, name: str) -> tuple[Path, Rows]:
     """More than is read ahead under the least budget, so that the change meets unread bytes."""
     rows = [{"id": index, "text": f"{index:08}" + "x" * 40_000} for index in range(800)]
-    ending = FORMATS[name][0]
-    path = folder / f"rows.{ending}"
+    ending, make = FORMATS[name]
     if name == "parquet":
-        path.write_bytes(as_parquet(rows, row_group_size=20, **PLAIN_PAGES))
+        make = partial(parquet_bytes, row_group_size=20, **PLAIN_PAGES)
     elif name.startswith("arrow"):
-        new = pa.ipc.new_file if name == "arrow-file" else pa.ipc.new_stream
-        path.write_bytes(as_arrow(rows, new, chunk=20))
-    else:
-        path.write_bytes(FORMATS[name][1](rows))
+        make = partial(make, batch_rows=20)
+    path = folder / f"rows.{ending}"
+    path.write_bytes(make(rows))
     return path, rows
 
 
-def read_with_change(path: Path, change: Callable[[], None]) -> tuple[Rows, DataError | None]:
-    """Rows, with the file changed after the first batch."""
-    rows: Rows = []
-    reader = open_dataset(path, batch_size=10, num_threads=1, memory_budget=16 * MIB)
-    try:
-        for index, batch in enumerate(reader):
-            rows += batch.to_pylist()
-            if index == 0:
-                change()
-    except DataError as error:
-        return rows, error
-    return rows, None
-
-
+@pytest.mark.parametrize("change", ["shrinks", "is replaced", "grows"])
 @pytest.mark.parametrize("name", CHANGING)
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_file_that_changes_while_it_is_read_gives_no_wrong_row(
+    tmp_path: Path, name: str, change: str
+) -> None:
     path, rows = large_file(tmp_path, name)
-    found, error = read_with_change(path, lambda: os.truncate(path, path.stat().st_size // 2))
-    assert error is not None
-    assert_tells(error, path)
-    assert found == expected(name, rows)[: len(found)]
-    assert len(found) >= 10
-
-
-@pytest.mark.parametrize("name", CHANGING)
-def test_a_file_replaced_by_a_shorter_one_is_an_error(tmp_path: Path, name: str) -> None:
-    path, rows = large_file(tmp_path, name)
-    other = tmp_path / "other"
-    other.write_bytes(path.read_bytes()[: 1000 * 1000])
-    found, error = read_with_change(path, lambda: _replace(other, path))
-    if name in ("arrow-stream", "csv") and error is None:
-        assert found == expected(name, rows), "the old file stays open, and is read to its end"
-        return
-    assert error is not None
-    assert_tells(error, path)
-    assert found == expected(name, rows)[: len(found)]
-
-
-def _replace(other: Path, path: Path) -> None:
-    other.replace(path)
-
-
-@pytest.mark.parametrize("name", CHANGING)
-def test_a_file_that_grows_while_it_is_read_gives_no_wrong_row(tmp_path: Path, name: str) -> None:
-    path, rows = large_file(tmp_path, name)
+    shorter = tmp_path / "shorter"
+    shorter.write_bytes(path.read_bytes()[: 1000 * 1000])
 
     def grow() -> None:
         with path.open("ab") as file:
             file.write(b"more" * 1000)
 
-    found, error = read_with_change(path, grow)
+    changes: dict[str, Callable[[], object]] = {
+        "shrinks": lambda: os.truncate(path, path.stat().st_size // 2),
+        "is replaced": lambda: shorter.replace(path),
+        "grows": grow,
+    }
+    found, error = read_until_error(path, 10, changes[change], memory_budget=SMALL_BUDGET)
     assert found == expected(name, rows)[: len(found)]
+    assert len(found) >= 10
     if error is None:
-        assert len(found) == len(rows)
-    else:
-        assert_tells(error, path)
+        assert change == "grows" or (change == "is replaced" and name in ("arrow-stream", "csv"))
+        assert len(found) == len(rows), "the old file stays open, and is read to its end"
 
 
 def test_a_file_that_is_removed_while_it_is_read_is_a_missing_file(tmp_path: Path) -> None:
     path, _ = large_file(tmp_path, "jsonl")
-    _, error = read_with_change(path, path.unlink)
+    _, error = read_until_error(path, 10, path.unlink, memory_budget=SMALL_BUDGET)
     assert isinstance(error, MissingFileError)
-    assert_tells(error, path)
 
 
 # Folders written by save_to_disk
@@ -1047,55 +750,32 @@ def saved_dataset(folder: Path) -> Path:
     return folder
 
 
-def test_a_saved_dataset_reads(tmp_path: Path) -> None:
-    assert read(saved_dataset(tmp_path / "saved")) == rows_of(9)
+DAMAGED_FILES = ("null", "7", "[{}]", '["data.arrow"]', '[{"filename": 7}]')
 
 
 @pytest.mark.parametrize(
     "state",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        "{}",
-        '{"_data_files": null}',
-        '{"_data_files": 7}',
-        '{"_data_files": [{}]}',
-        '{"_data_files": ["data.arrow"]}',
-        '{"_data_files": [{"filename": 7}]}',
-        "\udcff",
-    ],
+    ["", "{", "[]", "7", "{}", "\udcff", *(f'{{"_data_files": {text}}}' for text in DAMAGED_FILES)],
 )
 def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path, state: str) -> None:
     folder = saved_dataset(tmp_path / "saved")
     (folder / "state.json").write_bytes(state.encode("utf-8", "surrogateescape"))
-    with pytest.raises(DataError, match="damaged") as caught:
+    with refusal(DataError, folder / "state.json", match="damaged"):
         read(folder)
-    assert_tells(caught.value, folder / "state.json")
 
 
-def test_a_damaged_index_of_splits_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "dataset_dict.json").write_text('{"splits": {}')
-    with pytest.raises(DataError, match="damaged") as caught:
-        read(tmp_path)
-    assert_tells(caught.value, tmp_path / "dataset_dict.json")
-
-
-@pytest.mark.parametrize("splits", ["[]", "null", "7", "[1]"])
+@pytest.mark.parametrize("splits", ["[]", "null", "7", "[1]", "{"])
 def test_an_index_of_no_splits_is_an_error(tmp_path: Path, splits: str) -> None:
     (tmp_path / "dataset_dict.json").write_text(f'{{"splits": {splits}}}')
-    with pytest.raises(DataError) as caught:
+    with refusal(DataError, tmp_path):
         read(tmp_path)
-    assert_tells(caught.value, tmp_path)
 
 
 def test_a_saved_dataset_that_misses_a_file_names_it(tmp_path: Path) -> None:
     folder = saved_dataset(tmp_path / "saved")
     (folder / "data-00000-of-00001.arrow").unlink()
-    with pytest.raises(MissingFileError) as caught:
+    with refusal(MissingFileError, folder / "data-00000-of-00001.arrow"):
         read(folder)
-    assert_tells(caught.value, folder / "data-00000-of-00001.arrow")
 
 
 def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path: Path) -> None:
@@ -1103,9 +783,8 @@ def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path: Path) -> N
     state = json.loads((folder / "state.json").read_text())
     state["_indices_data_files"] = [{"filename": "indices.arrow"}]
     (folder / "state.json").write_text(json.dumps(state))
-    with pytest.raises(DataError, match="flatten_indices") as caught:
+    with refusal(DataError, folder, match="flatten_indices"):
         read(folder)
-    assert_tells(caught.value, folder)
 
 
 # Values
@@ -1116,9 +795,8 @@ def test_a_date_that_python_cannot_express_is_an_error_of_the_python_output(
 ) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"when": pa.array([2**30], pa.date32())}), path)
-    with pytest.raises(DataError, match=r"'when'.*output=.arrow") as caught:
+    with refusal(DataError, match=r"'when'.*output=.arrow"):
         list(streaming_dataset_reader(str(path), "parquet"))
-    assert_tells(caught.value)
     (batch,) = streaming_dataset_reader(str(path), "parquet", output="arrow")
     assert batch.num_rows == 1
 
@@ -1126,22 +804,15 @@ def test_a_date_that_python_cannot_express_is_an_error_of_the_python_output(
 def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
-    with pytest.raises(DataError, match="'a'") as caught:
+    with refusal(DataError, path, match="'a'"):
         read(path)
-    assert_tells(caught.value, path)
-    path = tmp_path / "rows.csv"
-    path.write_text("a,a\n1,2\n")
-    with pytest.raises(DataError, match="'a'") as caught:
-        read(path)
-    assert_tells(caught.value, path, "line 1")
 
 
 def test_an_error_in_the_sample_of_the_schema_is_told_when_opening(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"broken\n")
-    with pytest.raises(DataError) as caught:
+    with refusal(DataError, path, "line 1"):
         open_dataset(path)
-    assert_tells(caught.value, path, "line 1")
     reader = open_dataset(path, on_error="skip")
     assert list(reader) == []
     assert reader.stats.rejected_rows == 1
@@ -1151,14 +822,11 @@ def test_types_that_pyarrow_cannot_handle_are_refused_when_opening(tmp_path: Pat
     runs = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", "b"]))
     kinds = pa.array([0, 0, 1], pa.int8())
     union = pa.UnionArray.from_sparse(kinds, [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])])
+    path = tmp_path / "rows.arrow"
     for values in (runs, union):
-        path = tmp_path / "rows.arrow"
-        table = pa.table({"odd": values})
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table)
-        with pytest.raises(DataError, match="'odd'") as caught:
+        path.write_bytes(as_stream(pa.table({"odd": values})))
+        with refusal(DataError, path, "schema", match="'odd'"):
             open_dataset(path)
-        assert_tells(caught.value, path, "schema")
 
 
 def test_views_can_be_shuffled(tmp_path: Path) -> None:
@@ -1171,8 +839,7 @@ def test_views_can_be_shuffled(tmp_path: Path) -> None:
         }
     )
     path = tmp_path / "rows.arrow"
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+    path.write_bytes(arrow_bytes(table))
     rows = read(path, shuffle=1)
     assert rows != table.to_pylist()
     assert sorted(rows, key=lambda row: words.index(row["text"])) == table.to_pylist()

@@ -1,41 +1,37 @@
 """Damaged files of every format: rows or one of our errors, never anything else.
 
 Each case takes a small valid file, flips, deletes, inserts or repeats a few of its bytes, and reads
-the result to the last Python value. Cases run in a child process, several hundred to a child, so
-that a crash inside pyarrow, an allocation without bound or a hang is a failure that names its case
-rather than the end of the test run. Where a format carries checksums, a read that succeeds must
-also give the rows that were written.
+the result to the last Python value. Cases run in a child process, which is started again after it
+died, so that a crash inside pyarrow, an allocation without bound or a hang is a failure that names
+its case rather than the end of the test run. Where a format carries checksums, a read that succeeds
+must also give the rows that were written.
 
 ``FAST_AXOLOTL_FUZZ_CASES`` sets the number of cases a sample. One case is run again, in the open,
-by ``python tests/test_fuzz.py SAMPLE FIRST STOP``.
+by ``echo SAMPLE FIRST STOP | PYTHONPATH=tests python tests/test_fuzz.py``.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import os
 import random
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.feather as feather
-import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl.errors import FastAxolotlError
 from fast_axolotl.reading import FormatWarning, convert, open_dataset
+from support.files import arrow_bytes, feather_bytes, jsonl_bytes, parquet_bytes, squeeze
 
 CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "400"))
 """Cases of each sample."""
@@ -105,31 +101,18 @@ def view_table() -> pa.Table:
 
 
 def parquet(make: Callable[[], pa.Table] = plain_table, **settings: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(make(), sink, **{"row_group_size": 15, **settings})
-    return sink.getvalue()
+    return parquet_bytes(make(), **{"row_group_size": 15, **settings})
 
 
 def arrow(
     make: Callable[[], pa.Table] = plain_table, *, stream: bool, compression: str | None = None
 ) -> bytes:
-    sink = io.BytesIO()
-    table = make()
-    new = pa.ipc.new_stream if stream else pa.ipc.new_file
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with new(sink, table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=15)
-    return sink.getvalue()
-
-
-def feather_file(compression: str) -> bytes:
-    sink = io.BytesIO()
-    feather.write_feather(plain_table(), sink, compression=compression, chunksize=15)
-    return sink.getvalue()
+    form = pa.ipc.new_stream if stream else pa.ipc.new_file
+    return arrow_bytes(make(), form, 15, compression)
 
 
 def json_lines() -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
+    return jsonl_bytes(ROWS)
 
 
 def json_document() -> bytes:
@@ -146,10 +129,6 @@ def csv() -> bytes:
 
 def text() -> bytes:
     return "".join(f"line {index} ünïcode \U0001f98e\r\n" for index in range(60)).encode()
-
-
-def squeezed(make: Callable[[], bytes], codec: str) -> bytes:
-    return bytes(pa.compress(make(), codec, asbytes=True))
 
 
 class Sample(NamedTuple):
@@ -193,18 +172,18 @@ SAMPLES = {
     "arrow-stream-lz4": Sample("arrow", lambda: arrow(stream=True, compression="lz4")),
     "arrow-stream-types": Sample("arrow", lambda: arrow(typed_table, stream=True)),
     "arrow-stream-views": Sample("arrow", lambda: arrow(view_table, stream=True)),
-    "feather-lz4": Sample("feather", lambda: feather_file("lz4")),
+    "feather-lz4": Sample("feather", lambda: feather_bytes(plain_table(), chunksize=15)),
     "json": Sample("json", json_document),
     "jsonl": Sample("jsonl", json_lines),
     "csv": Sample("csv", csv),
     "text": Sample("txt", text),
-    "jsonl-gzip": Sample("jsonl.gz", lambda: gzip.compress(json_lines(), mtime=0), True),
-    "csv-bz2": Sample("csv.bz2", lambda: bz2.compress(csv()), True),
-    "text-xz": Sample("txt.xz", lambda: lzma.compress(text()), True),
-    "json-zstd": Sample("json.zst", lambda: squeezed(json_document, "zstd")),
-    "jsonl-lz4": Sample("jsonl.lz4", lambda: squeezed(json_lines, "lz4")),
-    "parquet-in-gzip": Sample("parquet.gz", lambda: gzip.compress(parquet(), mtime=0), True),
-    "arrow-in-zstd": Sample("arrow.zst", lambda: squeezed(lambda: arrow(stream=True), "zstd")),
+    "jsonl-gzip": Sample("jsonl.gz", lambda: squeeze(json_lines(), "gzip"), True),
+    "csv-bz2": Sample("csv.bz2", lambda: squeeze(csv(), "bz2"), True),
+    "text-xz": Sample("txt.xz", lambda: squeeze(text(), "xz"), True),
+    "json-zstd": Sample("json.zst", lambda: squeeze(json_document(), "zstd")),
+    "jsonl-lz4": Sample("jsonl.lz4", lambda: squeeze(json_lines(), "lz4")),
+    "parquet-in-gzip": Sample("parquet.gz", lambda: squeeze(parquet(), "gzip"), True),
+    "arrow-in-zstd": Sample("arrow.zst", lambda: squeeze(arrow(stream=True), "zstd")),
 }
 
 
@@ -251,10 +230,9 @@ def read_all(path: Path, **options: Any) -> list[dict[str, list[Any]]]:
     return batches
 
 
-def run_case(name: str, case: int, folder: Path) -> str | None:
+def run_case(name: str, case: int, data: bytes, folder: Path) -> str | None:
     """What went wrong, or ``None``."""
     sample = SAMPLES[name]
-    data = sample.make()
     change = damaged(data, random.Random(f"{name} {case}"))
     path = folder / f"case.{sample.ending}"
     path.write_bytes(change)
@@ -272,48 +250,82 @@ def run_case(name: str, case: int, folder: Path) -> str | None:
 
 
 def run_cases(name: str, first: int, stop: int, folder: Path) -> None:
-    """In the child: a line per case begun and per failure found."""
-    warnings.simplefilter("ignore", FormatWarning)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    """In the child: a line per case begun and per failure found, and one at the end."""
+    data = SAMPLES[name].make()
     for case in range(first, stop):
         print(f"case {case}", flush=True)
-        failure = run_case(name, case, folder)
+        failure = run_case(name, case, data, folder)
         if failure is not None:
             print(json.dumps({"case": case, "failure": failure}), flush=True)
+    print("done", flush=True)
 
 
-def run_child(name: str, first: int, stop: int) -> tuple[list[str], int]:
-    """Failures found from a case on, and the case to go on with."""
-    command = [sys.executable, __file__, name, str(first), str(stop)]
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    limit = SECONDS_TO_START + SECONDS_PER_CASE * (stop - first)
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=limit, check=False
-        )
-        output, ending = done.stdout, f"exit code {done.returncode}: {done.stderr[-2000:]}"
-        finished = done.returncode == 0
-    except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else ""
-        ending, finished = f"no end within {limit:.0f} s", False
-    lines = output.splitlines()
-    failures = [line for line in lines if line.startswith("{")]
-    if finished:
-        return failures, stop
-    last = max((int(line.split()[1]) for line in lines if line.startswith("case ")), default=first)
-    return [*failures, json.dumps({"case": last, "failure": ending})], last + 1
+class Child:
+    """A process that runs one range of cases after another, and is started again when it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._errors = folder / "stderr"
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, name: str, first: int, stop: int) -> tuple[list[str], int]:
+        """Failures found from a case on, and the case to go on with."""
+        if self._process is None:
+            with self._errors.open("w") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, __file__],
+                    env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{name} {first} {stop}\n")
+        process.stdin.flush()
+        limit = SECONDS_TO_START + SECONDS_PER_CASE * (stop - first)
+        alarm = threading.Timer(limit, process.kill)
+        alarm.start()
+        failures, last = [], first
+        for line in map(str.strip, process.stdout):
+            if line == "done":
+                alarm.cancel()
+                return failures, stop
+            if line.startswith("case "):
+                last = int(line.split()[1])
+            elif line.startswith("{"):
+                failures.append(line)
+        hung = not alarm.is_alive()
+        self.close()
+        alarm.cancel()
+        ending = f"exit code {process.returncode}: {self._errors.read_text()[-2000:]}"
+        ending = f"no end within {limit:.0f} s" if hung else ending
+        return [*failures, json.dumps({"case": last, "failure": ending})], last + 1
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    process = Child(tmp_path_factory.mktemp("fuzz"))
+    yield process
+    process.close()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_damaged_file_gives_rows_or_one_of_our_errors(name: str) -> None:
+def test_a_damaged_file_gives_rows_or_one_of_our_errors(name: str, child: Child) -> None:
     failures: list[str] = []
     first = crashes = 0
     while first < CASES and crashes < MOST_CRASHES:
-        found, first = run_child(name, first, CASES)
+        found, first = child.run(name, first, CASES)
         failures += found
         crashes += first < CASES
-    told = "\n".join(failures[:10]).replace("\\n", "\n")
-    assert not failures, f"{len(failures)} of {CASES} cases of {name}:\n{told}"
+    report = "\n".join(failures[:10]).replace("\\n", "\n")
+    assert not failures, f"{len(failures)} of {CASES} cases of {name}:\n{report}"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -325,5 +337,9 @@ def test_the_undamaged_file_reads(name: str, tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore", FormatWarning)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     with tempfile.TemporaryDirectory() as temporary:
-        run_cases(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(temporary))
+        for command in sys.stdin:
+            sample_name, begin, end = command.split()
+            run_cases(sample_name, int(begin), int(end), Path(temporary))

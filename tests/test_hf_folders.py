@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl import detect_format, open_dataset
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import UsageError
 from support.files import (
     Rows,
     compress,
@@ -33,14 +33,10 @@ def hf() -> Any:
     return pytest.importorskip("datasets")
 
 
-def hf_dataset(hf: Any, rows: Rows) -> Any:
-    return hf.Dataset.from_list(rows)
-
-
 def test_a_saved_dataset_reads_in_the_order_of_its_index(hf: Any, tmp_path: Path) -> None:
     rows = make_rows(1200)
     folder = tmp_path / "saved"
-    hf_dataset(hf, rows).save_to_disk(folder, num_shards=12)
+    hf.Dataset.from_list(rows).save_to_disk(folder, num_shards=12)
 
     assert detect_format(str(folder)) == ("hf_dataset", None)
     assert read_rows(folder) == rows
@@ -52,7 +48,7 @@ def test_a_saved_dict_wants_its_split_named(hf: Any, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     rows = make_rows(30)
     parts = {"train": rows[:20], "test": rows[20:]}
-    hf.DatasetDict({name: hf_dataset(hf, part) for name, part in parts.items()}).save_to_disk(
+    hf.DatasetDict({name: hf.Dataset.from_list(part) for name, part in parts.items()}).save_to_disk(
         folder
     )
 
@@ -69,38 +65,16 @@ def test_a_saved_dict_wants_its_split_named(hf: Any, tmp_path: Path) -> None:
 
 def test_a_saved_dict_of_one_split_needs_no_name(hf: Any, tmp_path: Path) -> None:
     rows = make_rows(10)
-    hf.DatasetDict({"anything": hf_dataset(hf, rows)}).save_to_disk(tmp_path / "saved")
+    hf.DatasetDict({"anything": hf.Dataset.from_list(rows)}).save_to_disk(tmp_path / "saved")
 
     assert read_rows(tmp_path / "saved") == rows
 
 
-def test_a_saved_view_is_refused_rather_than_read_in_the_wrong_order(
-    hf: Any, tmp_path: Path
-) -> None:
-    folder = tmp_path / "saved"
-    hf_dataset(hf, make_rows(10)).save_to_disk(folder)
-    state = json.loads((folder / "state.json").read_text())
-    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
-    (folder / "state.json").write_text(json.dumps(state))
-
-    with pytest.raises(DataError, match="flatten_indices"):
-        open_dataset(folder)
-
-
 def test_a_shuffled_dataset_is_saved_in_its_new_order(hf: Any, tmp_path: Path) -> None:
-    shuffled = hf_dataset(hf, make_rows(50)).shuffle(seed=1)
+    shuffled = hf.Dataset.from_list(make_rows(50)).shuffle(seed=1)
     shuffled.save_to_disk(tmp_path / "saved")
 
     assert ids_of(tmp_path / "saved") == shuffled["id"][:]
-
-
-def test_a_saved_dataset_that_lost_a_file_is_an_error(hf: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    hf_dataset(hf, make_rows(20)).save_to_disk(folder, num_shards=2)
-    next(folder.glob("*.arrow")).unlink()
-
-    with pytest.raises(MissingFileError):
-        open_dataset(folder)
 
 
 def test_the_cache_of_a_dataset_builder_reads(hf: Any, tmp_path: Path) -> None:
@@ -217,26 +191,3 @@ def test_a_list_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert ids_of([first, first]) == [0, 1, 0, 1]
 
 
-def test_a_file_uri_is_a_path(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a b.jsonl", make_rows(2))
-
-    assert ids_of(f"file://{path}") == [0, 1]
-
-
-@pytest.mark.parametrize("nothing", ["", [], [""]])
-def test_no_path_is_refused(nothing: Any) -> None:
-    with pytest.raises(UsageError, match="empty"):
-        open_dataset(nothing)
-
-
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("nothing else")
-    for path in (
-        tmp_path / "missing.jsonl",
-        tmp_path / "no" / "folder",
-        tmp_path,
-        tmp_path / "*.jsonl",
-    ):
-        with pytest.raises(MissingFileError) as caught:
-            open_dataset(str(path))
-        assert str(path) in str(caught.value)

@@ -218,55 +218,49 @@ def test_mixed_arrays_arrive_as_values(tmp_path: Path) -> None:
     assert columns["m"] == [row["m"] for row in rows]
 
 
-def test_mixed_arrays_that_come_late_make_the_column_mixed(tmp_path: Path) -> None:
-    rows = [{"m": [1], "t": FILLER}] * 2500 + [{"m": [1, "x"], "t": ""}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert python_rows(path, memory_budget=SMALL_BUDGET) == rows
-
-
-def test_a_mixed_array_deep_inside_is_a_value(tmp_path: Path) -> None:
-    rows = [{"a": {"b": [{"c": [1, "x"]}]}}, {"a": {"b": [{"c": [2]}]}}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert python_rows(path) == rows
-
-
-@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, 10**40, 2**63 - 1, -(2**63)])
-def test_large_integers_are_exact(tmp_path: Path, value: int) -> None:
-    rows = [{"n": 1}, {"n": value}, {"n": None}, {"n": -5}]
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([{"b": [{"c": [1, "x"]}]}, {"b": [{"c": [2]}]}], id="mixed deep inside"),
+        *([1, n, None, -5] for n in (2**63, -(2**63) - 1, 2**64, 10**40, 2**63 - 1, -(2**63))),
+        pytest.param([2**53 + 1, 0.5], id="no float holds both"),
+        *(
+            [text, text, text]
+            for text in ("2024-01-31", "2024-01-31T10:00:00", "2024-01-31 10:00:00Z")
+        ),
+        pytest.param([{"l": ["2024-01-31"]}] * 3, id="nested text that looks like a date"),
+        *(
+            lists * 50
+            for lists in (
+                [[1, None, 2], [3, 4]],
+                [[None], [1]],
+                [[{"a": 1}, None, {"a": 2}], [{"a": 3}]],
+                [[[1, None], None], [[2]]],
+                [[None, None], []],
+                [None, [None, "x"]],
+            )
+        ),
+        pytest.param(["[{" * 50_000, "]}" * 50_000], id="text full of brackets is no nesting"),
+    ],
+)
+def test_values_arrive_as_they_are(tmp_path: Path, values: list[Any]) -> None:
+    rows = [{"v": value} for value in values]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
 
     found = python_rows(path)
 
     assert found == rows
-    assert [type(row["n"]) for row in found] == [int, int, type(None), int]
+    assert list(map(repr, found)) == list(map(repr, rows))
 
 
-def test_an_integer_that_a_float_cannot_hold_is_not_rounded(tmp_path: Path) -> None:
-    rows = [{"n": 2**53 + 1}, {"n": 0.5}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert [repr(row["n"]) for row in python_rows(path)] == ["9007199254740993", "0.5"]
-
-
-def test_an_integer_that_a_float_cannot_hold_is_not_rounded_by_a_later_block(
-    tmp_path: Path,
-) -> None:
-    rows = [{"n": 2**53 + 1, "t": FILLER}] * 2500 + [{"n": 0.5, "t": ""}]
+@pytest.mark.parametrize(("first", "late"), [([1], [1, "x"]), (2**53 + 1, 0.5)])
+def test_values_of_a_later_block_change_none_before(tmp_path: Path, first: Any, late: Any) -> None:
+    rows = [{"v": first, "t": FILLER}] * 2500 + [{"v": late, "t": ""}]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
 
     found = python_rows(path, memory_budget=SMALL_BUDGET)
 
-    assert {repr(row["n"]) for row in found} == {"9007199254740993", "0.5"}
-
-
-@pytest.mark.parametrize("text", ["2024-01-31", "2024-01-31T10:00:00", "2024-01-31 10:00:00Z"])
-def test_text_that_looks_like_a_date_stays_text(tmp_path: Path, text: str) -> None:
-    rows = [{"d": text, "n": {"l": [text]}}] * 3
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert read_rows(path) == rows
+    assert list(map(repr, found)) == list(map(repr, rows))
 
 
 def test_nan_and_infinity_read_as_python_reads_them(tmp_path: Path) -> None:
@@ -276,33 +270,6 @@ def test_nan_and_infinity_read_as_python_reads_them(tmp_path: Path) -> None:
 
     assert math.isnan(found[0])
     assert found[1:] == [math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-def test_a_number_too_large_for_a_float_is_an_error(tmp_path: Path, number: str) -> None:
-    path = write_lines(tmp_path / "a.jsonl", '{"x": 1}', f'{{"x": {number}}}')
-
-    with pytest.raises(DataError, match=r"line 2: .*too large"):
-        read_rows(path)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [[1, None, 2], [3, 4]],
-        [[None], [1]],
-        [[{"a": 1}, None, {"a": 2}], [{"a": 3}]],
-        [[[1, None], None], [[2]]],
-        [[None, None], []],
-        [None, [None, "x"]],
-    ],
-)
-def test_lists_that_hold_nulls_keep_every_element(tmp_path: Path, values: list[Any]) -> None:
-    rows = [{"v": value} for value in values * 50]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert read_rows(path) == rows
-    assert python_rows(path) == rows
 
 
 def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path) -> None:
@@ -317,64 +284,59 @@ def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [500, 900, 5000, 100_000])
 @pytest.mark.parametrize("shape", ["[]", "{}"])
-def test_deep_nesting_is_values_or_an_error(tmp_path: Path, depth: int, shape: str) -> None:
+@pytest.mark.parametrize("line", [1, 2])
+def test_deep_nesting_is_values_or_an_error(
+    tmp_path: Path, depth: int, shape: str, line: int
+) -> None:
     nested = "[" * depth + "]" * depth if shape == "[]" else '{"a":' * depth + "1" + "}" * depth
-    path = write_lines(tmp_path / "a.jsonl", '{"v": 1}', f'{{"w": {nested}}}')
+    lines = ['{"v": 1}', f'{{"w": {nested}}}']
+    path = write_lines(tmp_path / "a.jsonl", *(lines if line == 2 else reversed(lines)))
 
     try:
         found = read_rows(path)
     except DataError as error:
-        assert error.place == "line 2"  # noqa: PT017 - either outcome is right
+        assert error.place == f"line {line}"  # noqa: PT017 - either outcome is right
     else:
         assert len(found) == 2
-
-
-def test_text_full_of_brackets_is_no_nesting(tmp_path: Path) -> None:
-    rows = [{"t": "[{" * 50_000}, {"t": "]}" * 50_000}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    assert read_rows(path) == rows
-
-
-@pytest.mark.parametrize(
-    "text", ["null\n", 'null\n{"a": 1}\n', '{"a": 1}\nnull\n', "\n null\n", "{}\nnull"]
-)
-def test_a_null_in_place_of_an_object_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(text)
-
-    with pytest.raises(DataError, match="expected an object, found null"):
-        read_rows(path)
-
-
-def test_two_objects_on_a_line_are_an_error(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", '{"a": 1}{"a": 2}', '{"a": 3}')
-
-    with pytest.raises(DataError, match="line 1: malformed JSON: Extra data"):
-        read_rows(path)
 
 
 # Shapes of files.
 
 
-def test_blank_lines_crlf_and_a_missing_last_newline_do_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\r\n\n{"a": 1}\r\n\n   \n\t\n{"a": "\\r\\n"}'.replace(b'"\\r\\n"', b"2"))
+@pytest.mark.parametrize(
+    ("name", "content", "values"),
+    [
+        ("a.jsonl", b'\r\n\n{"a": 1}\r\n\n   \n\t\n{"a": 2}', [1, 2]),
+        ("a.jsonl", b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n', [1, 2]),
+        ("a.json", b'\xef\xbb\xbf[{"a": 1},{"a": 2}]', [1, 2]),
+        ("a.json", b'{\n  "a": {\n    "c": [1, 2]\n  }\n}', [{"c": [1, 2]}]),
+        *(("a.json", text, []) for text in (b"[]", b"[ ]\n", b" [\n]")),
+    ],
+)
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_white_space_and_marks_do_not_matter(
+    tmp_path: Path, name: str, content: bytes, values: list[Any], compression: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
 
-    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+    assert [row["a"] for row in read_rows(compress(path, compression))] == values
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
-def test_a_byte_order_mark_is_no_content(tmp_path: Path, name: str) -> None:
-    plain = tmp_path / name.removesuffix(".gz")
-    plain.write_bytes(
-        b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n'
-        if "jsonl" in name
-        else b'\xef\xbb\xbf[{"a": 1},{"a": 2}]'
-    )
-    path = compress(plain, "gzip") if name.endswith(".gz") else plain
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("a.jsonl", text) for text in ("null\n", 'null\n{"a": 1}\n', '{"a": 1}\nnull\n')),
+        *(("a.jsonl", text) for text in ("\n null\n", "{}\nnull")),
+        *(("a.json", text) for text in ("[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]')),
+    ],
+)
+def test_what_is_no_object_is_an_error(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
 
-    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+    with pytest.raises(DataError, match="expected an object"):
+        read_rows(path)
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])
@@ -384,51 +346,6 @@ def test_documents_of_every_layout(tmp_path: Path, indent: int | None) -> None:
     path.write_text(json.dumps(rows, indent=indent))
 
     assert without_nulls(python_rows(path)) == without_nulls(rows)
-
-
-def test_a_document_of_one_object_is_one_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"a": 1, "b": {"c": [1, 2]}}, indent=2))
-
-    assert read_rows(path) == [{"a": 1, "b": {"c": [1, 2]}}]
-
-
-@pytest.mark.parametrize("text", ["[]", "[ ]\n", " [\n]"])
-def test_an_empty_array_has_no_rows(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-
-    assert read_rows(path) == []
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'])
-def test_elements_that_are_no_objects_are_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-
-    with pytest.raises(DataError, match="expected an object"):
-        read_rows(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '[{"a": 1}',
-        '[{"a": 1},',
-        '[{"a": 1}, {"a"',
-        '{"a": 1',
-        '[{"a": 1}] x',
-        '[{"a": 1},, {"a": 2}]',
-        '[{"a": 1} {"a": 2}]',
-        '[{"a": 1},]',
-    ],
-)
-def test_a_malformed_document_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(text)
-
-    with pytest.raises(DataError, match=r"a\.json, line 1: "):
-        read_rows(path)
 
 
 def test_a_missing_field_is_an_error(tmp_path: Path) -> None:

@@ -41,15 +41,18 @@ def reader_threads() -> list[threading.Thread]:
     return [item for item in threading.enumerate() if item.name.startswith("fast-axolotl-reader")]
 
 
+def assert_end(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     """Threads end after the item in hand; none may outlive a test."""
     yield
     gc.collect()
-    left = reader_threads()
-    for thread in left:
-        thread.join(TIMEOUT_SECONDS)
-    assert not [thread for thread in left if thread.is_alive()]
+    assert_end(reader_threads())
 
 
 def test_the_end_of_an_iterator_inside_of_a_task_is_not_the_end_of_all() -> None:
@@ -141,48 +144,27 @@ def test_reading_ahead_stops_at_the_budget() -> None:
         assert len(taken) - done <= 30 // 3 + 2
 
 
-def test_closing_stops_the_threads() -> None:
+@pytest.mark.parametrize("ending", ["close", "drop", "interrupt"])
+def test_the_threads_stop_when_nobody_listens(ending: str) -> None:
     ahead = Prefetcher(pieces(), double, num_threads=3, budget=50)
     next(ahead)
     threads = reader_threads()
     assert len(threads) == 3
-
-    ahead.close()
-
-    for thread in threads:
-        thread.join(TIMEOUT_SECONDS)
-    assert not any(thread.is_alive() for thread in threads)
-    assert list(ahead) == []
-
-
-def test_dropping_it_stops_the_threads() -> None:
-    ahead = Prefetcher(pieces(), double, num_threads=2, budget=50)
-    next(ahead)
-    threads = reader_threads()
-
-    del ahead
-
-    for thread in threads:
-        thread.join(TIMEOUT_SECONDS)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_an_interrupted_consumer_leaves_no_thread() -> None:
-    ahead = Prefetcher(pieces(), double, num_threads=2, budget=50)
-    threads = reader_threads()
 
     def consume(ahead: Prefetcher[Piece, int]) -> None:
         for task, _ in ahead:
             if task.number == 5:
                 raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        consume(ahead)
+    if ending == "close":
+        ahead.close()
+        assert list(ahead) == []
+    elif ending == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            consume(ahead)
     del ahead
 
-    for thread in threads:
-        thread.join(TIMEOUT_SECONDS)
-    assert not any(thread.is_alive() for thread in threads)
+    assert_end(threads)
 
 
 def test_a_forked_child_may_drop_what_its_parent_reads() -> None:
@@ -260,7 +242,10 @@ finally:
 
 INTERRUPTED_WAIT = """
 import threading
+from fast_axolotl.reading import prefetch
 from fast_axolotl.reading.prefetch import Prefetcher
+
+prefetch._EXIT_SECONDS = 0.5
 
 class Piece:
     weight = 1

@@ -7,9 +7,9 @@ connections. No test waits: the back-off goes through ``storage.time``, which is
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -21,13 +21,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import open_dataset, streaming_dataset_reader
 from fast_axolotl.errors import AccessError, DataError, MissingExtraError, MissingFileError
 from fast_axolotl.reading import storage
+from fast_axolotl.reading.files import find_files
+from support.files import jsonl_bytes, parquet_bytes, read_rows
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:(botocore|aiobotocore|moto|werkzeug|responses|s3fs).*",
@@ -44,18 +44,12 @@ def rows_of(count: int) -> list[dict[str, Any]]:
     return [{"id": index, "text": f"rów {index}"} for index in range(count)]
 
 
-def as_jsonl(rows: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=100)
-    return sink.getvalue()
-
-
-def read(paths: Any, **options: Any) -> list[dict[str, Any]]:
-    return [row for batch in open_dataset(paths, **options) for row in batch.to_pylist()]
+def encoded(ending: str) -> bytes:
+    """300 rows as a file of this kind."""
+    if ending == "parquet":
+        return parquet_bytes(rows_of(300), row_group_size=100)
+    data = jsonl_bytes(rows_of(300))
+    return gzip.compress(data) if ending.endswith(".gz") else data
 
 
 @pytest.fixture
@@ -74,13 +68,8 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def test_a_file_uri_reads_a_local_file(tmp_path: Path) -> None:
     path = tmp_path / "rows with space.jsonl"
-    path.write_bytes(as_jsonl(rows_of(9)))
-    assert read(f"file://{path}") == rows_of(9)
-
-
-def test_a_file_uri_of_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"absent\.jsonl"):
-        open_dataset(f"file://{tmp_path}/absent.jsonl")
+    path.write_bytes(jsonl_bytes(rows_of(9)))
+    assert read_rows(f"file://{path}") == rows_of(9)
 
 
 @pytest.fixture
@@ -93,19 +82,18 @@ def memory() -> Iterator[Any]:
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_memory_uri_reads(memory: Any, ending: str) -> None:
-    make = as_jsonl if ending == "jsonl" else as_parquet
-    memory.pipe_file(f"/data/rows.{ending}", make(rows_of(300)))
-    assert read(f"memory://data/rows.{ending}") == rows_of(300)
+    memory.pipe_file(f"/data/rows.{ending}", encoded(ending))
+    assert read_rows(f"memory://data/rows.{ending}") == rows_of(300)
     (batch,) = streaming_dataset_reader(f"memory://data/rows.{ending}", ending)
     assert batch["id"] == list(range(300))
 
 
 def test_a_memory_folder_and_a_glob_read_their_files_in_order(memory: Any) -> None:
     for index in (2, 0, 1):
-        memory.pipe_file(f"/data/part-{index}.jsonl", as_jsonl(rows_of(30)[index * 10 :][:10]))
+        memory.pipe_file(f"/data/part-{index}.jsonl", jsonl_bytes(rows_of(30)[index * 10 :][:10]))
     memory.pipe_file("/data/README.md", b"hello")
-    assert read("memory://data") == rows_of(30)
-    assert read("memory://data/part-*.jsonl") == rows_of(30)
+    assert read_rows("memory://data") == rows_of(30)
+    assert read_rows("memory://data/part-*.jsonl") == rows_of(30)
     reader = open_dataset("memory://data")
     assert reader.stats.ignored_files == ("memory://data/README.md",)
 
@@ -122,16 +110,16 @@ def test_an_address_of_an_unknown_kind_is_an_error_that_names_it() -> None:
 
 
 def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:
-    memory.pipe_file("/rows.jsonl", as_jsonl(rows_of(3)) + b"broken\n")
+    memory.pipe_file("/rows.jsonl", jsonl_bytes(rows_of(3)) + b"broken\n")
     with pytest.raises(DataError, match=r"memory://rows\.jsonl, line 4: "):
-        read("memory://rows.jsonl")
-    memory.pipe_file("/rows.parquet", as_parquet(rows_of(3))[:-20])
+        read_rows("memory://rows.jsonl")
+    memory.pipe_file("/rows.parquet", parquet_bytes(rows_of(3))[:-20])
     with pytest.raises(DataError, match=r"memory://rows\.parquet"):
-        read("memory://rows.parquet")
+        read_rows("memory://rows.parquet")
 
 
 def test_a_remote_file_that_shrinks_is_an_error(memory: Any, delays: list[float]) -> None:
-    data = as_jsonl([{"text": "x" * 10_000}] * 2000)
+    data = jsonl_bytes([{"text": "x" * 10_000}] * 2000)
     memory.pipe_file("/rows.jsonl", data)
     reader = open_dataset("memory://rows.jsonl", memory_budget=16 * 1024 * 1024, num_threads=1)
     batches = iter(reader)
@@ -149,7 +137,6 @@ class S3:
     """A server, and what a client needs to reach it."""
 
     endpoint: str
-    filesystem: Any
 
     @property
     def options(self) -> dict[str, Any]:
@@ -176,17 +163,16 @@ def s3() -> Iterator[S3]:
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
-    found = S3(endpoint, None)
-    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **found.options)
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **S3(endpoint).options)
     filesystem.call_s3("create_bucket", Bucket=BUCKET)
     for index in range(3):
         part = rows_of(30)[index * 10 :][:10]
-        filesystem.pipe_file(f"{BUCKET}/parts/part-{index}.jsonl", as_jsonl(part))
+        filesystem.pipe_file(f"{BUCKET}/parts/part-{index}.jsonl", jsonl_bytes(part))
     filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
-    filesystem.pipe_file(f"{BUCKET}/rows.parquet", as_parquet(rows_of(300)))
-    filesystem.pipe_file(f"{BUCKET}/rows.jsonl", as_jsonl(rows_of(300)))
-    filesystem.pipe_file(f"{BUCKET}/large.jsonl", as_jsonl(rows_of(20_000)))
-    yield S3(endpoint, filesystem)
+    for ending in ("parquet", "jsonl"):
+        filesystem.pipe_file(f"{BUCKET}/rows.{ending}", encoded(ending))
+    filesystem.pipe_file(f"{BUCKET}/large.jsonl", jsonl_bytes(rows_of(20_000)))
+    yield S3(endpoint)
     server.stop()
 
 
@@ -198,32 +184,41 @@ def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_an_object_reads(s3: S3, name: str) -> None:
-    assert read(f"s3://{BUCKET}/{name}", storage_options=s3.options) == rows_of(300)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, 300) for name in ("rows.parquet", "rows.jsonl")),
+        *((name, 30) for name in ("parts", "parts/", "parts/part-*.jsonl")),
+    ],
+)
+def test_objects_prefixes_and_globs_read(s3: S3, name: str, count: int) -> None:
+    assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3.options) == rows_of(count)
 
 
-@pytest.mark.parametrize("pattern", ["parts", "parts/", "parts/part-*.jsonl"])
-def test_a_prefix_and_a_glob_list_their_objects(s3: S3, pattern: str) -> None:
-    assert read(f"s3://{BUCKET}/{pattern}", storage_options=s3.options) == rows_of(30)
-
-
-def test_a_missing_object_is_a_missing_file_at_once(s3: S3, delays: list[float]) -> None:
-    for name in ("absent.parquet", "absent-*.parquet"):
-        with pytest.raises(MissingFileError, match=f"s3://{BUCKET}/absent"):
-            open_dataset(f"s3://{BUCKET}/{name}", storage_options=s3.options)
+@pytest.mark.parametrize(
+    "uri", [f"s3://{BUCKET}/absent.parquet", f"s3://{BUCKET}/absent-*", "s3://no-such-bucket/rows"]
+)
+def test_a_missing_object_is_a_missing_file_at_once(s3: S3, delays: list[float], uri: str) -> None:
+    with pytest.raises(MissingFileError, match=re.escape(uri)):
+        open_dataset(uri, storage_options=s3.options)
     assert delays == []
 
 
-def test_a_missing_bucket_is_a_missing_file(s3: S3, delays: list[float]) -> None:
-    with pytest.raises(MissingFileError, match=r"s3://no-such-bucket/rows\.parquet"):
-        open_dataset("s3://no-such-bucket/rows.parquet", storage_options=s3.options)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("rows.parquet", 300), ("rows.jsonl", 300), ("parts", 30), ("large.jsonl", 20_000)],
+)
+def test_pyarrow_reads_where_s3fs_is_missing(
+    s3: S3, without_s3fs: None, name: str, count: int
+) -> None:
+    """Several byte ranges, too: fsspec's wrapper gives the whole file for any of them."""
+    assert read_rows(s3.uri_for_pyarrow(name)) == rows_of(count)
 
 
 def test_a_remote_reader_resumes_where_it_stopped(s3: S3) -> None:
     uris = [f"s3://{BUCKET}/rows.parquet", f"s3://{BUCKET}/rows.jsonl"]
     for options in ({}, {"shuffle": 3}):
-        whole = read(uris, storage_options=s3.options, batch_size=70, **options)
+        whole = read_rows(uris, storage_options=s3.options, batch_size=70, **options)
         first = open_dataset(uris, storage_options=s3.options, batch_size=70, **options)
         batches = iter(first)
         head = [row for _ in range(3) for row in next(batches).to_pylist()]
@@ -237,30 +232,14 @@ def test_a_remote_reader_resumes_where_it_stopped(s3: S3) -> None:
 
 def test_shards_of_a_remote_dataset_partition_it(s3: S3) -> None:
     uri = f"s3://{BUCKET}/parts"
-    shares = [read(uri, storage_options=s3.options, shard=(index, 3)) for index in range(3)]
+    shares = [read_rows(uri, storage_options=s3.options, shard=(index, 3)) for index in range(3)]
     assert sorted(row["id"] for share in shares for row in share) == list(range(30))
 
 
 def test_a_remote_source_travels_to_another_process(s3: S3) -> None:
-    sources, _ = storage.expand(f"s3://{BUCKET}/rows.jsonl", s3.options)
+    sources, _ = find_files(f"s3://{BUCKET}/rows.jsonl", storage_options=s3.options)
     again = pickle.loads(pickle.dumps(sources[0]))
-    assert again.read_at(0, 20) == as_jsonl(rows_of(300))[:20]
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_pyarrow_reads_an_object_where_s3fs_is_missing(
-    s3: S3, without_s3fs: None, name: str
-) -> None:
-    assert read(s3.uri_for_pyarrow(name)) == rows_of(300)
-
-
-def test_pyarrow_reads_the_ranges_that_it_is_asked_for(s3: S3, without_s3fs: None) -> None:
-    """Several byte ranges: fsspec's wrapper gives the whole file for any of them."""
-    assert read(s3.uri_for_pyarrow("large.jsonl")) == rows_of(20_000)
-
-
-def test_pyarrow_lists_a_prefix_where_s3fs_is_missing(s3: S3, without_s3fs: None) -> None:
-    assert read(s3.uri_for_pyarrow("parts")) == rows_of(30)
+    assert again.read_at(0, 20) == jsonl_bytes(rows_of(300))[:20]
 
 
 def test_without_s3fs_storage_options_name_the_extra(s3: S3, without_s3fs: None) -> None:
@@ -348,19 +327,17 @@ def site() -> Iterator[Site]:
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_an_http_file_reads(site: Site, ending: str) -> None:
-    make = as_jsonl if ending == "jsonl" else as_parquet
-    site.files[f"/rows.{ending}"] = make(rows_of(300))
-    assert read(f"{site.url}/rows.{ending}") == rows_of(300)
+    site.files[f"/rows.{ending}"] = encoded(ending)
+    assert read_rows(f"{site.url}/rows.{ending}") == rows_of(300)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_dropped_connections_are_retried_with_growing_delays(
     site: Site, delays: list[float], ending: str
 ) -> None:
-    make = as_jsonl if ending == "jsonl" else as_parquet
-    site.files[f"/rows.{ending}"] = make(rows_of(300))
+    site.files[f"/rows.{ending}"] = encoded(ending)
     site.drops_left = 3
-    assert read(f"{site.url}/rows.{ending}", num_threads=1) == rows_of(300)
+    assert read_rows(f"{site.url}/rows.{ending}", num_threads=1) == rows_of(300)
     assert site.drops_left < 0
     assert delays[:3] == [0.2, 0.4, 0.8]
 
@@ -369,45 +346,39 @@ def test_dropped_connections_are_retried_with_growing_delays(
 def test_a_connection_that_always_drops_is_an_error_that_counts_the_attempts(
     site: Site, delays: list[float], ending: str
 ) -> None:
-    make = as_parquet if ending == "parquet" else as_jsonl
-    data = make(rows_of(300))
-    site.files[f"/rows.{ending}"] = gzip.compress(data) if ending.endswith("gz") else data
+    site.files[f"/rows.{ending}"] = encoded(ending)
     site.drops_left = 10**9
     uri = f"{site.url}/rows.{ending}"
     with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
-        read(uri, num_threads=1)
+        read_rows(uri, num_threads=1)
     assert caught.value.path == uri
     assert "check the network" in str(caught.value)
     assert delays == [0.2, 0.4, 0.8, 1.6]
     assert site.requests >= storage.RETRIES
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_connection_that_begins_to_drop_while_reading(
-    site: Site, delays: list[float], name: str
+    site: Site, delays: list[float], ending: str
 ) -> None:
     """The footer and the first bytes came; the rows do not."""
-    make = as_jsonl if name.endswith("jsonl") else as_parquet
-    site.files[f"/{name}"] = make(rows_of(300))
-    reader = open_dataset(f"{site.url}/{name}", num_threads=1)
+    site.files[f"/rows.{ending}"] = encoded(ending)
+    reader = open_dataset(f"{site.url}/rows.{ending}", num_threads=1)
     site.drops_left = 10**9
     with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
         list(reader)
-    assert caught.value.path == f"{site.url}/{name}"
+    assert caught.value.path == f"{site.url}/rows.{ending}"
     assert "\n" not in str(caught.value)
 
 
-def test_an_absent_page_is_a_missing_file_at_once(site: Site, delays: list[float]) -> None:
-    with pytest.raises(MissingFileError, match=r"/absent\.jsonl"):
-        open_dataset(f"{site.url}/absent.jsonl")
-    assert delays == []
-
-
-def test_a_refused_page_is_an_access_error_at_once(site: Site, delays: list[float]) -> None:
-    site.files["/rows.jsonl"] = as_jsonl(rows_of(3))
+def test_a_page_that_is_absent_or_refused_is_an_error_at_once(
+    site: Site, delays: list[float]
+) -> None:
     site.refused.add("/rows.jsonl")
     with pytest.raises(AccessError, match="credentials"):
         open_dataset(f"{site.url}/rows.jsonl")
+    with pytest.raises(MissingFileError, match=r"/absent\.jsonl"):
+        open_dataset(f"{site.url}/absent.jsonl")
     assert delays == []
 
 
@@ -418,31 +389,31 @@ def test_a_server_that_is_not_there_is_an_error_that_names_it(delays: list[float
     assert len(delays) == storage.RETRIES - 1
 
 
-def test_a_source_sleeps_through_its_own_seam() -> None:
+class NoCredentialsError(Exception):
+    """As botocore calls it."""
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "waits"),
+    [
+        (ConnectionResetError("reset by peer"), DataError, [0.2, 0.4, 0.8, 1.6]),
+        (NoCredentialsError("Unable to locate credentials"), AccessError, []),
+    ],
+)
+def test_a_source_sleeps_through_its_own_seam(
+    failure: Exception, kind: type[DataError], waits: list[float]
+) -> None:
     class Failing:
         def cat_file(self, *_: object, **__: object) -> bytes:
-            raise ConnectionResetError("reset by peer")
+            raise failure
 
     asked: list[float] = []
     source = storage.Source(
         path="s3://bucket/rows", num_bytes=10, filesystem=Failing(), sleep=asked.append
     )
-    with pytest.raises(DataError, match="reset by peer"):
+    with pytest.raises(kind, match=type(failure).__name__):
         source.read_at(0, 10)
-    assert asked == [0.2, 0.4, 0.8, 1.6]
-
-
-def test_missing_credentials_are_an_access_error_at_once() -> None:
-    class NoCredentialsError(Exception):
-        """As botocore calls it."""
-
-    class Closed:
-        def cat_file(self, *_: object, **__: object) -> bytes:
-            raise NoCredentialsError("Unable to locate credentials")
-
-    source = storage.Source(path="s3://bucket/rows", num_bytes=10, filesystem=Closed())
-    with pytest.raises(AccessError, match="NoCredentialsError"):
-        source.read_at(0, 10)
+    assert asked == waits
 
 
 LEAVE_EARLY = """
@@ -460,12 +431,8 @@ next(batches)
 
 def test_a_program_that_ends_in_the_middle_of_a_remote_file_ends_cleanly() -> None:
     """A reader thread inside pyarrow must not come back to an interpreter that is gone."""
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", LEAVE_EARLY],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+    command = [sys.executable, "-c", LEAVE_EARLY]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for child in children:
+        _, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (0, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl._version import __version__
+from fast_axolotl._version import RUST_AVAILABLE, __version__, get_version, is_available
 from fast_axolotl.integrations.axolotl import install, status, uninstall
 
 if TYPE_CHECKING:
@@ -80,9 +80,6 @@ __all__ = [
     "unique_rows",
 ]
 
-RUST_AVAILABLE = True
-"""Kept from the earlier package, where it told whether the compiled part had loaded."""
-
 _HOMES = {
     "CsvDialect": "reading",
     "Reader": "reading",
@@ -109,16 +106,6 @@ _HOMES = {
     "RunSummary": "record",
     "Verdict": "record",
 }
-
-
-def is_available() -> bool:
-    """Whether the accelerated paths can run: always, since nothing here is compiled ahead."""
-    return RUST_AVAILABLE
-
-
-def get_version() -> str:
-    """The version, with the engine behind it: ``1.0.0 (python)``."""
-    return f"{__version__} (python)"
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fast_axolotl import RUST_AVAILABLE, is_available
+from fast_axolotl._version import RUST_AVAILABLE, is_available
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import OUTPUTS, convert, open_dataset
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable, Sequence
@@ -64,8 +65,41 @@ def read_rows(path: Any, **options: Any) -> Rows:
     return [row for batch in open_dataset(path, **options) for row in batch.to_pylist()]
 
 
+def parquet_bytes(rows: Rows | pa.Table, **settings: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(_table(rows), sink, **settings)
+    return sink.getvalue()
+
+
+def arrow_bytes(
+    rows: Rows | pa.Table,
+    form: Callable[..., Any] = pa.ipc.new_file,
+    batch_rows: int = 700,
+    compression: str | None = None,
+) -> bytes:
+    sink, table = io.BytesIO(), _table(rows)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with form(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=batch_rows)
+    return sink.getvalue()
+
+
+def feather_bytes(rows: Rows | pa.Table, compression: str = "lz4", **settings: Any) -> bytes:
+    sink = io.BytesIO()
+    pa.feather.write_feather(_table(rows), sink, compression=compression, **settings)
+    return sink.getvalue()
+
+
+def jsonl_bytes(rows: Sequence[Any], *, ensure_ascii: bool = False) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=ensure_ascii).encode() + b"\n" for row in rows)
+
+
+def _table(rows: Rows | pa.Table) -> pa.Table:
+    return rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+
+
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_bytes(jsonl_bytes(rows, ensure_ascii=True))
     return path
 
 
@@ -78,28 +112,19 @@ def write_csv(path: Path, rows: Rows, **dialect: Any) -> Path:
 
 
 def write_parquet(path: Path, rows: Rows, row_group_size: int | None = None) -> Path:
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group_size)
+    path.write_bytes(parquet_bytes(rows, row_group_size=row_group_size))
     return path
 
 
 def write_arrow(path: Path, rows: Rows, form: Callable[..., Any], batch_rows: int = 700) -> Path:
-    table = pa.Table.from_pylist(rows)
-    with form(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=batch_rows)
+    path.write_bytes(arrow_bytes(rows, form, batch_rows))
     return path
 
 
-def _write_feather(compression: str) -> Callable[[Path, Rows], Path]:
+def _writer(make: Callable[[Rows], bytes | str]) -> Callable[[Path, Rows], Path]:
     def write(path: Path, rows: Rows) -> Path:
-        pa.feather.write_feather(pa.Table.from_pylist(rows), path, compression=compression)
-        return path
-
-    return write
-
-
-def _write_text(make: Callable[[Rows], str]) -> Callable[[Path, Rows], Path]:
-    def write(path: Path, rows: Rows) -> Path:
-        path.write_text(make(rows), encoding="utf-8")
+        data = make(rows)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
         return path
 
     return write
@@ -110,18 +135,18 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Rows], Path], dict[str, Any]]] = {
     "parquet, one row group": (".parquet", write_parquet, {}),
     "arrow file": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_file), {}),
     "arrow stream": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_stream), {}),
-    "feather lz4": (".feather", _write_feather("lz4"), {}),
-    "feather zstd": (".feather", _write_feather("zstd"), {}),
-    "feather plain": (".feather", _write_feather("uncompressed"), {}),
-    "json array": (".json", _write_text(lambda rows: json.dumps(rows, indent=1)), {}),
+    "feather lz4": (".feather", _writer(feather_bytes), {}),
+    "feather zstd": (".feather", _writer(lambda r: feather_bytes(r, "zstd")), {}),
+    "feather plain": (".feather", _writer(lambda r: feather_bytes(r, "uncompressed")), {}),
+    "json array": (".json", _writer(lambda rows: json.dumps(rows, indent=1)), {}),
     "json objects": (
         ".json",
-        _write_text(lambda rows: "\n".join(json.dumps(row, indent=1) for row in rows)),
+        _writer(lambda rows: "\n".join(json.dumps(row, indent=1) for row in rows)),
         {},
     ),
     "json field": (
         ".json",
-        _write_text(lambda rows: json.dumps({"version": [1], "data": rows, "end": {"data": 0}})),
+        _writer(lambda rows: json.dumps({"version": [1], "data": rows, "end": {"data": 0}})),
         {"json_field": "data"},
     ),
     "jsonl": (".jsonl", write_jsonl, {}),
@@ -141,14 +166,17 @@ def compress(path: Path, compression: str) -> Path:
     if compression == "none":
         return path
     target = path.with_name(path.name + COMPRESSIONS[compression])
-    target.write_bytes(_compressed(path.read_bytes(), compression))
+    target.write_bytes(squeeze(path.read_bytes(), compression))
     return target
 
 
-def _compressed(data: bytes, compression: str) -> bytes:
-    standard = {"gzip": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-    if compression in standard:
-        return standard[compression](data)
+def squeeze(data: bytes, compression: str) -> bytes:
+    if compression == "none":
+        return data
+    if compression == "gzip":
+        return gzip.compress(data, mtime=0)
+    if compression in ("bz2", "xz"):
+        return bz2.compress(data) if compression == "bz2" else lzma.compress(data)
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, compression) as stream:
         stream.write(data)

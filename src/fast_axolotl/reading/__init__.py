@@ -1,21 +1,25 @@
 """The streaming reader: files in, record batches out.
 
-Reading order of the modules: ``formats`` and ``storage`` find out what a file is and where its
-bytes are; ``lines``, ``text_lines``, ``json_files``, ``csv_files`` and ``columnar`` cut
-it into blocks and decode them; ``order`` says which blocks come when, and to whom; ``prefetch``
-decodes ahead; ``settle`` and ``batching`` make one stream of batches of it; ``reader`` is the door.
+Reading order of the modules: ``files`` finds what the caller means, ``storage`` gets its bytes,
+``formats`` tells what a file is; ``lines``, ``json_files``, ``csv_files`` and ``columnar`` cut it
+into units and blocks and decode them; ``order`` says which of them come when, and to whom;
+``prefetch`` decodes ahead; ``unify_types`` and ``batches`` make one stream of batches of it;
+``reader`` is the door.
 """
 
 from __future__ import annotations
 
-from fast_axolotl.reading.batching import held_bytes
-from fast_axolotl.reading.blocks import CsvDialect, Rejection
-from fast_axolotl.reading.convert import OUTPUTS, convert
-from fast_axolotl.reading.files import FormatWarning
-from fast_axolotl.reading.formats import detect_format, format_of_name, list_supported_formats
+from fast_axolotl.reading.batches import OUTPUTS, convert
+from fast_axolotl.reading.blocks import CsvDialect, Rejection, held_bytes
+from fast_axolotl.reading.formats import (
+    FormatWarning,
+    detect_format,
+    format_of_name,
+    list_supported_formats,
+)
+from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
-from fast_axolotl.reading.state import find_states
 
 __all__ = [
     "MIXED",

@@ -1,31 +1,38 @@
-"""The words that formats and the reader share: units, blocks, and what a decode gives back.
+"""What formats and the reader share: a dataset's files, their units, and the units' blocks.
 
-A file is planned as ``Unit``s, parts that can be opened on their own: a row group, a record batch,
-a byte range of lines, or the whole file where nothing smaller can be found without reading. A unit
-gives its ``Block``s in order; a block is small, decodes on any thread, and always gives the same
-rows. Splitting (which may decompress) is sequential, decoding is parallel.
+A file is planned as ``Unit``s, which can be opened on their own: row groups, record batches, a byte
+range of lines, or the whole file where nothing smaller can be found without reading. A unit gives
+its ``Block``s in order; a block is small, decodes on any thread, and always gives the same rows.
+Splitting (which may decompress) is sequential, decoding is parallel.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
+from fast_axolotl.reading.storage import Source
 
 __all__ = [
     "Block",
     "BrokenBlock",
+    "BrokenFile",
     "CsvDialect",
+    "Dataset",
     "Decoded",
     "FileFormat",
+    "InputFile",
     "ReadOptions",
     "Rejection",
     "Unit",
     "decode_or_reject",
+    "held_bytes",
 ]
 
 
@@ -120,10 +127,10 @@ class FileFormat(Protocol):
         """Exact where the file declares it, ``None`` where it is inferred from the rows."""
 
     def units(self, file: int) -> list[Unit]:
-        """The parts of the file in order."""
+        """The units of the file in order."""
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        """The blocks of a part in order; always the same ones."""
+        """The blocks of a unit in order; always the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,66 @@ class BrokenBlock:
         raise self.error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFile:
+    """Stands for a file that could not be opened, where such files are to be skipped."""
+
+    error: DataError
+    num_bytes: int
+    options: ReadOptions
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+
+    def units(self, file: int) -> list[Unit]:
+        return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        yield BrokenBlock(self.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file and what it turned out to be."""
+
+    source: Source
+    format: str
+    compression: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Opened files and how they are cut up."""
+
+    inputs: tuple[InputFile, ...]
+    formats: tuple[FileFormat, ...]
+    options: ReadOptions
+    window_bytes: int
+    """How much is shuffled together."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the file list: base name, size and format of each."""
+        text = "\n".join(
+            f"{PurePosixPath(item.source.path).name}\t{item.source.num_bytes}\t{item.format}"
+            for item in self.inputs
+        )
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def units(self) -> list[Unit]:
+        return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        """A unit's blocks; where splitting fails, a block that says so in its place."""
+        try:
+            yield from self.formats[unit.file].blocks(unit)
+        except DataError as error:
+            yield BrokenBlock(error)
+
+    def with_options(self, **changes: Any) -> Dataset:
+        options = replace(self.options, **changes)
+        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
+        return replace(self, options=options, formats=formats)
+
+
 def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
     """The rows of a block; where it cannot be read and skipping is wanted, the rejection of it."""
     try:
@@ -152,10 +219,16 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
             path=error.path, place=error.place, reason=error.message, num_rows=block.num_rows
         )
         return Decoded(pa.table({}), (rejection,))
-    return Decoded(_select(decoded.table, options.columns), decoded.rejections)
-
-
-def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
+    table, columns = decoded.table, options.columns
     if columns is None or table.num_columns == 0:
-        return table
-    return table.select([name for name in columns if name in table.schema.names])
+        return decoded
+    table = table.select([name for name in columns if name in table.schema.names])
+    return Decoded(table, decoded.rejections)
+
+
+def held_bytes(data: pa.Table | pa.RecordBatch | pa.Array) -> int:
+    """What the data takes in memory."""
+    try:
+        return int(data.nbytes)
+    except pa.ArrowTypeError:  # pyarrow 21 cannot tell the share of a slice in its views
+        return int(data.get_total_buffer_size())

@@ -10,6 +10,7 @@ crash whoever touches them; that costs about a fifth of a Parquet read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,53 +53,41 @@ class ParquetFile:
     keep_alive: Any = None
 
     def units(self, file: int) -> list[Unit]:
-        groups = range(self.metadata.num_row_groups)
+        groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
         return [
-            Unit(file=file, start=index, stop=index + 1, num_bytes=self._group_bytes(index))
-            for index in groups
-            if self.metadata.row_group(index).num_rows
+            Unit(file=file, start=index, stop=index + 1, num_bytes=max(1, group.total_byte_size))
+            for index, group in enumerate(groups)
+            if group.num_rows
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
+        index, num_rows = unit.start, self.metadata.row_group(unit.start).num_rows
         if unit.num_bytes <= _WHOLE_GROUP_BLOCKS * self.options.block_bytes:
-            yield _RowGroup(
-                file=self,
-                index=unit.start,
-                weight=unit.num_bytes,
-                num_rows=self.metadata.row_group(unit.start).num_rows,
+            yield _RowGroup(file=self, index=index, weight=unit.num_bytes, num_rows=num_rows)
+            return
+        step = max(1, num_rows * self.options.block_bytes // unit.num_bytes)
+        weight, seen = max(1, unit.num_bytes * step // num_rows), 0
+        place = f"row group {index}"
+        with _named(self.label, place):
+            file = self.open(buffer_size=_PAGE_BUFFER_BYTES)
+            batches = file.iter_batches(
+                step, row_groups=[index], columns=self.columns, use_threads=False
             )
-        else:
-            yield from self._streamed(unit)
-
-    def place(self, index: int) -> str:
-        return f"row group {index}"
+            for batch in batches:
+                seen += batch.num_rows
+                yield _Ready(self.label, place, pa.Table.from_batches([batch]), weight)
+        self.check_count(index, seen)
 
     @property
     def may_use_pool(self) -> bool:
         """pyarrow's own threads must not hold Python files: at exit they could abort it all."""
         return self.options.parallel_columns and self.source.filesystem is None
 
-    def _group_bytes(self, index: int) -> int:
-        return max(1, int(self.metadata.row_group(index).total_byte_size))
-
-    def _streamed(self, unit: Unit) -> Iterator[Block]:
-        index, num_rows = unit.start, self.metadata.row_group(unit.start).num_rows
-        step = max(1, num_rows * self.options.block_bytes // unit.num_bytes)
-        weight, seen = max(1, unit.num_bytes * step // num_rows), 0
-        with _named(self.label, self.place(index)):
-            file = self.open(pre_buffer=False, buffer_size=_PAGE_BUFFER_BYTES)
-            batches = file.iter_batches(
-                step, row_groups=[index], columns=self.columns, use_threads=False
-            )
-            for batch in batches:
-                seen += batch.num_rows
-                yield _Ready(self.label, self.place(index), batch, weight)
-        self.check_count(index, seen)
-
     def open(self, **settings: Any) -> pq.ParquetFile:
         return pq.ParquetFile(
             self.source.open_arrow(),
             metadata=self.metadata,
+            pre_buffer=False,
             page_checksum_verification=True,
             **settings,
         )
@@ -109,7 +98,7 @@ class ParquetFile:
             raise DataError(
                 f"{seen:,} of {expected:,} rows can be read; the file is damaged: fetch it again",
                 path=self.label,
-                place=self.place(index),
+                place=f"row group {index}",
             )
 
 
@@ -124,9 +113,9 @@ class _RowGroup:
     num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        file, place = self.file, self.file.place(self.index)
-        with _named(file.label, place):
-            table = file.open(pre_buffer=False).read_row_group(
+        file = self.file
+        with _named(file.label, f"row group {self.index}"):
+            table = file.open().read_row_group(
                 self.index, columns=file.columns, use_threads=file.may_use_pool
             )
             table.validate(full=True)
@@ -165,38 +154,35 @@ class ArrowFile:
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.num_batches is not None:
             yield _BatchRange(file=self, unit=unit, weight=unit.num_bytes)
-        else:
-            yield from self._streamed()
-
-    def _streamed(self) -> Iterator[Block]:
+            return
         with _named(self.label, "stream"):
             file = self.source.open_arrow()
             reader = pa.ipc.open_stream(file)
         index, held, size = 0, list[pa.RecordBatch](), 0
         while True:
             with _named(self.label, f"record batch {index}"):
-                batch = _next_batch(reader)
-            if batch is not None:
-                held.append(batch)
-                size += _size_of(batch, self.label, index)
+                try:
+                    batch = reader.read_next_batch()
+                except StopIteration:
+                    batch = None
+                if batch is not None:
+                    held.append(batch)
+                    size += int(batch.get_total_buffer_size())
             if held and (batch is None or size >= self.options.block_bytes):
                 table = pa.Table.from_batches(held).select(self.columns)
                 place = f"record batches {index - len(held) + (batch is not None)} to {index}"
                 yield _Ready(self.label, place, table, size)
                 held, size = [], 0
             if batch is None:
-                self._check_end(file.tell(), index)
-                return
+                break
             index += 1
-
-    def _check_end(self, position: int, count: int) -> None:
-        """pyarrow takes a stream that is cut between two batches for a whole one."""
-        mark = self.source.read_at(position - len(_END_OF_STREAM), len(_END_OF_STREAM))
+        # pyarrow takes a stream that is cut between two batches for a whole one.
+        mark = self.source.read_at(file.tell() - len(_END_OF_STREAM), len(_END_OF_STREAM))
         if mark != _END_OF_STREAM and self.source.read_at(0, 4) == _END_OF_STREAM[:4]:
             raise DataError(
                 "the stream has no end mark: it is cut off or still being written; fetch it again",
                 path=self.label,
-                place=f"after record batch {count - 1}",
+                place=f"after record batch {index - 1}",
             )
 
 
@@ -229,16 +215,15 @@ class _Ready:
 
     label: str
     place: str
-    rows: pa.RecordBatch | pa.Table
+    table: pa.Table
     weight: int
     text_wins: bool = False
     num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         with _named(self.label, self.place):
-            self.rows.validate(full=True)
-        is_table = isinstance(self.rows, pa.Table)
-        return Decoded(self.rows if is_table else pa.Table.from_batches([self.rows]))
+            self.table.validate(full=True)
+        return Decoded(self.table)
 
 
 def open_parquet(
@@ -248,13 +233,24 @@ def open_parquet(
     with _named(label, "footer"):
         with pq.ParquetFile(source.open_arrow()) as file:
             metadata, schema = file.metadata, file.schema_arrow
-        _check_counts(metadata, label)
+        # Counts that a damaged footer can hold and no file can. The column chunks are left to the
+        # decoder, which checks that they lie inside the file: asking for their metadata here would
+        # let a C++ exception through on some damaged footers, which ends the process ("Definition
+        # level histogram size mismatch").
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            if group.num_rows < 0 or group.total_byte_size < 0:
+                raise DataError(
+                    "the footer holds negative counts; it is damaged: fetch the file again",
+                    path=label,
+                    place=f"row group {index}",
+                )
     columns = _selected(schema, options, label)
     return ParquetFile(
         source=source,
         label=label,
         metadata=metadata,
-        schema=_subset(schema, columns),
+        schema=pa.schema([schema.field(name) for name in columns]),
         columns=columns,
         names=schema.names,
         options=options,
@@ -283,7 +279,7 @@ def open_arrow(
     return ArrowFile(
         source=source,
         label=label,
-        schema=_subset(schema, columns),
+        schema=pa.schema([schema.field(name) for name in columns]),
         columns=columns,
         names=schema.names,
         options=options,
@@ -316,54 +312,17 @@ def _check_fields(fields: Iterable[pa.Field], label: str) -> None:
         _check_fields((kind.field(index) for index in range(kind.num_fields)), label)
 
 
-def _subset(schema: pa.Schema, columns: list[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in columns])
-
-
-def _check_counts(metadata: pq.FileMetaData, label: str) -> None:
-    """Refuses counts that a damaged footer can hold and no file can.
-
-    The column chunks are left to the decoder, which checks that they lie inside the file. Asking
-    for their metadata here would let a C++ exception through on some damaged footers, which ends
-    the process ("Definition level histogram size mismatch").
-    """
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        if group.num_rows < 0 or group.total_byte_size < 0:
-            raise DataError(
-                "the footer holds negative counts; it is damaged: fetch the file again",
-                path=label,
-                place=f"row group {index}",
-            )
-
-
-def _next_batch(reader: pa.RecordBatchStreamReader) -> pa.RecordBatch | None:
+@contextmanager
+def _named(path: str, place: str) -> Iterator[None]:
+    """Gives pyarrow's errors the file and the place."""
     try:
-        return reader.read_next_batch()
-    except StopIteration:
-        return None
-
-
-def _size_of(batch: pa.RecordBatch, label: str, index: int) -> int:
-    with _named(label, f"record batch {index}"):
-        return int(batch.get_total_buffer_size())
-
-
-class _named:
-    """``with _named(path, place):`` gives pyarrow's errors the file and the place."""
-
-    def __init__(self, path: str, place: str) -> None:
-        self._path, self._place = path, place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, DataError) or not isinstance(error, _DECODE_ERRORS):
-            return
+        yield
+    except DataError:
+        raise
+    except _DECODE_ERRORS as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
             f"cannot be decoded ({reason}); the file is damaged or cut off: fetch it again",
-            path=self._path,
-            place=self._place,
+            path=path,
+            place=place,
         ) from error

@@ -5,30 +5,32 @@ pyarrow in parallel. That is exact as long as every quote opens or closes a fiel
 that does not, the rest of the file goes through Python's ``csv`` module, which is slower and reads
 such files the way most tools do. The same holds for dialects with an escape character.
 
-What is a number and what stays text is decided in ``csv_types``.
+A column is a number only where every value is a plain one. A plain integer prints back as it was
+written; a plain decimal has no leading zero. So "08123" is text, and its column with it. Empty
+fields are null in a number column, and stay empty text in a text column. Nothing else is guessed:
+dates, booleans and "NA" are text.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.compression import Supply, head_of, open_chunks
-from fast_axolotl.reading.csv_types import typed
 from fast_axolotl.reading.lines import BOM, Lines, line_at, whole_file
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.storage import Source, Supply, head_of, open_chunks
 
-__all__ = ["CsvBlock", "CsvFile"]
+__all__ = ["CsvFile"]
 
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 256 * 1024
@@ -36,6 +38,10 @@ _SNIFF_ROWS = 50
 _BACKWARD_STEPS = 64
 """Line ends inside quotes that are looked at one by one, from the last, before all are at once."""
 _SLOW_BLOCK_ROWS = 10_000
+
+_DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+_LONG_INTEGER = r"^-?[0-9]{16,}$"
+"""Integers that a float might round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +58,27 @@ class CsvFile:
     @classmethod
     def open(cls, source: Source, compression: str | None, options: ReadOptions) -> CsvFile:
         head = head_of(source, compression, _SNIFF_BYTES).removeprefix(BOM)
-        dialect = _settle(options.csv, head, source.path)
-        names = dialect.column_names or _header(head, dialect)
-        _refuse_repeats(names, source.path)
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise DataError(
+                "the file is UTF-16; convert it to UTF-8", path=source.path, place="line 1"
+            )
+        dialect = options.csv
+        if dialect.delimiter is None:
+            is_tsv = ".tsv" in PurePosixPath(source.path).name.lower()
+            delimiter = "\t" if is_tsv else _detect_delimiter(head, dialect)
+            dialect = replace(dialect, delimiter=delimiter)
+        text = io.StringIO(head.decode("utf-8", "replace"), newline="")
+        names = dialect.column_names or tuple(
+            next((record for record, _ in _records(text, dialect) if record), [])
+        )
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise DataError(
+                f"two columns are called {min(repeated)!r}; rename one in the header, or pass "
+                "CsvDialect(column_names=...)",
+                path=source.path,
+                place="line 1",
+            )
         return cls(
             source=source, compression=compression, options=options, dialect=dialect, names=names
         )
@@ -65,7 +89,7 @@ class CsvFile:
     def blocks(self, unit: Unit) -> Iterator[Block]:
         cutter = _Cutter(self)
         for lines in cutter.run():
-            yield CsvBlock(file=self, weight=lines.stop - lines.start, lines=lines)
+            yield _CsvBlock(file=self, weight=lines.stop - lines.start, lines=lines)
         if cutter.rest is not None:
             yield from _slow_blocks(self, cutter.rest, cutter.offset)
 
@@ -74,7 +98,7 @@ class CsvFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvBlock:
+class _CsvBlock:
     """A block of whole records."""
 
     file: CsvFile
@@ -90,36 +114,33 @@ class CsvBlock:
             unfit.append(row)
             return "skip"
 
-        try:
-            table = self._parse(note)
-        except (pa.ArrowException, UnicodeDecodeError):
-            return self._row_by_row(schema)
-        return self._row_by_row(schema) if unfit else Decoded(typed(table, schema))
-
-    def _parse(self, note: Callable[[pacsv.InvalidRow], str]) -> pa.Table:
-        dialect, (data, start, stop, _) = self.file.dialect, self.lines
-        return pacsv.read_csv(
-            pa.BufferReader(pa.py_buffer(data).slice(start, stop - start)),
-            read_options=pacsv.ReadOptions(
-                use_threads=False, block_size=stop - start + 1, column_names=self.file.names
-            ),
-            parse_options=pacsv.ParseOptions(
-                delimiter=dialect.delimiter,
-                quote_char=dialect.quote,
-                newlines_in_values=True,
-                invalid_row_handler=note,
-            ),
-            convert_options=pacsv.ConvertOptions(
-                column_types=dict.fromkeys(self.file.names, pa.string()), strings_can_be_null=False
-            ),
-        )
-
-    def _row_by_row(self, schema: pa.Schema | None) -> Decoded:
-        """The same block through Python, which tells the line of whatever is wrong."""
+        dialect, names = self.file.dialect, self.file.names
         data, start, stop, offset = self.lines
-        text = data[start:stop].decode("utf-8", "surrogateescape")
+        try:
+            table = pacsv.read_csv(
+                pa.BufferReader(pa.py_buffer(data).slice(start, stop - start)),
+                read_options=pacsv.ReadOptions(
+                    use_threads=False, block_size=stop - start + 1, column_names=names
+                ),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=dialect.delimiter,
+                    quote_char=dialect.quote,
+                    newlines_in_values=True,
+                    invalid_row_handler=note,
+                ),
+                convert_options=pacsv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+                ),
+            )
+        except (pa.ArrowException, UnicodeDecodeError):
+            pass
+        else:
+            if not unfit:
+                return Decoded(_typed(table, schema))
+        # The same block through Python, which tells the line of whatever is wrong.
+        text = io.StringIO(data[start:stop].decode("utf-8", "surrogateescape"), newline="")
         rows = _Rows(self.file, offset)
-        for record, line, _ in _records(io.StringIO(text, newline=""), self.file.dialect):
+        for record, line in _records(text, dialect):
             rows.add(record, line)
         return rows.decoded(schema)
 
@@ -137,8 +158,12 @@ class _Rows:
     def add(self, record: list[str], line: int) -> None:
         if not record:
             return
-        cause = self._fault(record)
-        if cause is None:
+        expected = len(self.file.names)
+        if len(record) != expected:
+            cause = f"expected {expected} fields, found {len(record)}"
+        elif any("\udc80" <= char <= "\udcff" for value in record for char in value):
+            cause = "bytes that are not UTF-8"
+        else:
             self.values.append(record)
             return
         place = f"line {self.file.line_at(self.offset) + line - 1}"
@@ -149,19 +174,11 @@ class _Rows:
             Rejection(path=self.file.source.path, place=place, reason=cause, num_rows=1)
         )
 
-    def _fault(self, record: list[str]) -> str | None:
-        expected = len(self.file.names)
-        if len(record) != expected:
-            return f"expected {expected} fields, found {len(record)}"
-        if any("\udc80" <= char <= "\udcff" for value in record for char in value):
-            return "bytes that are not UTF-8"
-        return None
-
     def decoded(self, schema: pa.Schema | None) -> Decoded:
         columns = zip(*self.values, strict=True) if self.values else [[] for _ in self.file.names]
         arrays = [pa.array(list(values), type=pa.string()) for values in columns]
         table = pa.Table.from_arrays(arrays, names=list(self.file.names))
-        return Decoded(typed(table, schema), tuple(self.rejections))
+        return Decoded(_typed(table, schema), tuple(self.rejections))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +277,7 @@ class _Cutter:
                 yield line
 
         records = _records(counted(), self._file.dialect)
-        return consumed if any(record for record, _, _ in records) else 0
+        return consumed if any(record for record, _ in records) else 0
 
 
 def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterator[Block]:
@@ -270,12 +287,12 @@ def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterato
     text = io.TextIOWrapper(raw, encoding=encoding, errors="surrogateescape", newline="")
     records = _records(text, file.dialect)
     if offset <= len(BOM) and file.dialect.column_names is None:
-        next((record for record, _, _ in records if record), None)
+        next((record for record, _ in records if record), None)
     rows, weight = _Rows(file, offset), 0
     failure: DataError | None = None
     while failure is None:
         try:
-            record, line, _ = next(records, (None, 0, 0))
+            record, line = next(records, (None, 0))
         except DataError as error:
             record, failure = None, error
         if record is None:
@@ -312,8 +329,8 @@ class _Feed(io.RawIOBase):
         return length
 
 
-def _records(text: Iterable[str], dialect: CsvDialect) -> Iterator[tuple[list[str], int, int]]:
-    """Records, and the lines on which each begins and ends, counted from 1."""
+def _records(text: Iterable[str], dialect: CsvDialect) -> Iterator[tuple[list[str], int]]:
+    """Records, and the line on which each begins, counted from 1."""
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(
         text,
@@ -324,27 +341,17 @@ def _records(text: Iterable[str], dialect: CsvDialect) -> Iterator[tuple[list[st
     )
     line = 1
     for record in reader:
-        yield record, line, reader.line_num
+        yield record, line
         line = reader.line_num + 1
 
 
-def _settle(told: CsvDialect, head: bytes, path: str) -> CsvDialect:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError("the file is UTF-16; convert it to UTF-8", path=path, place="line 1")
-    if told.delimiter is not None:
-        return told
-    if ".tsv" in PurePosixPath(path).name.lower():
-        return replace(told, delimiter="\t")
-    return replace(told, delimiter=_detect_delimiter(head, told))
-
-
-def _detect_delimiter(head: bytes, told: CsvDialect) -> str:
+def _detect_delimiter(head: bytes, dialect: CsvDialect) -> str:
     """The candidate that splits the first records into the most fields, all alike."""
     text = head.decode("utf-8", "replace")
     best, most = ",", 1
     for candidate in _CANDIDATES:
-        records = _records(io.StringIO(text, newline=""), replace(told, delimiter=candidate))
-        widths = [len(record) for record, _, _ in islice(records, _SNIFF_ROWS) if record]
+        records = _records(io.StringIO(text, newline=""), replace(dialect, delimiter=candidate))
+        widths = [len(record) for record, _ in islice(records, _SNIFF_ROWS) if record]
         if len(head) == _SNIFF_BYTES:
             widths = widths[:-1] or widths
         if widths and min(widths) == max(widths) > most:
@@ -352,17 +359,35 @@ def _detect_delimiter(head: bytes, told: CsvDialect) -> str:
     return best
 
 
-def _header(head: bytes, dialect: CsvDialect) -> tuple[str, ...]:
-    text = io.StringIO(head.decode("utf-8", "replace"), newline="")
-    return tuple(next((record for record, _, _ in _records(text, dialect) if record), []))
+def _typed(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
+    """Text columns turned into numbers where the values, and what is known so far, allow it."""
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        known = schema.field(name).type if schema is not None and name in schema.names else None
+        is_text = known is not None and pa.types.is_string(known)
+        columns.append(column if is_text else _as_numbers(column, known))
+    return pa.Table.from_arrays(columns, names=table.column_names)
 
 
-def _refuse_repeats(names: tuple[str, ...], path: str) -> None:
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise DataError(
-            f"two columns are called {min(repeated)!r}; rename one in the header, or pass "
-            "CsvDialect(column_names=...)",
-            path=path,
-            place="line 1",
-        )
+def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.ChunkedArray:
+    """Integers, else decimals, else the text itself."""
+    if len(column) == 0:
+        return pa.chunked_array([], type=known or pa.null())
+    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    if filled.null_count == len(filled):
+        return pa.chunked_array([pa.nulls(len(column), known or pa.null())])
+    if known is None or not pa.types.is_floating(known):
+        try:
+            integers = filled.cast(pa.int64())
+            if integers.cast(pa.string()).equals(filled):
+                return integers
+        except pa.ArrowException:
+            pass
+    is_decimal = pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py()
+    if not is_decimal or pc.any(pc.match_substring_regex(filled, _LONG_INTEGER)).as_py():
+        return column
+    try:
+        decimals = filled.cast(pa.float64())
+    except pa.ArrowException:
+        return column
+    return decimals if pc.all(pc.is_finite(decimals)).as_py() else column

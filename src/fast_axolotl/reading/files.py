@@ -1,4 +1,4 @@
-"""From what the caller wrote to a list of opened files.
+"""From what the caller wrote to the files that are meant.
 
 A path is a file, a folder, a glob or a URI; a list of them is read in its own order, a folder in
 the sorted order of its files. Folders written by Hugging Face ``save_to_disk`` name their files
@@ -8,41 +8,27 @@ the test rows into training, or leaving them out, would both be silent mistakes.
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
+import fsspec
 import pyarrow as pa
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow import fs
 
-from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import Block, BrokenBlock, FileFormat, ReadOptions, Unit
-from fast_axolotl.reading.columnar import open_arrow, open_parquet
-from fast_axolotl.reading.compression import head_of, spool
-from fast_axolotl.reading.csv_files import CsvFile
-from fast_axolotl.reading.formats import (
-    FORMATS,
-    HEAD_BYTES,
-    format_of_name,
-    is_cut_magic,
-    is_saved_dataset,
-    sniff_compression,
-    sniff_format,
-)
-from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
-from fast_axolotl.reading.storage import Source, expand, translate_os_errors
-from fast_axolotl.reading.text_lines import TextFile
+from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
+from fast_axolotl.reading.storage import Source, translate_os_errors, with_retries
 
-__all__ = ["BrokenFile", "FormatWarning", "InputFile", "find_files", "open_files"]
+__all__ = ["find_files"]
 
 _Picked = TypeVar("_Picked")
-
-_OPENING_THREADS = 8
-"""Footers and first bytes of many files are read so many at a time."""
 
 _SPLIT_WORDS = {
     "train": ("train", "training"),
@@ -58,22 +44,6 @@ _NOT_DATA = re.compile(
 )
 
 
-_NO_COLUMNS = pa.schema([])
-
-
-class FormatWarning(UserWarning):
-    """A file is not what its name says, and is read as what it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """A file and what it turned out to be."""
-
-    source: Source
-    format: str
-    compression: str | None
-
-
 def find_files(
     paths: str | Path | Sequence[str | Path],
     *,
@@ -86,68 +56,38 @@ def find_files(
         raise UsageError("the path is empty; pass a file, a folder, a glob or a list of them")
     sources: list[Source] = []
     ignored: list[str] = []
-    for path in listed:
-        found, passed_over = _find(str(path), split, storage_options)
-        sources += found
-        ignored += passed_over
+    for path in map(str, listed):
+        if is_saved_dataset(path):
+            sources += _saved_files(Path(path), split)
+            continue
+        is_remote = "://" in path and not path.startswith("file://")
+        found, root = _remote_files(path, storage_options) if is_remote else _local_files(path)
+        if len(found) == 1 and found[0].path.rstrip("/").endswith(PurePosixPath(path).name):
+            sources += found
+            continue
+        named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
+        eligible = [(name, source) for name, source in named if not _NOT_DATA.search(name)]
+        data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
+        if not data and _is_glob(path) and not Path(path).is_dir():
+            data = eligible  # the pattern says which files are meant, whatever they are called
+        if not data:
+            raise MissingFileError(
+                "no data file in this folder; pass another, or use names that end in .parquet, "
+                ".arrow, .jsonl, .json, .csv, .txt or their compressed forms",
+                path=path,
+            )
+        sources += _choose_split(data, split, path)
+        taken = {source.path for _, source in data}
+        ignored += [source.path for source in found if source.path not in taken]
     return sources, ignored
-
-
-def open_files(
-    sources: Sequence[Source], format: str, options: ReadOptions
-) -> list[tuple[InputFile, FileFormat]]:
-    """Every file identified and opened: a read of its first bytes, and of its footer if any."""
-    wanted = _told_format(format)
-    if len(sources) == 1:
-        return [_open_or_reject(sources[0], wanted, options)]
-    with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(lambda source: _open_or_reject(source, wanted, options), sources))
-
-
-def _told_format(format: str) -> str | None:
-    base = format.split(".")[0].lower()
-    if base in ("", "auto", "hf_dataset"):
-        return None
-    known = {"ndjson": "jsonl", "tsv": "csv", "txt": "text", "ipc": "arrow", "pq": "parquet"}
-    base = known.get(base, base)
-    if base not in FORMATS:
-        names = ", ".join(FORMATS)
-        raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
-    return base
-
-
-def _find(
-    path: str, split: str | None, storage_options: dict[str, Any] | None
-) -> tuple[list[Source], list[str]]:
-    if is_saved_dataset(path):
-        return _saved_files(Path(path), split), []
-    sources, root = expand(path, storage_options)
-    if len(sources) == 1 and sources[0].path.rstrip("/").endswith(PurePosixPath(path).name):
-        return sources, []
-    names = [source.path.removeprefix(root).lstrip("/") for source in sources]
-    eligible = [
-        (name, source)
-        for name, source in zip(names, sources, strict=True)
-        if not _NOT_DATA.search(name)
-    ]
-    data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
-    if not data and any(mark in path for mark in "*?[") and not Path(path).is_dir():
-        data = eligible  # the pattern says which files are meant, whatever they are called
-    if not data:
-        raise MissingFileError(
-            "no data file in this folder; pass another, or use names that end in .parquet, .arrow, "
-            ".jsonl, .json, .csv, .txt or their compressed forms",
-            path=path,
-        )
-    chosen = _choose_split(data, split, path)
-    taken = {source.path for _, source in data}
-    return chosen, [source.path for source in sources if source.path not in taken]
 
 
 def _choose_split(data: list[tuple[str, Source]], split: str | None, path: str) -> list[Source]:
     by_split: dict[str, list[Source]] = {}
     for name, source in data:
-        by_split.setdefault(_split_of(name), []).append(source)
+        words = reversed(re.split(r"[^a-z]+", name.lower()))
+        named = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "")
+        by_split.setdefault(named, []).append(source)
     if split == "all" or (split is None and len(by_split) == 1):
         return [source for _, source in data]
     names = sorted(name or "(none)" for name in by_split)
@@ -160,13 +100,6 @@ def _choose_split(data: list[tuple[str, Source]], split: str | None, path: str) 
     if wanted is None:
         raise UsageError(f"{path}: no files of split {split!r}; there are: {', '.join(names)}")
     return wanted
-
-
-def _split_of(name: str) -> str:
-    for word in reversed(re.split(r"[^a-z]+", name.lower())):
-        if word in _SPLIT_OF_WORD:
-            return _SPLIT_OF_WORD[word]
-    return ""
 
 
 def _saved_files(folder: Path, split: str | None) -> list[Source]:
@@ -194,7 +127,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     names = _read_index(
         state, lambda content: _texts([item["filename"] for item in content["_data_files"]])
     )
-    return [expand(str(folder / name), None)[0][0] for name in names]
+    return [_local_files(str(folder / name))[0][0] for name in names]
 
 
 def _read_index(path: Path, pick: Callable[[Any], _Picked]) -> _Picked:
@@ -215,102 +148,95 @@ def _texts(values: Any) -> list[str]:
     return values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenFile:
-    """Stands for a file that could not be opened, where such files are to be skipped."""
-
-    error: DataError
-    num_bytes: int
-    options: ReadOptions
-    schema: pa.Schema = _NO_COLUMNS
-
-    def units(self, file: int) -> list[Unit]:
-        return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
-
-    def blocks(self, unit: Unit) -> Iterator[Block]:
-        yield BrokenBlock(self.error)
+def _is_glob(path: str) -> bool:
+    return any(mark in path for mark in "*?[")
 
 
-def _open_or_reject(
-    source: Source, told: str | None, options: ReadOptions
-) -> tuple[InputFile, FileFormat]:
+def _local_files(path: str) -> tuple[list[Source], str]:
+    """Every file that a path, glob or folder means, sorted, and the folder they are under."""
+    if path.startswith("file://"):
+        path = unquote(path.removeprefix("file://"))
+    target = Path(path).expanduser()
+    with translate_os_errors(path):
+        if target.is_dir():
+            return [_local_source(item) for item in _walk(target)], str(target)
+        if not target.exists() and _is_glob(path):
+            matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
+            files = [item for item in sorted(map(Path, matches)) if item.is_file()]
+            if not files:
+                raise MissingFileError("no file matches this pattern; check it", path=path)
+            root = os.path.commonpath([item.parent for item in files])
+            return [_local_source(item) for item in files], root
+        return [_local_source(target)], str(target.parent)
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files below a folder; what cannot be listed is an error, and so is a dangling link."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    listed = os.walk(folder, onerror=refuse)
+    files = [Path(root, name) for root, _, names in listed for name in names]
+    return sorted(
+        item
+        for item in files
+        if item.is_file() or (item.is_symlink() and not item.name.startswith("."))
+    )
+
+
+def _local_source(path: Path) -> Source:
+    text = str(path)
+    with translate_os_errors(text):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return Source(path=text, num_bytes=os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
+
+def _remote_files(uri: str, options: dict[str, Any] | None) -> tuple[list[Source], str]:
+    """Every file that a URI means, sorted, and the address they are under.
+
+    The file system is fsspec's, or pyarrow's own where fsspec lacks the package.
+    """
+    scheme = uri.split("://", 1)[0]
     try:
-        return _open(source, told, options)
-    except (MissingFileError, AccessError):
-        raise
-    except DataError as error:
-        if options.on_error == "raise":
-            raise
-        file = InputFile(source=source, format=told or "unknown", compression=None)
-        return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
+        filesystem, inner = fsspec.core.url_to_fs(uri, **(options or {}))
+    except ImportError as missing:
+        try:
+            if options:
+                raise pa.ArrowInvalid("storage options need the fsspec package") from None
+            native, inner = fs.FileSystem.from_uri(uri)
+        except (pa.ArrowException, OSError):
+            raise MissingExtraError(
+                f"{uri}: reading {scheme}:// needs a package that is not installed ({missing}); "
+                f"for S3: pip install 'fast-axolotl[s3]'"
+            ) from None
+        filesystem = ArrowFSWrapper(native)
+    except ValueError as error:
+        raise DataError(f"this address cannot be read: {error}", path=uri) from None
 
+    def listed() -> list[dict[str, Any]]:
+        if _is_glob(inner):
+            return list(filesystem.glob(inner, detail=True).values())
+        details = filesystem.info(inner)
+        if details["type"] == "directory":
+            return list(filesystem.find(inner, detail=True).values())
+        return [details]
 
-def _open(source: Source, told: str | None, options: ReadOptions) -> tuple[InputFile, FileFormat]:
-    named, packed = format_of_name(source.path)
-    promised = told or named
-    head = source.read_at(0, HEAD_BYTES)
-    compression = sniff_compression(head)
-    if compression is not None:
-        head = head_of(source, compression, HEAD_BYTES)
-    elif packed is not None:
-        _refuse_cut_magic(source, head, packed)
-    _refuse_empty(source, head, promised)
-    found = sniff_format(head, promised)
-    if options.json_field is not None and found == "jsonl":
-        found = "json"
-    _warn_if_misnamed(source, named, found, told)
-    if packed is not None and packed != compression:
-        _warn(source, packed, compression or "not compressed")
-    file = InputFile(source=source, format=found, compression=compression)
-    return file, _open_as(file, options)
-
-
-def _open_as(file: InputFile, options: ReadOptions) -> FileFormat:
-    source, compression = file.source, file.compression
-    if file.format in ("parquet", "arrow", "feather"):
-        opener = open_parquet if file.format == "parquet" else open_arrow
-        if compression is None:
-            return opener(source, source.path, options)
-        copy, handle = spool(source, compression)
-        return opener(copy, source.path, options, handle)
-    if file.format == "csv":
-        return CsvFile.open(source, compression, options)
-    kinds: dict[str, Callable[..., FileFormat]] = {
-        "text": TextFile,
-        "jsonl": JsonLinesFile,
-        "json": JsonDocument,
-    }
-    return kinds[file.format](source=source, compression=compression, options=options)
-
-
-def _refuse_empty(source: Source, head: bytes, promised: str | None) -> None:
-    """An empty text or JSON lines file has no rows; an empty anything else is damaged."""
-    if head or promised in ("text", "jsonl"):
-        return
-    raise DataError(
-        "the file is empty; fetch it again, or leave it out", path=source.path, place="byte 0"
-    )
-
-
-def _refuse_cut_magic(source: Source, head: bytes, packed: str) -> None:
-    if is_cut_magic(head, packed):
-        raise DataError(
-            f"the {packed} file is cut off after {len(head)} bytes; fetch it again",
-            path=source.path,
-            place=f"byte {len(head)}",
-        )
-
-
-def _warn_if_misnamed(source: Source, named: str | None, found: str, told: str | None) -> None:
-    same = {frozenset(("arrow", "feather"))}
-    if named is None or named == found or frozenset((named, found)) in same or told == found:
-        return
-    _warn(source, named, found)
-
-
-def _warn(source: Source, named: str, found: str) -> None:
-    warnings.warn(
-        f"{source.path}: the name says {named} but the content is {found}; it is read as {found}",
-        FormatWarning,
-        stacklevel=2,
-    )
+    sources = []
+    for details in sorted(with_retries(listed, uri), key=lambda item: str(item["name"])):
+        if details["type"] == "file":
+            name, size = str(details["name"]), details.get("size")
+            path = name if "://" in name else f"{scheme}://{name.lstrip('/')}"
+            if size is None:
+                raise DataError(
+                    "the server does not tell the size; download the file first", path=path
+                )
+            sources.append(
+                Source(path=path, num_bytes=int(size), filesystem=filesystem, inner_path=name)
+            )
+    if not sources:
+        raise MissingFileError("nothing is there; check the address", path=uri)
+    return sources, uri

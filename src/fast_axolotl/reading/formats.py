@@ -1,38 +1,48 @@
-"""What a file is: by its name first, then by its first bytes.
+"""What a file is: by its name first, then by its first bytes; and the file opened as that.
 
 ``detect_format`` looks at the name alone and keeps the answers of the earlier package, so an
-unknown ending is "json". ``sniff`` looks at content: magic bytes for the binary formats, the first
-complete JSON value for the text ones. The reader asks both and trusts the content; it warns where
-a name had promised something else.
+unknown ending is "json". ``open_files`` looks at content too: magic bytes for the binary formats,
+the first complete JSON value for the text ones. It trusts the content, and warns where a name had
+promised something else.
 
-Costs one read of at most ``HEAD_BYTES`` a file. Does not tell CSV from plain text by content:
+Costs one read of at most ``_HEAD_BYTES`` a file. Does not tell CSV from plain text by content:
 without a name or an explicit format both look the same, and text is the one that loses nothing.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
+from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
+from fast_axolotl.reading.columnar import open_arrow, open_parquet
+from fast_axolotl.reading.csv_files import CsvFile
+from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+from fast_axolotl.reading.lines import TextFile
+from fast_axolotl.reading.storage import Source, head_of, spool
 
 __all__ = [
-    "FORMATS",
-    "HEAD_BYTES",
-    "SUFFIXES",
+    "FormatWarning",
     "detect_format",
     "format_of_name",
-    "is_cut_magic",
     "is_saved_dataset",
     "list_supported_formats",
-    "sniff_compression",
-    "sniff_format",
+    "open_files",
 ]
 
-HEAD_BYTES = 64 * 1024
+_HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
 
-FORMATS = ("parquet", "arrow", "feather", "csv", "json", "jsonl", "text")
+_OPENING_THREADS = 8
+"""Footers and first bytes of many files are read so many at a time."""
 
-SUFFIXES = {
+_FORMATS = ("parquet", "arrow", "feather", "csv", "json", "jsonl", "text")
+
+_SUFFIXES = {
     "parquet": "parquet",
     "pq": "parquet",
     "arrow": "arrow",
@@ -80,6 +90,10 @@ _FORMAT_MAGIC = (
 _LISTED_COMPRESSIONS = ("zst", "gz", "bz2", "xz", "lz4")
 
 
+class FormatWarning(UserWarning):
+    """A file is not what its name says, and is read as what it is."""
+
+
 def detect_format(path: str) -> tuple[str, str | None]:
     """The format and the compression that a name tells; nothing is opened but a folder's marks.
 
@@ -96,8 +110,8 @@ def detect_format(path: str) -> tuple[str, str | None]:
 
 def list_supported_formats() -> list[str]:
     """Every format by name, each compressed form, and ``hf_dataset`` for folders."""
-    compressed = [f"{base}.{ending}" for base in FORMATS for ending in _LISTED_COMPRESSIONS]
-    return [*FORMATS, *compressed, "hf_dataset"]
+    compressed = [f"{base}.{ending}" for base in _FORMATS for ending in _LISTED_COMPRESSIONS]
+    return [*_FORMATS, *compressed, "hf_dataset"]
 
 
 def format_of_name(path: str) -> tuple[str | None, str | None]:
@@ -106,30 +120,102 @@ def format_of_name(path: str) -> tuple[str | None, str | None]:
     compression = _COMPRESSION_SUFFIXES.get(endings[-1]) if endings else None
     if compression:
         endings.pop()
-    return (SUFFIXES.get(endings[-1]) if endings else None), compression
+    return (_SUFFIXES.get(endings[-1]) if endings else None), compression
 
 
 def is_saved_dataset(path: str) -> bool:
     """Whether a local folder was written by Hugging Face ``save_to_disk``."""
-    from pathlib import Path
-
     try:
         return any((Path(path) / mark).is_file() for mark in ("state.json", "dataset_dict.json"))
     except OSError:
         return False
 
 
-def sniff_compression(head: bytes) -> str | None:
-    """The compression that the first bytes prove."""
-    return next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
+def open_files(
+    sources: Sequence[Source], format: str, options: ReadOptions
+) -> list[tuple[InputFile, FileFormat]]:
+    """Every file identified and opened: a read of its first bytes, and of its footer if any."""
+    base = format.split(".")[0].lower()
+    base = {"ndjson": "jsonl", "tsv": "csv", "txt": "text", "ipc": "arrow", "pq": "parquet"}.get(
+        base, base
+    )
+    declared = None if base in ("", "auto", "hf_dataset") else base
+    if declared not in (None, *_FORMATS):
+        names = ", ".join(_FORMATS)
+        raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
+
+    def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
+        try:
+            return _open(source, declared, options)
+        except (MissingFileError, AccessError):
+            raise
+        except DataError as error:
+            if options.on_error == "raise":
+                raise
+            file = InputFile(source=source, format=declared or "unknown", compression=None)
+            return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
+
+    if len(sources) == 1:
+        return [open_or_reject(sources[0])]
+    with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+        return list(pool.map(open_or_reject, sources))
 
 
-def is_cut_magic(head: bytes, compression: str) -> bool:
-    """Whether these bytes are all that is left of a compressed file: less than its magic."""
-    return any(magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == compression)
+def _open(
+    source: Source, declared: str | None, options: ReadOptions
+) -> tuple[InputFile, FileFormat]:
+    named, named_compression = format_of_name(source.path)
+    promised = declared or named
+    head = source.read_at(0, _HEAD_BYTES)
+    compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
+    if compression is not None:
+        head = head_of(source, compression, _HEAD_BYTES)
+    elif any(
+        magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == named_compression
+    ):
+        raise DataError(
+            f"the {named_compression} file is cut off after {len(head)} bytes; fetch it again",
+            path=source.path,
+            place=f"byte {len(head)}",
+        )
+    if not head and promised not in ("text", "jsonl"):
+        # An empty text or JSON lines file has no rows; an empty anything else is damaged.
+        raise DataError(
+            "the file is empty; fetch it again, or leave it out", path=source.path, place="byte 0"
+        )
+    found = _sniff_format(head, promised)
+    if options.json_field is not None and found == "jsonl":
+        found = "json"
+    if named not in (None, found) and declared != found and {named, found} != {"arrow", "feather"}:
+        _warn(source, str(named), found)
+    if named_compression not in (None, compression):
+        _warn(source, str(named_compression), compression or "not compressed")
+    file = InputFile(source=source, format=found, compression=compression)
+    if found in ("parquet", "arrow", "feather"):
+        opener = open_parquet if found == "parquet" else open_arrow
+        if compression is None:
+            return file, opener(source, source.path, options)
+        copy, handle = spool(source, compression)
+        return file, opener(copy, source.path, options, handle)
+    if found == "csv":
+        return file, CsvFile.open(source, compression, options)
+    kinds: dict[str, Callable[..., FileFormat]] = {
+        "text": TextFile,
+        "jsonl": JsonLinesFile,
+        "json": JsonDocument,
+    }
+    return file, kinds[found](source=source, compression=compression, options=options)
 
 
-def sniff_format(head: bytes, promised: str | None) -> str:
+def _warn(source: Source, named: str, found: str) -> None:
+    warnings.warn(
+        f"{source.path}: the name says {named} but the content is {found}; it is read as {found}",
+        FormatWarning,
+        stacklevel=2,
+    )
+
+
+def _sniff_format(head: bytes, promised: str | None) -> str:
     """The format of decompressed content, given what the name or the caller promised.
 
     Binary magic decides alone. A text format that was promised stands unless the content is
@@ -139,66 +225,37 @@ def sniff_format(head: bytes, promised: str | None) -> str:
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary
     if promised in ("parquet", "arrow", "feather"):
-        if any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC):
+        is_cut = any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC)
+        if is_cut or not head or b"\x00" in head:
             return promised
-        return _sniff_text(head) if _looks_like_text(head) else promised
-    if promised in ("json", "jsonl", None):
-        return _sniff_text(head, fallback=promised)
-    return promised
+        try:
+            head.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.start < len(head) - 4:
+                return promised
+        return _sniff_text(head)
+    return promised if promised in ("csv", "text") else _sniff_text(head, fallback=promised)
 
 
 def _sniff_text(head: bytes, fallback: str | None = None) -> str:
+    """JSON lines where the first line is a whole value, a document where it visibly is not."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith((b"[", b"{")):
+        return fallback or "text"
+    line, newline, _ = text.partition(b"\n")
+    is_value = is_cut = False
+    if newline:
+        try:
+            json.loads(line)
+            is_value = True
+        except json.JSONDecodeError as error:
+            is_cut = error.pos >= len(line.decode("utf-8", "replace").rstrip())
+        except (ValueError, RecursionError):
+            pass
     if text.startswith(b"["):
-        return "jsonl" if fallback == "jsonl" and _is_value(_first_line(text)) else "json"
-    if text.startswith(b"{"):
-        return _lines_or_document(text, len(head), fallback)
-    return fallback or "text"
-
-
-def _lines_or_document(text: bytes, head_length: int, fallback: str | None) -> str:
-    """JSON lines when the first line is a whole value, a document when it visibly is not."""
-    line = _first_line(text)
-    if line is None:
-        if head_length < HEAD_BYTES:
-            return fallback or "json"
-        return fallback or "jsonl"
-    if _is_value(line):
+        return "jsonl" if fallback == "jsonl" and is_value else "json"
+    if is_value:
         return "jsonl" if fallback != "json" or text[len(line) :].strip() else "json"
-    return "json" if _opens_a_document(line) else (fallback or "jsonl")
-
-
-def _opens_a_document(line: bytes) -> bool:
-    """Whether a first line is the start of a pretty-printed object: cut, not malformed."""
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(line.decode("utf-8", "replace").rstrip())
-    except ValueError:
-        return False
-    return False
-
-
-def _first_line(text: bytes) -> bytes | None:
-    end = text.find(b"\n")
-    return None if end < 0 else text[:end]
-
-
-def _is_value(line: bytes | None) -> bool:
-    if line is None:
-        return False
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _looks_like_text(head: bytes) -> bool:
-    if not head or b"\x00" in head:
-        return False
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start >= len(head) - 4
-    return True
+    if is_cut:  # the start of a pretty-printed object
+        return "json"
+    return fallback or ("json" if not newline and len(head) < _HEAD_BYTES else "jsonl")

@@ -9,7 +9,7 @@ only a block of a document is in memory at a time, plus one element where that i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,21 +19,12 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
-from fast_axolotl.reading.compression import Supply
-from fast_axolotl.reading.json_rows import JsonBlock
-from fast_axolotl.reading.json_values import JsonRows
-from fast_axolotl.reading.lines import (
-    BOM,
-    LineRange,
-    Lines,
-    cut_lines,
-    line_at,
-    line_units,
-    whole_file,
-)
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.json_exact import JsonRows
+from fast_axolotl.reading.json_fast import JsonBlock
+from fast_axolotl.reading.lines import BOM, Lines, line_at, line_blocks, line_units, whole_file
+from fast_axolotl.reading.storage import Source, Supply
 
-__all__ = ["JsonDocument", "JsonLinesFile", "Structure", "line_rows"]
+__all__ = ["JsonDocument", "JsonLinesFile"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -58,19 +49,35 @@ class JsonLinesFile:
         return line_units(self.source, self.compression, file, self.options.unit_bytes)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        if self.compression is None:
-            part = LineRange(self.source, unit.start, unit.stop)
-            yield self._block(unit.num_bytes, lambda: self._rows(part.load()))
-            return
-        for lines in cut_lines(self.source, self.compression, self.options.block_bytes):
-            rows = self._rows(lines)
-            yield self._block(lines.stop - lines.start, lambda rows=rows: rows)  # type: ignore[misc]
+        source, compression, options = self.source, self.compression, self.options
+        for weight, load in line_blocks(source, compression, unit, options.block_bytes):
+            yield JsonBlock(
+                path=source.path,
+                weight=weight,
+                load=lambda load=load: self._rows(load()),  # type: ignore[misc]
+                options=options,
+            )
 
     def _rows(self, lines: Lines) -> JsonRows:
-        return line_rows(lines, lambda: line_at(self.source, self.compression, lines.offset))
+        data, start, stop, offset = lines
 
-    def _block(self, weight: int, load: Callable[[], JsonRows]) -> Block:
-        return JsonBlock(path=self.source.path, weight=weight, load=load, options=self.options)
+        def spans() -> Iterator[tuple[int, int]]:
+            left = start
+            while left < stop:
+                right = data.find(b"\n", left, stop)
+                right = stop if right < 0 else right
+                if data[left:right].strip():
+                    yield left, right
+                left = right + 1
+
+        return JsonRows(
+            data=data,
+            start=start,
+            stop=stop,
+            spans=spans,
+            first_line=lambda: line_at(self.source, self.compression, offset),
+            one_per_line=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +98,27 @@ class JsonDocument:
             yield JsonBlock(
                 path=self.source.path,
                 weight=len(rows.data),
-                load=_held(rows),
+                load=lambda rows=rows: rows,  # type: ignore[misc]
                 options=self.options,
             )
 
 
-class Structure:
+class _Structure:
     """Where the brackets and commas of a text are, strings masked out, and how deep they lie."""
 
     def __init__(self, text: bytes) -> None:
         raw = np.frombuffer(text, dtype=np.uint8)
-        self.quotes = _unescaped_quotes(raw)
+        quotes = np.flatnonzero(raw == _QUOTE)
+        suspects = quotes[(quotes > 0) & (raw[quotes - 1] == _BACKSLASH)]
+        if len(suspects):
+            # A quote is escaped when an odd number of backslashes stands right before it.
+            slashes = np.flatnonzero(raw == _BACKSLASH)
+            starts_run = np.concatenate([[True], np.diff(slashes) > 1])
+            run_start = np.maximum.accumulate(np.where(starts_run, slashes, 0))
+            length = suspects - run_start[np.searchsorted(slashes, suspects - 1)]
+            escaped = suspects[length % 2 == 1]
+            quotes = quotes[~np.isin(quotes, escaped, assume_unique=True)]
+        self.quotes: _Ints = quotes
         """Positions of the quotes that open or close a string."""
         marks = np.flatnonzero((_STEP[raw] != 0) | (raw == _COMMA))
         outside = np.searchsorted(self.quotes, marks) % 2 == 0
@@ -109,10 +126,10 @@ class Structure:
         """Positions of brackets and commas outside strings."""
         self.kinds = raw[self.marks]
         """The bytes at ``marks``."""
-        steps = _STEP[self.kinds].astype(np.int64)
-        self.depths: _Ints = np.cumsum(steps)
+        self.steps = _STEP[self.kinds].astype(np.int64)
+        """+1 for an opening bracket, -1 for a closing one."""
+        self.depths: _Ints = np.cumsum(self.steps)
         """Depth after each mark."""
-        self.steps = steps
 
     def separators(self) -> _Ints:
         """Commas at depth 0."""
@@ -128,42 +145,6 @@ class Structure:
         """The bracket that closes what was open before the text began."""
         below = np.flatnonzero(self.depths < 0)
         return int(self.marks[below[0]]) if len(below) else None
-
-
-def line_rows(lines: Lines, first_line: Callable[[], int]) -> JsonRows:
-    """A block of JSON lines."""
-    data, start, stop, _ = lines
-
-    def spans() -> Iterator[tuple[int, int]]:
-        left = start
-        while left < stop:
-            right = data.find(b"\n", left, stop)
-            right = stop if right < 0 else right
-            if data[left:right].strip():
-                yield left, right
-            left = right + 1
-
-    return JsonRows(
-        data=data, start=start, stop=stop, spans=spans, first_line=first_line, one_per_line=True
-    )
-
-
-def _held(rows: JsonRows) -> Callable[[], JsonRows]:
-    return lambda: rows
-
-
-def _unescaped_quotes(raw: npt.NDArray[np.uint8]) -> _Ints:
-    """A quote is escaped when an odd number of backslashes stands right before it."""
-    quotes = np.flatnonzero(raw == _QUOTE)
-    suspects = quotes[(quotes > 0) & (raw[quotes - 1] == _BACKSLASH)]
-    if not len(suspects):
-        return quotes
-    slashes = np.flatnonzero(raw == _BACKSLASH)
-    starts_run = np.concatenate([[True], np.diff(slashes) > 1])
-    run_start = np.maximum.accumulate(np.where(starts_run, slashes, 0))
-    length = suspects - run_start[np.searchsorted(slashes, suspects - 1)]
-    escaped = suspects[length % 2 == 1]
-    return quotes[~np.isin(quotes, escaped, assume_unique=True)]
 
 
 class _DocumentCutter:
@@ -183,21 +164,35 @@ class _DocumentCutter:
         if self._text.startswith(BOM):
             self._supply.drop(len(BOM))
         self._skip_white()
-        if self._text.startswith(b"[") and self._field is None:
+        if self._field is not None:
+            self._drop_to_array(self._field)
+            yield from self._elements()
+            while _Structure(self._text).end() is None:
+                if not self._more():
+                    raise self._error("the document is not closed: the file is cut off")
+            return
+        if self._text.startswith(b"["):
             self._drop(1)
             yield from self._elements()
-            self._expect_end()
-        elif self._field is not None:
-            self._find_field(self._field)
-            yield from self._elements()
-            self._expect_balance()
-        else:
-            yield from self._objects()
+            self._skip_white()
+            while not self._text and self._more():
+                self._skip_white()
+            if self._text:
+                raise self._error("more text after the end of the array")
+            return
+        has_more = True
+        while has_more:  # objects with nothing but white space between them
+            closings = _Structure(self._text).closings()
+            if len(closings):
+                yield from self._emit(closings[:-1] + 1, int(closings[-1]) + 1, last=False)
+            has_more = self._more()
+        if self._text.strip():
+            raise self._error("the last object is not closed: the file is cut off")
 
     def _elements(self) -> Iterator[JsonRows]:
         """The elements of an array whose opening bracket has been dropped."""
         while True:
-            structure = Structure(self._text)
+            structure = _Structure(self._text)
             end = structure.end()
             if end is not None:
                 inside = structure.separators()
@@ -208,22 +203,8 @@ class _DocumentCutter:
             if len(separators):
                 yield from self._emit(separators[:-1], int(separators[-1]), last=False)
                 self._drop(1)
-            elif not self._more():
+            if not self._more():
                 raise self._error("the array is not closed: the file is cut off")
-            if len(separators) and not self._more():
-                raise self._error("the array is not closed: the file is cut off")
-
-    def _objects(self) -> Iterator[JsonRows]:
-        """Objects after each other, with nothing but white space between them."""
-        while True:
-            closings = Structure(self._text).closings()
-            if len(closings):
-                yield from self._emit(closings[:-1] + 1, int(closings[-1]) + 1, last=False)
-            if self._more():
-                continue
-            if self._text.strip():
-                raise self._error("the last object is not closed: the file is cut off")
-            return
 
     def _emit(self, cuts: _Ints, stop: int, *, last: bool) -> Iterator[JsonRows]:
         """Rows up to ``stop``, which are dropped from the text; separators become spaces."""
@@ -231,11 +212,16 @@ class _DocumentCutter:
         raw[cuts[raw[cuts] == _COMMA]] = _SPACE
         edges = [0, *cuts.tolist(), stop]
         data, line = raw.tobytes(), self._line
+
+        def spans() -> Iterator[tuple[int, int]]:
+            for left, right in pairwise(edges):
+                yield right - len(data[left:right].lstrip(_WHITE)), right
+
         if data.strip():
             yield JsonRows(
                 data=data,
                 stop=len(data),
-                spans=lambda: _segments(data, edges),
+                spans=spans,
                 first_line=lambda: line,
                 one_per_line=False,
                 count=len(edges) - 1,
@@ -244,49 +230,31 @@ class _DocumentCutter:
             raise self._error("an element is missing between two commas")
         self._drop(stop)
 
-    def _find_field(self, name: str) -> None:
-        """Drops the text up to and with the bracket that opens the array of the field."""
+    def _drop_to_array(self, name: str) -> None:
+        """Drops the text up to and with the bracket that opens the array of a top-level field."""
         key = json.dumps(name, ensure_ascii=False).encode()
         while True:
-            position = self._array_after(key)
-            if position is not None:
-                self._drop(position + 1)
-                return
+            structure = _Structure(self._text)
+            start = self._text.find(key)
+            while start >= 0:
+                before = int(np.searchsorted(structure.marks, start)) - 1
+                depth = int(structure.depths[before]) if before >= 0 else 0
+                opens = int(np.searchsorted(structure.quotes, start)) % 2 == 0
+                rest = self._text[start + len(key) :].lstrip()
+                if depth == 1 and opens and rest.startswith(b":"):
+                    value = rest[1:].lstrip()
+                    if value.startswith(b"["):
+                        self._drop(len(self._text) - len(value) + 1)
+                        return
+                    if value:
+                        raise self._error(f"the field {key.decode()} holds no array")
+                    break
+                start = self._text.find(key, start + 1)
             if not self._more():
                 raise self._error(
                     f"no field {name!r} that holds an array at the top of the document; "
                     "check json_field"
                 )
-
-    def _array_after(self, key: bytes) -> int | None:
-        structure = Structure(self._text)
-        start = self._text.find(key)
-        while start >= 0:
-            before = int(np.searchsorted(structure.marks, start)) - 1
-            depth = int(structure.depths[before]) if before >= 0 else 0
-            opens = int(np.searchsorted(structure.quotes, start)) % 2 == 0
-            rest = self._text[start + len(key) :].lstrip()
-            if depth == 1 and opens and rest.startswith(b":"):
-                value = rest[1:].lstrip()
-                if value.startswith(b"["):
-                    return len(self._text) - len(value)
-                if value:
-                    raise self._error(f"the field {key.decode()} holds no array")
-                return None
-            start = self._text.find(key, start + 1)
-        return None
-
-    def _expect_end(self) -> None:
-        self._skip_white()
-        while not self._text and self._more():
-            self._skip_white()
-        if self._text:
-            raise self._error("more text after the end of the array")
-
-    def _expect_balance(self) -> None:
-        while Structure(self._text).end() is None:
-            if not self._more():
-                raise self._error("the document is not closed: the file is cut off")
 
     def _more(self) -> bool:
         """Reads on; whether there was more."""
@@ -303,9 +271,3 @@ class _DocumentCutter:
     def _error(self, cause: str) -> DataError:
         place = f"line {self._line}"
         return DataError(f"{cause}; fetch the file again or mend it", path=self._path, place=place)
-
-
-def _segments(data: bytes, edges: list[int]) -> Iterator[tuple[int, int]]:
-    for start, stop in pairwise(edges):
-        first = stop - len(data[start:stop].lstrip(_WHITE))
-        yield first, stop

@@ -1,43 +1,53 @@
-"""Files of lines, cut into units and blocks that begin and end with a line.
+"""Files of lines, cut into units and blocks that begin and end with a line; and plain text.
 
 A line belongs to the byte range in which it starts, so ranges can be read in any order and on any
 rank, and together they give every line once. A range costs one read of its bytes plus the rest of
 its last line; a line longer than a range leaves the ranges inside it empty. Compressed files have
 no random access: one unit, cut as it is decompressed.
+
+Plain text is a row per line, in one column ``text``. Lines end at ``\\n`` or ``\\r\\n``, which are
+removed; an empty line is an empty row; a last line without an end counts. The column is built with
+a handful of numpy passes over the bytes, no Python per line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fast_axolotl.reading.blocks import Unit
-from fast_axolotl.reading.compression import open_chunks
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
+from fast_axolotl.reading.storage import Source, open_chunks
 
 __all__ = [
     "BOM",
-    "COMPRESSED_EXPANSION",
-    "LineRange",
     "Lines",
+    "TextFile",
     "count_newlines",
-    "cut_lines",
     "line_at",
+    "line_blocks",
     "line_units",
     "whole_file",
 ]
 
 BOM = b"\xef\xbb\xbf"
 
-COMPRESSED_EXPANSION = 4
+_COMPRESSED_EXPANSION = 4
 """Rough ratio of text to its compressed form: only used to weigh files against each other."""
 
 _PROBE_BYTES = 64 * 1024
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
+
+_TEXT_SCHEMA = pa.schema([("text", pa.string())])
+
+_NEWLINE, _RETURN = 10, 13
 
 
 class Lines(NamedTuple):
@@ -47,43 +57,6 @@ class Lines(NamedTuple):
     start: int
     stop: int
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class LineRange:
-    """The lines that start in bytes ``start`` to ``stop`` of a plain file."""
-
-    source: Source
-    start: int
-    stop: int
-
-    def load(self) -> Lines:
-        """The lines; an empty slice where none starts here."""
-        begin = max(0, self.start - 1)
-        data = self.source.read_at(begin, self.stop - begin + _PROBE_BYTES)
-        first = 0 if self.start == 0 else data.find(b"\n", 0, self.stop - begin) + 1
-        if (self.start > 0 and first == 0) or begin + first >= self.stop:
-            return Lines(data, 0, 0, self.stop)
-        end = data.find(b"\n", self.stop - begin - 1) + 1
-        if end == 0:
-            data += self._rest_of_line(begin + len(data))
-            end = len(data)
-        if begin == 0 and data.startswith(BOM):
-            first = len(BOM)
-        return Lines(data, first, end, begin + first)
-
-    def _rest_of_line(self, position: int) -> bytes:
-        pieces: list[bytes] = []
-        size = _PROBE_BYTES
-        while position < self.source.num_bytes:
-            piece = self.source.read_at(position, size)
-            end = piece.find(b"\n")
-            if end >= 0:
-                return b"".join([*pieces, piece[: end + 1]])
-            pieces.append(piece)
-            position += len(piece)
-            size = min(size * 2, _COUNT_CHUNK_BYTES)
-        return b"".join(pieces)
 
 
 def line_at(source: Source, compression: str | None, offset: int) -> int:
@@ -122,21 +95,135 @@ def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]
     """One unit for a file that can only be read from its beginning."""
     if source.num_bytes == 0:
         return []
-    weight = source.num_bytes * (COMPRESSED_EXPANSION if compression else 1)
+    weight = source.num_bytes * (_COMPRESSED_EXPANSION if compression else 1)
     return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
 
 
-def cut_lines(source: Source, compression: str | None, block_bytes: int) -> Iterator[Lines]:
-    """Blocks of whole lines from a stream; ``offset`` is that of the decompressed file."""
+def line_blocks(
+    source: Source, compression: str | None, unit: Unit, block_bytes: int
+) -> Iterator[tuple[int, Callable[[], Lines]]]:
+    """Each block's weight, and its lines: those of a plain file are read when they are asked for.
+
+    ``offset`` of the lines of a compressed file is that of the decompressed one.
+    """
+    if compression is None:
+        yield unit.num_bytes, lambda: _read_range(source, unit.start, unit.stop)
+        return
     offset, held = 0, b""
-    chunks = open_chunks(source, compression, block_bytes)
-    for chunk in chunks:
+    for chunk in open_chunks(source, compression, block_bytes):
         data = held + chunk if held else chunk
         start = len(BOM) if offset == 0 and data.startswith(BOM) else 0
         stop = data.rfind(b"\n") + 1
         if stop > start:
-            yield Lines(data, start, stop, offset + start)
+            lines = Lines(data, start, stop, offset + start)
+            yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
         offset, held = offset + stop, data[stop:]
     if held:
         start = len(BOM) if offset == 0 and held.startswith(BOM) else 0
-        yield Lines(held, start, len(held), offset + start)
+        yield len(held) - start, lambda: Lines(held, start, len(held), offset + start)
+
+
+def _read_range(source: Source, start: int, stop: int) -> Lines:
+    """The lines that start in these bytes of a plain file; an empty slice where none does."""
+    begin = max(0, start - 1)
+    data = source.read_at(begin, stop - begin + _PROBE_BYTES)
+    first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
+    if (start > 0 and first == 0) or begin + first >= stop:
+        return Lines(data, 0, 0, stop)
+    end = data.find(b"\n", stop - begin - 1) + 1
+    if end == 0:
+        pieces, position, size = [data], begin + len(data), _PROBE_BYTES
+        while position < source.num_bytes and not pieces[-1].endswith(b"\n"):
+            piece = source.read_at(position, size)
+            pieces.append(piece[: piece.find(b"\n") + 1 or None])
+            position += len(piece)
+            size = min(size * 2, _COUNT_CHUNK_BYTES)
+        data = b"".join(pieces)
+        end = len(data)
+    if begin == 0 and data.startswith(BOM):
+        first = len(BOM)
+    return Lines(data, first, end, begin + first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    """A text file."""
+
+    source: Source
+    compression: str | None
+    options: ReadOptions
+    schema: pa.Schema = _TEXT_SCHEMA
+    names: tuple[str, ...] = ("text",)
+
+    def units(self, file: int) -> list[Unit]:
+        return line_units(self.source, self.compression, file, self.options.unit_bytes)
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        block_bytes = self.options.block_bytes
+        for weight, load in line_blocks(self.source, self.compression, unit, block_bytes):
+            yield _TextBlock(file=self, weight=weight, load=load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TextBlock:
+    """A block of lines."""
+
+    file: TextFile
+    weight: int
+    load: Callable[[], Lines]
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        lines = self.load()
+        array = _split(lines)
+        try:
+            array.validate(full=True)
+            return Decoded(pa.Table.from_arrays([array], schema=_TEXT_SCHEMA))
+        except pa.ArrowInvalid:
+            pass
+        kept: list[str] = []
+        rejections: list[Rejection] = []
+        path = self.file.source.path
+        first_line = line_at(self.file.source, self.file.compression, lines.offset)
+        for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
+            try:
+                kept.append(raw.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                place = f"line {number}"
+                cause = f"bytes that are not UTF-8 at byte {error.start} of the line"
+                if self.file.options.on_error == "raise":
+                    raise DataError(
+                        f"{cause}; convert the file to UTF-8, or pass "
+                        'on_error="skip" to leave such lines out',
+                        path=path,
+                        place=place,
+                    ) from None
+                rejections.append(Rejection(path=path, place=place, reason=cause, num_rows=1))
+        return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(rejections))
+
+
+def _split(lines: Lines) -> pa.Array:
+    """A string array of the lines without their ends; not yet checked to be UTF-8."""
+    data, start, stop, _ = lines
+    is_open = stop > start and data[stop - 1] != _NEWLINE
+    if is_open:
+        data, start, stop = data[start:stop] + b"\n", 0, stop - start + 1
+    raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
+    ends = np.flatnonzero(raw == _NEWLINE)
+    if not len(ends) or not (raw[ends[ends > 0] - 1] == _RETURN).any():
+        with_ends = _string_array(np.concatenate([[0], ends + 1]), raw)
+        return pc.ascii_rtrim(with_ends, characters="\n")
+    is_crlf = (ends > 0) & (raw[ends - 1] == _RETURN)
+    is_crlf[-1] &= not is_open
+    keep = raw != _NEWLINE
+    keep[ends[is_crlf] - 1] = False
+    removed = np.arange(1, len(ends) + 1) + np.cumsum(is_crlf)
+    return _string_array(np.concatenate([[0], ends + 1 - removed]), raw[keep])
+
+
+def _string_array(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.Array:
+    small = len(data) < 2**31
+    kind, width = (pa.string(), np.int32) if small else (pa.large_string(), np.int64)
+    buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

@@ -1,49 +1,41 @@
 """``open_dataset`` and the ``Reader``: any files in, record batches out, bounded memory.
 
-A pass over the data is: deal out the parts (``order``), split and decode them ahead in threads
-(``prefetch``), bring every block to the types known so far (``settle``), cut the rows into batches
-(``batching``). After any batch ``state_dict`` says where the next one begins.
+A pass over the data is: deal out the units (``order``), split and decode their blocks ahead in
+threads (``prefetch``), bring every block to the types known so far (``unify_types``), cut the rows
+into batches (``batches``). After any batch ``state_dict`` says where the next one begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading.batching import Batcher, value_bytes
-from fast_axolotl.reading.blocks import CsvDialect, Decoded, ReadOptions, Rejection
-from fast_axolotl.reading.dataset import (
+from fast_axolotl.reading.batches import Batcher, value_bytes
+from fast_axolotl.reading.blocks import (
+    CsvDialect,
     Dataset,
-    Known,
-    Task,
-    base_schema,
-    decode_task,
-    make_tasks,
+    Decoded,
+    InputFile,
+    ReadOptions,
+    Rejection,
 )
-from fast_axolotl.reading.files import InputFile, find_files, open_files
+from fast_axolotl.reading.files import find_files
+from fast_axolotl.reading.formats import open_files
 from fast_axolotl.reading.order import (
-    Part,
+    BlockShare,
+    Order,
     Position,
+    ResumePoint,
+    UnitShare,
     check_shard,
-    deal,
-    remaining,
 )
 from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.settle import settle
-from fast_axolotl.reading.state import (
-    STATE_VERSION,
-    check_complete,
-    check_states,
-    find_states,
-    joined_schema,
-    write_schema,
-)
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 
 __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
@@ -123,17 +115,39 @@ def open_dataset(
         csv: The dialect, where detection should not decide.
         storage_options: For fsspec.
     """
-    _check_choice("infer", infer, ("auto", "scan"))
+    for name, value, choices in (
+        ("infer", infer, ("auto", "scan")),
+        ("on_error", on_error, ("raise", "skip")),
+        ("on_conflict", on_conflict, ("raise", "json")),
+    ):
+        if value not in choices:
+            raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    if columns is not None and (
+        isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
+    ):
+        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
     sources, ignored = find_files(paths, split=split, storage_options=storage_options)
-    settings = ReadOptions(
+    block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
+    total = sum(source.num_bytes for source in sources)
+    options = ReadOptions(
         on_error=on_error,
         on_conflict=on_conflict,
         csv=csv or CsvDialect(),
         json_field=json_field,
-        columns=_check_columns(columns),
+        columns=None if columns is None else tuple(columns),
+        block_bytes=block_bytes,
+        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
+    )
+    opened = open_files(sources, format, options)
+    dataset = Dataset(
+        inputs=tuple(item for item, _ in opened),
+        formats=tuple(file for _, file in opened),
+        options=options,
+        window_bytes=4 * block_bytes,
     )
     return Reader(
-        _open(sources, format, settings, memory_budget),
+        dataset,
         batch_size=batch_size,
         num_threads=num_threads,
         memory_budget=memory_budget,
@@ -142,29 +156,6 @@ def open_dataset(
         epoch=epoch,
         scan=infer == "scan",
         ignored_files=tuple(ignored),
-    )
-
-
-def _open(
-    sources: Sequence[Source], format: str, settings: ReadOptions, memory_budget: int
-) -> Dataset:
-    """The files opened, and cut up as the data and the budget ask for."""
-    _check_choice("on_error", settings.on_error, ("raise", "skip"))
-    _check_choice("on_conflict", settings.on_conflict, ("raise", "json"))
-    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
-    block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
-    total = sum(source.num_bytes for source in sources)
-    options = replace(
-        settings,
-        block_bytes=block_bytes,
-        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
-    )
-    opened = open_files(sources, format, options)
-    return Dataset(
-        inputs=tuple(item for item, _ in opened),
-        formats=tuple(file for _, file in opened),
-        options=options,
-        window_bytes=4 * block_bytes,
     )
 
 
@@ -198,22 +189,23 @@ class Reader:
         self._num_threads = num_threads = num_threads or usable_threads()
         self._memory_budget = memory_budget
         self._shard = shard
-        self._seed = shuffle
-        self._epoch = epoch
-        self._generations: list[list[list[int]]] = []
-        self._position = Position()
-        self._restored = False
-        self._base = base_schema(
+        self._base = first_schema(
             dataset, scan=scan, num_threads=num_threads, budget=memory_budget // 2
         )
-        self._known = Known(self._base)
         self._stats = ReadStats(ignored_files=ignored_files)
-        self._next_schema = self._base
-        """The types known where the next batch begins; those of ``_known`` may be ahead of it."""
         self._stop: Callable[[], None] | None = None
         self._pass = object()
         """Changes with every pass, so that one that was stopped cannot move the position."""
-        self._order = dataset.order(shuffle, epoch)
+        self._order = Order.plan(dataset, shuffle, epoch)
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._generations: list[list[list[int]]] = []
+        self._position = Position()
+        self._known = Known(self._base)
+        self._next_schema = self._base
+        """The types known where the next batch begins; those of ``_known`` may be ahead of it."""
+        self._restored = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -233,7 +225,7 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
-        return sum(part.num_bytes for part in self._parts())
+        return sum(share.num_bytes for share in self._shares())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()
@@ -241,7 +233,7 @@ class Reader:
             self._rewind()
         self._restored = False
         self._stats = ReadStats(ignored_files=self._stats.ignored_files)
-        return self._run(self._parts(), self._position, self._pass)
+        return self._run(self._shares(), self._position, self._pass)
 
     def __enter__(self) -> Reader:
         return self
@@ -260,29 +252,19 @@ class Reader:
         """Back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
         self.close()
-        self._epoch = epoch
         self._rewind()
-        self._order = self._dataset.order(self._seed, epoch)
+        self._order = Order.plan(self._dataset, self._order.seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, as plain JSON values."""
-        options = self._dataset.options
-        return {
-            "fast_axolotl_reader": STATE_VERSION,
-            "fingerprint": self._dataset.fingerprint,
-            "columns": None if options.columns is None else list(options.columns),
-            "seed": self._seed,
-            "epoch": self._epoch,
-            "shard": list(self._shard),
-            "position": list(self._position),
-            "generations": self._generations,
-            "plan": {
-                "block_bytes": options.block_bytes,
-                "unit_bytes": options.unit_bytes,
-                "window_bytes": self._dataset.window_bytes,
-            },
-            "schema": write_schema(self._next_schema),
-        }
+        point = ResumePoint(
+            dataset=self._dataset,
+            order=self._order,
+            generations=self._generations,
+            position=self._position,
+            schema=self._next_schema,
+        )
+        return point.state(self._shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Continues where a state was taken.
@@ -291,57 +273,38 @@ class Reader:
         state of a ``StatefulDataLoader``. With the states of all ranks and workers, the reader
         continues on another number of them, and every row not yet delivered comes exactly once.
         """
-        states = find_states(state)
-        check_states(states, self._dataset.fingerprint, self._dataset.options.columns)
+        point = ResumePoint.from_states(state, self._dataset, self._shard)
         self.close()
-        first = states[0]
-        self._dataset = self._dataset.with_plan(**first["plan"])
-        self._seed, self._epoch = first["seed"], first["epoch"]
-        self._order = self._dataset.order(self._seed, self._epoch)
-        own = [item for item in states if tuple(item["shard"]) == self._shard]
-        if own:
-            self._generations = first["generations"]
-            self._position = Position(*own[0]["position"])
-        else:
-            positions = [list(at) for _, at in sorted(check_complete(states).items())]
-            self._generations = [*first["generations"], positions]
-            self._position = Position()
-        on_conflict = self._dataset.options.on_conflict
-        self._known = Known(joined_schema(own or states, on_conflict))
-        self._next_schema = self._known.schema
+        self._dataset, self._order = point.dataset, point.order
+        self._generations, self._position = point.generations, point.position
+        self._known = Known(point.schema)
+        self._next_schema = point.schema
         self._restored = True
 
-    def _rewind(self) -> None:
-        self._generations = []
-        self._position = Position()
-        self._known = Known(self._base)
-        self._next_schema = self._base
-
-    def _parts(self) -> list[Part]:
-        parts: Sequence[Part] = self._order.parts
-        for generation in self._generations:
-            positions = {index: Position(*at) for index, at in enumerate(generation)}
-            parts = remaining(parts, positions, self._order.item_bytes)
-        return deal(parts, self._shard, self._order.item_bytes)
+    def _shares(self) -> list[UnitShare]:
+        return self._order.deal(self._shard, self._generations)
 
     def _run(
-        self, parts: Sequence[Part], start: Position, token: object
+        self, shares: Sequence[UnitShare], start: Position, token: object
     ) -> Iterator[pa.RecordBatch]:
         dataset = self._dataset
-        if len(parts) < self._num_threads:
+        if len(shares) < self._num_threads:
             dataset = dataset.with_options(parallel_columns=True)
         known, options = self._known, dataset.options
-        prefetcher: Prefetcher[Task, Decoded] = Prefetcher(
-            make_tasks(dataset, self._order, parts, start),
-            lambda task: decode_task(task, known, options),
-            num_threads=_useful_threads(parts, self._num_threads),
+        # Starting a thread costs more than a small file is worth.
+        useful_threads = sum(share.num_bytes for share in shares) // _THREAD_BYTES
+        prefetcher: Prefetcher[BlockShare, Decoded] = Prefetcher(
+            self._order.blocks(dataset, shares, start),
+            lambda share: known.decode(share.block, options),
+            num_threads=max(1, min(self._num_threads, useful_threads)),
             budget=self._memory_budget // 2,
         )
         self._stop = stop = prefetcher.close
         batcher = Batcher(self._batch_size, self._memory_budget // 8)
         try:
-            for task, decoded in prefetcher:
-                self._settle(task, decoded, known, batcher, start)
+            for share, decoded in prefetcher:
+                decoded = known.widen(decoded, share.block, options)
+                self._add(share, decoded, batcher, start)
                 for batch, position in batcher.full():
                     yield self._delivered(batch, position, batcher, token)
             for batch, position in batcher.rest():
@@ -350,22 +313,19 @@ class Reader:
         finally:
             stop()
 
-    def _settle(
-        self, task: Task, decoded: Decoded, known: Known, batcher: Batcher, start: Position
-    ) -> None:
-        """Brings a block's rows to the known types and hands them to the batcher."""
-        options = self._dataset.options
-        decoded, known.schema = settle(decoded, task.item.content, known.schema, options)
-        for rejection in decoded.rejections if task.item.is_first_share else ():
+    def _add(self, share: BlockShare, decoded: Decoded, batcher: Batcher, start: Position) -> None:
+        """Counts a block's rows and hands those of this share to the batcher."""
+        for rejection in decoded.rejections if share.is_first else ():
             self._stats.reject(rejection)
         table = decoded.table
-        rows = task.item.cut(table)
-        self._stats.num_bytes += task.weight * rows.num_rows // max(1, table.num_rows)
-        begin = Position(task.part, task.index, 0)
-        if begin == (start.part, start.item, 0):
+        rows = share.rows(table)
+        self._stats.num_bytes += share.weight * rows.num_rows // max(1, table.num_rows)
+        begin = share.position
+        if begin == (start.unit, start.block, 0):
             begin = start
         row_bytes = value_bytes(table) / max(1, table.num_rows)
-        batcher.add(rows, begin, Position(task.part, task.index + 1), row_bytes)
+        after = Position(begin.unit, begin.block + 1)
+        batcher.add(rows, begin, after, row_bytes)
 
     def _check_pass(self, token: object) -> None:
         if self._pass is not token:
@@ -388,24 +348,6 @@ class Reader:
 def usable_threads() -> int:
     """Processors that this process may use, and at most 8."""
     return min(_MOST_THREADS, usable_cores())
-
-
-def _useful_threads(parts: Sequence[Part], most: int) -> int:
-    """Starting a thread costs more than a small file is worth."""
-    return max(1, min(most, sum(part.num_bytes for part in parts) // _THREAD_BYTES))
-
-
-def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
-        raise UsageError(f"columns must be a list of different names, not {columns!r}")
-    return tuple(columns)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -1,33 +1,45 @@
-"""Where bytes come from: local files, and anything fsspec or pyarrow can reach.
+"""The bytes of a file: local or remote, plain or decompressed.
 
 A ``Source`` is one file with a size and ``read_at(offset, length)``. Reading is stateless, so
 threads share a source, forked workers inherit nothing, and a retry is the same call again. Local
 files are opened per read and checked against the size they were planned with: a file that shrinks
 or grows under the reader is an error, not a wrong row. They are never mapped into memory, because
-a mapped file that shrinks kills the process.
+a mapped file that shrinks kills the process. Remote reads are retried with exponential back-off;
+what is still failing then is a ``DataError`` that says how often it was tried.
 
-Remote reads are retried with exponential back-off; what is still failing then is a ``DataError``
-that says how often it was tried.
+``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
+through pyarrow, xz through the standard library; concatenated members are one stream. pyarrow has
+no streaming snappy, so that one is refused with the cure. Parquet and Arrow need random access: a
+compressed one is decompressed once into an unnamed temporary file (``spool``), so that memory stays
+bounded whatever its size.
 """
 
 from __future__ import annotations
 
-import glob
 import io
+import lzma
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
-import fsspec
 import pyarrow as pa
+from pyarrow import fs
 
-from fast_axolotl.errors import AccessError, DataError, MissingExtraError, MissingFileError
+from fast_axolotl.errors import AccessError, DataError, MissingFileError
 
-__all__ = ["Source", "SourceFile", "expand", "is_remote", "read_chunks", "translate_os_errors"]
+__all__ = [
+    "Source",
+    "Supply",
+    "head_of",
+    "open_chunks",
+    "spool",
+    "translate_os_errors",
+    "with_retries",
+]
 
 _Result = TypeVar("_Result")
 
@@ -36,6 +48,9 @@ RETRIES = 5
 
 FIRST_DELAY_SECONDS = 0.2
 """Doubles after each attempt: 0.2, 0.4, 0.8, 1.6."""
+
+_SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
+_STREAM_PIECE_BYTES = 64 * 1024
 
 
 def _pause(seconds: float) -> None:
@@ -60,8 +75,20 @@ class Source:
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
-        read = self._read_local if self.filesystem is None else self._fetch
-        data = read(offset, length)
+        if self.filesystem is not None:
+            return self._fetch(offset, length) if length else b""
+        with translate_os_errors(self.path):
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                self._check_size(os.fstat(descriptor).st_size)
+                data = os.pread(descriptor, length, offset)
+                while 0 < len(data) < length:
+                    more = os.pread(descriptor, length - len(data), offset + len(data))
+                    if not more:
+                        break
+                    data += more
+            finally:
+                os.close(descriptor)
         if len(data) < length:
             raise DataError(
                 f"the file ended at byte {offset + len(data):,} though it had {self.num_bytes:,} "
@@ -73,20 +100,11 @@ class Source:
     def open_arrow(self) -> pa.NativeFile:
         """A random-access file for pyarrow's own readers."""
         if self.filesystem is not None:
-            return pa.PythonFile(SourceFile(self), mode="r")
+            return pa.PythonFile(_SourceFile(self), mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self.path)
             self._check_size(file.size())
             return file
-
-    def _read_local(self, offset: int, length: int) -> bytes:
-        with translate_os_errors(self.path):
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                self._check_size(os.fstat(descriptor).st_size)
-                return _read_fully(descriptor, offset, length)
-            finally:
-                os.close(descriptor)
 
     def _check_size(self, size: int) -> None:
         if size != self.num_bytes:
@@ -97,16 +115,24 @@ class Source:
             )
 
     def _fetch(self, offset: int, length: int) -> bytes:
+        native = getattr(self.filesystem, "fs", None)
+
         def attempt() -> bytes:
-            data = _read_range(self.filesystem, self.inner_path, offset, length)
+            if isinstance(native, fs.FileSystem):
+                # fsspec's wrapper around a pyarrow file system gives the whole file for any range.
+                with native.open_input_file(self.inner_path) as file:
+                    data = bytes(file.read_at(length, offset))
+            else:
+                end = offset + length
+                data = bytes(self.filesystem.cat_file(self.inner_path, start=offset, end=end))
             if len(data) != length:
                 raise EOFError(f"{len(data):,} of {length:,} bytes arrived at byte {offset:,}")
             return data
 
-        return _with_retries(attempt, self.path, self.sleep) if length else b""
+        return with_retries(attempt, self.path, self.sleep)
 
 
-class SourceFile(io.RawIOBase):
+class _SourceFile(io.RawIOBase):
     """A ``Source`` as a Python file object, for libraries that want one."""
 
     def __init__(self, source: Source) -> None:
@@ -143,219 +169,170 @@ class SourceFile(io.RawIOBase):
         return len(data)
 
 
-def read_chunks(source: Source, size: int, start: int = 0) -> Iterator[bytes]:
-    """The file from ``start`` in pieces of ``size`` bytes."""
-    for offset in range(start, source.num_bytes, size):
-        yield source.read_at(offset, size)
+def open_chunks(
+    source: Source, compression: str | None, size: int, start: int = 0
+) -> Iterator[bytes]:
+    """The content in chunks of ``size`` bytes, the last one shorter; ``start`` for plain files."""
+    if compression is None:
+        for offset in range(start, source.num_bytes, size):
+            yield source.read_at(offset, size)
+        return
+    if compression == "snappy":
+        raise DataError(
+            "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
+            path=source.path,
+        )
+    if compression == "xz":
+        stream: Any = lzma.LZMAFile(io.BufferedReader(_SourceFile(source)))  # noqa: SIM115 - below
+    else:
+        stream = pa.CompressedInputStream(source.open_arrow(), compression)
+    position = 0
+    with stream:
+        failure: Exception | None = None
+        while failure is None:
+            pieces: list[bytes] = []
+            room = size
+            try:
+                # Small reads, so that little is lost to an error that ends them early.
+                while room > 0 and (piece := stream.read(min(room, _STREAM_PIECE_BYTES))):
+                    pieces.append(piece)
+                    room -= len(piece)
+            except (OSError, EOFError, lzma.LZMAError, pa.ArrowException, DataError) as error:
+                failure = error
+            if chunk := b"".join(pieces):
+                position += len(chunk)
+                yield chunk
+            elif failure is None:
+                return
+    if isinstance(failure, DataError):
+        raise failure
+    raise DataError(
+        f"the {compression} stream is damaged or cut off after {position:,} decompressed bytes "
+        f"({failure}); fetch or compress the file again",
+        path=source.path,
+    ) from failure
 
 
-def _read_range(filesystem: Any, path: str, offset: int, length: int) -> bytes:
-    """fsspec's wrapper around a pyarrow file system gives the whole file for any range."""
-    from pyarrow import fs
+class Supply:
+    """The decompressed text from an offset on, for a cutter that decides how far it has come.
 
-    native = getattr(filesystem, "fs", None)
-    if isinstance(native, fs.FileSystem):
-        with native.open_input_file(path) as file:
-            return bytes(file.read_at(length, offset))
-    return bytes(filesystem.cat_file(path, start=offset, end=offset + length))
+    Grows by at least what is held, so that looking for the end of a huge record stays linear. A
+    plain file is read again at the offset, which saves copying all that is read once more.
+    """
 
+    def __init__(self, source: Source, compression: str | None, size: int) -> None:
+        self._source = source
+        self._size = size
+        self._chunks = None if compression is None else open_chunks(source, compression, size)
+        self._failure: DataError | None = None
+        self.offset = 0
+        """Where ``held`` begins."""
+        self.held = b""
+        """What has been read and not yet consumed."""
+        self.ended = False
+        """Whether ``held`` is all that is left."""
+        self.advance(0)
 
-def is_remote(path: str) -> bool:
-    """Whether a path is a URI that is not plainly a local file."""
-    return "://" in path and not path.startswith("file://")
+    def drop(self, consumed: int) -> None:
+        """Moves on without reading."""
+        self.offset += consumed
+        self.held = self.held[consumed:]
 
+    def advance(self, consumed: int) -> None:
+        """Drops what was consumed and reads on."""
+        left = len(self.held) - consumed
+        self.offset += consumed
+        grow = max(left, self._size)
+        if self._chunks is None:
+            self.held = self._source.read_at(self.offset, left + grow)
+        else:
+            if self._failure is not None:
+                raise self._failure
+            taken = [self.held[consumed:]]
+            try:
+                while grow > 0 and (chunk := next(self._chunks, b"")):
+                    taken.append(chunk)
+                    grow -= len(chunk)
+            except DataError as error:
+                if len(taken) == 1:
+                    raise
+                self._failure = error  # first what arrived before the stream broke off
+            self.held = b"".join(taken)
+        self.ended = len(self.held) == left
 
-def expand(path: str, storage_options: dict[str, Any] | None) -> tuple[list[Source], str]:
-    """Every file that a path, glob, folder or URI means, sorted, and the folder they are under."""
-    if not is_remote(path):
-        is_uri = path.startswith("file://")
-        return _expand_local(unquote(path.removeprefix("file://")) if is_uri else path)
-    return _expand_remote(path, storage_options or {})
-
-
-class translate_os_errors:
-    """``with translate_os_errors(path):`` turns an OSError into the error that names the file."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, OSError) or isinstance(error, DataError):
+    def rest(self) -> Iterator[bytes]:
+        """All that is left, in chunks."""
+        if self._chunks is None:
+            yield from open_chunks(self._source, None, self._size, self.offset)
             return
-        if isinstance(error, FileNotFoundError):
-            raise MissingFileError(
-                "no such file or folder; check the path", path=self._path
-            ) from None
-        if isinstance(error, PermissionError):
-            raise AccessError(
-                "permission denied; make it readable for this user", path=self._path
-            ) from None
+        yield self.held
+        if self._failure is not None:
+            raise self._failure
+        yield from self._chunks
+
+
+def head_of(source: Source, compression: str | None, size: int) -> bytes:
+    """The first ``size`` bytes of the decompressed content."""
+    return next(open_chunks(source, compression, size), b"")
+
+
+def spool(source: Source, compression: str) -> tuple[Source, Any]:
+    """A decompressed copy on disk, and the handle that keeps it alive."""
+    copy = tempfile.NamedTemporaryFile(prefix="fast-axolotl-")  # noqa: SIM115 - outlives the call
+    for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
+        copy.write(chunk)
+    copy.flush()
+    return Source(path=copy.name, num_bytes=copy.tell()), copy
+
+
+@contextmanager
+def translate_os_errors(path: str) -> Iterator[None]:
+    """Turns an OSError into the error that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise MissingFileError("no such file or folder; check the path", path=path) from None
+    except PermissionError:
+        raise AccessError("permission denied; make it readable for this user", path=path) from None
+    except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(
-            f"reading failed: {reason}; check the disk, then read it again", path=self._path
+            f"reading failed: {reason}; check the disk, then read it again", path=path
         ) from error
 
 
-def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
-    data = os.pread(descriptor, length, offset)
-    if len(data) == length or not data:
-        return data
-    pieces = [data]
-    while data and (missing := length - sum(map(len, pieces))):
-        data = os.pread(descriptor, missing, offset + length - missing)
-        pieces.append(data)
-    return b"".join(pieces)
-
-
-def _expand_local(path: str) -> tuple[list[Source], str]:
-    target = Path(path).expanduser()
-    with translate_os_errors(path):
-        if target.is_dir():
-            return [_local_source(item) for item in _walk(target)], str(target)
-        if not target.exists() and _is_glob(path):
-            files = [item for item in _glob(path) if item.is_file()]
-            if not files:
-                raise MissingFileError("no file matches this pattern; check it", path=path)
-            return [_local_source(item) for item in files], os.path.commonpath(
-                [item.parent for item in files]
-            )
-        return [_local_source(target)], str(target.parent)
-
-
-def _walk(folder: Path) -> list[Path]:
-    """All files below a folder; what cannot be listed is an error, and so is a dangling link."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    listed = os.walk(folder, onerror=refuse)
-    files = [Path(root, name) for root, _, names in listed for name in names]
-    return sorted(
-        item
-        for item in files
-        if item.is_file() or (item.is_symlink() and not item.name.startswith("."))
-    )
-
-
-def _glob(pattern: str) -> list[Path]:
-    expanded = str(Path(pattern).expanduser())
-    return sorted(map(Path, glob.glob(expanded, recursive=True)))  # noqa: PTH207 - absolute too
-
-
-def _is_glob(path: str) -> bool:
-    return any(mark in path for mark in "*?[")
-
-
-def _local_source(path: Path) -> Source:
-    text = str(path)
-    with translate_os_errors(text):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            return Source(path=text, num_bytes=os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
-
-
-def _expand_remote(uri: str, options: dict[str, Any]) -> tuple[list[Source], str]:
-    scheme = uri.split("://", 1)[0]
-    filesystem, inner = _open_filesystem(uri, scheme, options)
-
-    def listed() -> list[dict[str, Any]]:
-        if _is_glob(inner):
-            return list(filesystem.glob(inner, detail=True).values())
-        details = filesystem.info(inner)
-        if details["type"] == "directory":
-            return list(filesystem.find(inner, detail=True).values())
-        return [details]
-
-    details = _with_retries(listed, uri)
-    files = [item for item in details if item["type"] == "file"]
-    if not files:
-        raise MissingFileError("nothing is there; check the address", path=uri)
-    files.sort(key=lambda item: str(item["name"]))
-    return [_remote_source(item, scheme, filesystem) for item in files], uri
-
-
-def _remote_source(details: dict[str, Any], scheme: str, filesystem: Any) -> Source:
-    name = str(details["name"])
-    size = details.get("size")
-    path = name if "://" in name else f"{scheme}://{name.lstrip('/')}"
-    if size is None:
-        raise DataError("the server does not tell the size; download the file first", path=path)
-    return Source(path=path, num_bytes=int(size), filesystem=filesystem, inner_path=name)
-
-
-def _open_filesystem(uri: str, scheme: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """fsspec's file system for a URI, or pyarrow's own where fsspec lacks the package."""
-    try:
-        filesystem, inner = fsspec.core.url_to_fs(uri, **options)
-        return filesystem, inner
-    except ImportError as missing:
-        return _open_with_pyarrow(uri, scheme, options, missing)
-    except ValueError as error:
-        raise DataError(f"this address cannot be read: {error}", path=uri) from None
-
-
-def _open_with_pyarrow(
-    uri: str, scheme: str, options: dict[str, Any], missing: ImportError
-) -> tuple[Any, str]:
-    from fsspec.implementations.arrow import ArrowFSWrapper
-    from pyarrow import fs
-
-    try:
-        if options:
-            raise pa.ArrowInvalid("storage options need the fsspec package")
-        native, inner = fs.FileSystem.from_uri(uri)
-    except (pa.ArrowException, OSError):
-        raise MissingExtraError(
-            f"{uri}: reading {scheme}:// needs a package that is not installed ({missing}); "
-            f"for S3: pip install 'fast-axolotl[s3]'"
-        ) from None
-    return ArrowFSWrapper(native), inner
-
-
-def _with_retries(
+def with_retries(
     call: Callable[[], _Result], path: str, sleep: Callable[[float], None] = _pause
 ) -> _Result:
+    """Remote libraries share no base class, so any error but these few counts as transient."""
     delay = FIRST_DELAY_SECONDS
     for attempt in range(1, RETRIES + 1):
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - see _raise_if_final
-            _raise_if_final(_unwrapped(error, path), path, attempt)
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            cause: BaseException = error
+            if path.startswith("http") and isinstance(error, FileNotFoundError):
+                # fsspec's HTTP file system calls any failure to learn a size a missing file.
+                cause = error.__cause__ or error
+            status, name = getattr(cause, "status", None), type(cause).__name__
+            if isinstance(cause, FileNotFoundError) or status in (404, 410):
+                raise MissingFileError(
+                    "no such file or folder; check the address", path=path
+                ) from None
+            if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
+                raise AccessError(
+                    f"access denied ({name}); check the credentials", path=path
+                ) from None
+            if attempt == RETRIES:
+                raise DataError(
+                    f"the connection failed {RETRIES} times, last with {name}: {cause}; check the "
+                    "network and run again, resuming from the last saved state",
+                    path=path,
+                ) from cause
         sleep(delay)
         delay *= 2
     raise AssertionError("the last attempt returns or raises")
-
-
-def _unwrapped(error: Exception, path: str) -> Exception:
-    """fsspec's HTTP file system calls any failure to learn a size a missing file."""
-    cause = error.__cause__
-    is_wrapped = isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
-    return cause if is_wrapped and path.startswith("http") else error  # type: ignore[return-value]
-
-
-def _is_refusal(error: Exception) -> bool:
-    return getattr(error, "status", None) in (401, 403) or "Credential" in type(error).__name__
-
-
-def _raise_if_final(error: Exception, path: str, attempt: int) -> None:
-    """Remote libraries share no base class, so any error but these few counts as transient."""
-    if isinstance(error, DataError):
-        raise error
-    if isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410):
-        raise MissingFileError("no such file or folder; check the address", path=path) from None
-    if isinstance(error, PermissionError) or _is_refusal(error):
-        raise AccessError(
-            f"access denied ({type(error).__name__}); check the credentials", path=path
-        ) from None
-    if attempt == RETRIES:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"the connection failed {RETRIES} times, last with {reason}; check the network and "
-            "run again, resuming from the last saved state",
-            path=path,
-        ) from error

@@ -8,7 +8,7 @@ when a list holds nulls; and it recurses on nesting. A block in which one of the
 parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
 keys keep the last value.
 
-The path through Python is ``json_values``.
+The path through Python is ``json_exact``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import Decoded, ReadOptions
-from fast_axolotl.reading.json_values import MAX_TYPE_NESTING, JsonRows, SlowParse
+from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
 from fast_axolotl.reading.lines import count_newlines
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
@@ -55,32 +55,57 @@ class JsonBlock:
         rows = self.load()
         if rows.start == rows.stop:
             return Decoded(pa.table({}))
-        table = _parse_fast(rows, schema)
+        table = _parse(rows, schema)
         if table is not None:
             return Decoded(table)
-        return SlowParse(self.path, rows, self.options, schema).run()
+        return ExactParse(self.path, rows, self.options, schema).run()
 
 
-def _parse_fast(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
+def _parse(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
     """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
-    if schema is not None and any(_needs_text(column) for column in schema):
+    known = pa.schema([]) if schema is None else schema
+    if any(column.type == MIXED or is_json_text(column) for column in known):
         return None
     if not _OBJECT.match(rows.data, rows.start, rows.stop):
         return None  # pyarrow crashes where the first row is null
-    if not _is_utf8(rows.buffer()) or _may_be_deep(rows):
-        return None
+    text = rows.buffer()
     try:
-        table = _read(rows, _hint(schema))
+        # pyarrow's JSON parser does not look for UTF-8; its string validation does, at some GB/s.
+        offsets = pa.py_buffer(np.array([0, text.size], dtype=np.int64))
+        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, text]).validate(full=True)
+        if _may_be_deep(rows):
+            return None
+        # What is only known to be null is no hint: pyarrow would refuse anything else.
+        table = _read(rows, None if schema is None else pa.schema(_less_nulls(list(schema))))
         for _ in range(8):
-            plain = _without_timestamps(table.schema)
+            plain = pa.schema([column.with_type(_as_text(column.type)) for column in table.schema])
             if plain.equals(table.schema):
                 break
             table = _read(rows, plain)
         table.validate()
-        join_schemas(schema or pa.schema([]), table.schema)
+        join_schemas(known, table.schema)
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    return None if _may_be_rounded(table) or _may_be_miscounted(rows, table) else table
+    for column in table.columns:
+        for floats in (leaf for chunk in column.chunks for leaf in _float_leaves(chunk)):
+            bounds = pc.min_max(floats)
+            low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
+                return None
+    # Two rows may stand where one should, or a null where an object should.
+    expected = rows.count
+    if expected is None:
+        expected = count_newlines(rows.data, rows.start, rows.stop)
+        expected += rows.data[rows.stop - 1] != ord("\n")
+    if table.num_rows != expected:
+        # Blank lines are no rows; they are looked for only where the numbers differ.
+        expected = rows.count or sum(1 for _ in rows.spans())
+    if table.num_rows != expected:
+        return None
+    if any(column.null_count == 0 for column in table.columns):
+        return table
+    empty = [column.is_null() for column in table.columns]
+    return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
 
 
 def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
@@ -91,25 +116,6 @@ def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
             explicit_schema=schema, newlines_in_values=not rows.one_per_line
         ),
     )
-
-
-def _is_utf8(text: pa.Buffer) -> bool:
-    """pyarrow's JSON parser does not look; its string validation does, at some GB/s."""
-    offsets = pa.py_buffer(np.array([0, text.size], dtype=np.int64))
-    try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, text]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _needs_text(column: pa.Field) -> bool:
-    return bool(column.type == MIXED or is_json_text(column))
-
-
-def _hint(schema: pa.Schema | None) -> pa.Schema | None:
-    """What is known, less what is only known to be null: pyarrow would refuse anything else."""
-    return None if schema is None else pa.schema(_less_nulls(list(schema)))
 
 
 def _less_nulls(fields: list[pa.Field]) -> list[pa.Field]:
@@ -126,11 +132,8 @@ def _less_null(kind: pa.DataType) -> pa.DataType | None:
     return None if pa.types.is_null(kind) else kind
 
 
-def _without_timestamps(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([column.with_type(_as_text(column.type)) for column in schema])
-
-
 def _as_text(kind: pa.DataType, room: int = MAX_TYPE_NESTING) -> pa.DataType:
+    """The type with text in place of timestamps."""
     if room == 0:
         raise RecursionError
     if pa.types.is_timestamp(kind):
@@ -142,48 +145,15 @@ def _as_text(kind: pa.DataType, room: int = MAX_TYPE_NESTING) -> pa.DataType:
     return kind
 
 
-def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of floats inside of an array."""
     if pa.types.is_list(array.type):
-        yield from _leaves(array.flatten())
+        yield from _float_leaves(array.flatten())
     elif pa.types.is_struct(array.type):
         for child in array.flatten():
-            yield from _leaves(child)
-    else:
+            yield from _float_leaves(child)
+    elif pa.types.is_floating(array.type):
         yield array
-
-
-def _may_be_rounded(table: pa.Table) -> bool:
-    for column in table.columns:
-        for chunk in column.chunks:
-            for leaf in _leaves(chunk):
-                if pa.types.is_floating(leaf.type) and _holds_large(leaf):
-                    return True
-    return False
-
-
-def _may_be_miscounted(rows: JsonRows, table: pa.Table) -> bool:
-    """Whether two rows may stand where one should, or a null where an object should."""
-    if table.num_rows != _expected_count(rows, table.num_rows):
-        return True
-    if any(column.null_count == 0 for column in table.columns):
-        return False
-    empty = [column.is_null() for column in table.columns]
-    return not empty or bool(pc.any(reduce(pc.and_, empty)).as_py())
-
-
-def _expected_count(rows: JsonRows, found: int) -> int:
-    """Elements, or lines that are not blank, which are looked at only where numbers differ."""
-    if rows.count is not None:
-        return rows.count
-    lines = count_newlines(rows.data, rows.start, rows.stop)
-    lines += rows.data[rows.stop - 1] != ord("\n")
-    return lines if lines == found else sum(1 for _ in rows.spans())
-
-
-def _holds_large(leaf: pa.Array) -> bool:
-    bounds = pc.min_max(leaf)
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    return high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT
 
 
 def _may_be_deep(rows: JsonRows) -> bool:
@@ -191,8 +161,17 @@ def _may_be_deep(rows: JsonRows) -> bool:
 
     A row that deep is long, so lines are only looked at where a stretch has no line end.
     """
-    spans = _long_lines(rows) if rows.one_per_line else rows.spans()
-    return any(_opened(rows.data[start:stop]) > _MAX_NESTING for start, stop in spans)
+    for start, stop in _long_lines(rows) if rows.one_per_line else rows.spans():
+        text = rows.data[start:stop]
+        if text.count(b"[") + text.count(b"{") <= _MAX_NESTING:
+            continue
+        depth = 0
+        for match in _BRACKETS.finditer(text):  # brackets in strings are counted too
+            token = match.group()
+            depth = depth + len(token) if token[0] in b"[{" else max(0, depth - len(token))
+            if depth > _MAX_NESTING:
+                return True
+    return False
 
 
 def _long_lines(rows: JsonRows) -> Iterator[tuple[int, int]]:
@@ -204,15 +183,3 @@ def _long_lines(rows: JsonRows) -> Iterator[tuple[int, int]]:
         end = data.find(b"\n", probe, rows.stop)
         end = rows.stop if end < 0 else end
         yield data.rfind(b"\n", rows.start, probe) + 1, end
-
-
-def _opened(text: bytes) -> int:
-    """The deepest nesting, brackets in strings counted too."""
-    if text.count(b"[") + text.count(b"{") <= _MAX_NESTING:
-        return 0
-    depth = deepest = 0
-    for match in _BRACKETS.finditer(text):
-        token = match.group()
-        depth = depth + len(token) if token[0] in b"[{" else max(0, depth - len(token))
-        deepest = max(deepest, depth)
-    return deepest

@@ -19,7 +19,7 @@ from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
-__all__ = ["MAX_TYPE_NESTING", "JsonRows", "SlowParse"]
+__all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows"]
 
 MAX_TYPE_NESTING = 64
 """Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
@@ -55,7 +55,7 @@ class JsonRows:
 
 
 @dataclass(slots=True)
-class SlowParse:
+class ExactParse:
     """One block row by row, with an exact place for whatever is wrong."""
 
     path: str
@@ -68,18 +68,34 @@ class SlowParse:
 
     def run(self) -> Decoded:
         schema = self.known if self.known is not None else pa.schema([])
-        values: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for start, stop in self.rows.spans():
             try:
                 row = self._parse(start, stop)
-                schema = self._widen(schema, row, start)
+                shape = _shape(row)
+                if shape not in self.shapes:
+                    schema = self._join(schema, row, start)
+                    self.shapes.add(shape)
             except ConflictError:
                 raise
             except DataError as error:
-                self._reject(error)
+                if self.options.on_error == "raise":
+                    raise
+                self.rejections.append(
+                    Rejection(path=self.path, place=error.place, reason=error.message, num_rows=1)
+                )
                 continue
-            values.append(row)
-        return Decoded(_to_table(values, schema), tuple(self.rejections))
+            rows.append(row)
+        columns = [_to_array([row.get(field.name) for row in rows], field) for field in schema]
+        if not columns:
+            table = pa.table({"": pa.nulls(len(rows))}).select([])
+        else:
+            fields = [
+                field if array.type == field.type else field.with_type(array.type)
+                for field, array in zip(schema, columns, strict=True)
+            ]
+            table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        return Decoded(table, tuple(self.rejections))
 
     def _parse(self, start: int, stop: int) -> dict[str, Any]:
         text = self.rows.data[start:stop]
@@ -90,33 +106,38 @@ class SlowParse:
             if _SURROGATE.search(text):
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
-            cause = f"malformed JSON: {error.msg} at character {error.colno} of line {error.lineno}"
-            raise self._error(
-                cause if error.lineno > 1 else cause[: cause.rindex(" of")], start
-            ) from None
+            where = f" of line {error.lineno}" if error.lineno > 1 else ""
+            cause = f"malformed JSON: {error.msg} at character {error.colno}{where}"
         except UnicodeDecodeError as error:
-            raise self._error(f"bytes that are not UTF-8 at byte {error.start}", start) from None
+            cause = f"bytes that are not UTF-8 at byte {error.start}"
         except UnicodeEncodeError:
-            raise self._error("half of a surrogate pair, which is no text", start) from None
+            cause = "half of a surrogate pair, which is no text"
         except RecursionError:
-            raise self._error("nested too deep", start) from None
+            cause = "nested too deep"
         except ValueError as error:
-            raise self._error(str(error), start) from None
-        if not isinstance(row, dict):
-            raise self._error(f"expected an object, found {_kind(row)}", start)
-        wanted = self.options.columns
-        return row if wanted is None else {name: row[name] for name in wanted if name in row}
-
-    def _widen(self, schema: pa.Schema, row: dict[str, Any], start: int) -> pa.Schema:
-        shape = _shape(row)
-        if shape in self.shapes:
-            return schema
-        schema = self._join(schema, row, start)
-        self.shapes.add(shape)
-        return schema
+            cause = str(error)
+        else:
+            if isinstance(row, dict):
+                wanted = self.options.columns
+                return (
+                    row if wanted is None else {name: row[name] for name in wanted if name in row}
+                )
+            names = {list: "an array", str: "text", bool: "true or false", type(None): "null"}
+            cause = f"expected an object, found {names.get(type(row), 'a number')}"
+        raise DataError(
+            f'{cause}; mend the row, or pass on_error="skip" to leave it out and count it',
+            path=self.path,
+            place=self.rows.place(start),
+        )
 
     def _join(self, schema: pa.Schema, row: dict[str, Any], start: int) -> pa.Schema:
-        found = pa.schema([pa.field(name, _column_type(value)) for name, value in row.items()])
+        fields = []
+        for name, value in row.items():
+            try:
+                fields.append(pa.field(name, _type_of(value)))
+            except (TypeClash, OverflowError):
+                fields.append(pa.field(name, MIXED))
+        found = pa.schema(fields)
         try:
             return join_schemas(schema, found)
         except TypeClash as clash:
@@ -124,32 +145,6 @@ class SlowParse:
                 raise clash.error(self.path, self.rows.place(start)) from None
             index = schema.get_field_index(clash.column)
             return self._join(schema.set(index, clash.as_json_text()), row, start)
-
-    def _error(self, cause: str, offset: int) -> DataError:
-        return DataError(
-            f'{cause}; mend the row, or pass on_error="skip" to leave it out and count it',
-            path=self.path,
-            place=self.rows.place(offset),
-        )
-
-    def _reject(self, error: DataError) -> None:
-        if self.options.on_error == "raise":
-            raise error
-        self.rejections.append(
-            Rejection(path=self.path, place=error.place, reason=error.message, num_rows=1)
-        )
-
-
-def _to_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    columns, fields = [], []
-    for column in schema:
-        values = [row.get(column.name) for row in rows]
-        array = _to_array(values, column)
-        columns.append(array)
-        fields.append(column if array.type == column.type else column.with_type(array.type))
-    if not fields:
-        return pa.table({"": pa.nulls(len(rows))}).select([])
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _to_array(values: list[Any], column: pa.Field) -> pa.Array:
@@ -161,14 +156,6 @@ def _to_array(values: list[Any], column: pa.Field) -> pa.Array:
     texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     storage = pa.array(texts, type=pa.string())
     return storage if is_json_text(column) else pa.ExtensionArray.from_storage(MIXED, storage)
-
-
-def _column_type(value: Any) -> pa.DataType:
-    """The Arrow type of one value; ``MIXED`` for what has none."""
-    try:
-        return _type_of(value)
-    except (TypeClash, OverflowError):
-        return MIXED
 
 
 def _type_of(value: Any, room: int = MAX_TYPE_NESTING) -> pa.DataType:
@@ -220,8 +207,3 @@ def _finite_float(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text} is too large for a float")
     return value
-
-
-def _kind(value: Any) -> str:
-    names = {list: "an array", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -1,0 +1,258 @@
+"""Rows in, batches out, in the form that the caller wants.
+
+``Batcher`` cuts batches of a fixed number of rows, fewer where rows are very large. The number of
+bytes a row takes is the mean over its block, so the cut points are the same however the reader came
+to a position. Slices share memory with their block; a batch is only copied where it joins two
+blocks.
+
+``convert`` makes Python lists, numpy arrays or torch tensors of a batch. ``python`` walks the Arrow
+buffers column by column rather than value by value: strings and numbers are made in bulk by numpy,
+lists are slices of their flattened values, structs are zipped from their fields. Nested values
+arrive as values. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no token
+is ever a Python object; text stays a list of ``str``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
+from fast_axolotl.reading.blocks import held_bytes
+from fast_axolotl.reading.order import Position
+from fast_axolotl.reading.schema import MIXED, conform
+from fast_axolotl.reading.unify_types import is_joinable
+
+__all__ = ["OUTPUTS", "Batcher", "convert", "value_bytes"]
+
+OUTPUTS = ("python", "arrow", "numpy", "torch")
+
+_NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
+"""Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
+
+_OFFSET_BYTES = 4
+
+
+@dataclass(slots=True)
+class _Held:
+    rows: pa.RecordBatch
+    schema: pa.Schema
+    start: int
+    left: int
+    """``rows[start : start + left]`` are not yet delivered."""
+    position: Position
+    """Where the first of them stands."""
+    row_bytes: float
+
+
+class Batcher:
+    """Collects the rows of blocks and gives them back in batches with the position after each."""
+
+    def __init__(self, batch_size: int, most_bytes: int) -> None:
+        self._batch_size = batch_size
+        self._most_bytes = most_bytes
+        self._held: deque[_Held] = deque()
+        self._rows = 0
+        self._bytes = 0.0
+        self._after = Position()
+
+    def add(self, table: pa.Table, start: Position, after: Position, row_bytes: float) -> None:
+        """Rows that begin at ``start``; ``after`` is the position behind the last."""
+        position = start
+        for rows in table.to_batches():
+            self._held.append(_Held(rows, table.schema, 0, rows.num_rows, position, row_bytes))
+            position = position.forward(rows.num_rows)
+        self._rows += table.num_rows
+        self._bytes += table.num_rows * row_bytes
+        self._after = after
+
+    @property
+    def next_schema(self) -> pa.Schema | None:
+        """The types of the rows that come next, where some are waiting."""
+        return self._held[0].schema if self._held else None
+
+    def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """The batches that are complete."""
+        while self._rows >= self._batch_size or (self._rows and self._bytes >= self._most_bytes):
+            yield self._next()
+
+    def rest(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """What is left at the end."""
+        while self._rows:
+            yield self._next()
+
+    def _next(self) -> tuple[pa.RecordBatch, Position]:
+        taken: list[pa.RecordBatch] = []
+        num_rows, room = 0, float(self._most_bytes)
+        while self._held and num_rows < self._batch_size:
+            held = self._held[0]
+            fitting = int(room // held.row_bytes) if held.row_bytes else self._batch_size
+            count = min(held.left, self._batch_size - num_rows, max(fitting, not taken))
+            if count == 0 and held.left:
+                break
+            schema = held.rows.schema
+            is_wider = taken and not taken[-1].schema.equals(schema, check_metadata=True)
+            if is_wider and not all(
+                is_joinable(pa.Table.from_batches([rows]), schema) for rows in taken
+            ):
+                break  # what was taken so far does not fit types that came to be known after it
+            taken.append(held.rows.slice(held.start, count))
+            num_rows += count
+            room -= count * held.row_bytes
+            self._rows -= count
+            self._bytes -= count * held.row_bytes
+            held.start += count
+            held.left -= count
+            held.position = held.position.forward(count)
+            if held.left == 0:
+                self._held.popleft()
+        following = self._held[0].position if self._held else self._after
+        if len(taken) == 1:
+            return taken[0], following
+        schema = taken[-1].schema
+        tables = [conform(pa.Table.from_batches([batch]), schema) for batch in taken if len(batch)]
+        (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        return batch, following
+
+
+def value_bytes(table: pa.Table) -> int:
+    """The size of the values alone: buffers also hold what depends on how a block was decoded."""
+    return sum(_array_bytes(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _array_bytes(array: pa.Array) -> int:
+    """Constant time a column: the first and the last offset say how much lies between."""
+    kind, types = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return _array_bytes(array.storage)
+    if types.is_struct(kind):
+        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind):
+        first, last = (array.offsets[index].as_py() for index in (0, -1))
+        inner = array.values.slice(first, last - first)
+        return _OFFSET_BYTES * len(array) + _array_bytes(inner)
+    if types.is_string(kind) or types.is_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
+    if types.is_primitive(kind) or types.is_boolean(kind):
+        return int(kind.bit_width) * len(array) // 8
+    return 0 if types.is_null(kind) else held_bytes(array)
+
+
+def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], dtype=width)
+    return int(offsets[array.offset + len(array)] - offsets[array.offset])
+
+
+def convert(batch: pa.RecordBatch, output: str) -> Any:
+    """A batch in one of the ``OUTPUTS``."""
+    if output == "arrow":
+        return batch
+    if output not in OUTPUTS:
+        raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+    change = _values if output == "python" else _arrays
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = change(column)
+        except _NO_PYTHON_VALUE as error:
+            raise DataError(
+                f"column {name!r} of type {column.type} holds a value that Python cannot express "
+                f'({error}); read it with output="arrow", or leave the column out'
+            ) from error
+    return _tensors(columns) if output == "torch" else columns
+
+
+def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
+    """Tensors in place of arrays."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError(
+            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
+        ) from None
+
+    def tensors(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: tensors(item) for name, item in value.items()}
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return torch.from_numpy(value if value.flags.writeable else value.copy())
+        return value
+
+    return {name: tensors(value) for name, value in columns.items()}
+
+
+def _values(array: pa.Array) -> list[Any]:
+    kind = array.type
+    if kind == MIXED:
+        texts = array.storage.to_pylist()
+        return [None if text is None else json.loads(text) for text in texts]
+    if pa.types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = array.offsets.to_numpy().tolist()
+        first = offsets[0]
+        flat = _values(array.values.slice(first, offsets[-1] - first))
+        lists = [flat[start - first : stop - first] for start, stop in pairwise(offsets)]
+        return _with_nulls(lists, array)
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        if not names:
+            return _with_nulls([{} for _ in range(len(array))], array)
+        columns = [_values(child) for child in array.flatten()]
+        if len(names) == 1:
+            rows = [{names[0]: value} for value in columns[0]]
+        else:
+            rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        return _with_nulls(rows, array)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    bulk: list[Any]
+    if is_text or (_is_bulk(kind) and array.null_count == 0):
+        bulk = array.to_numpy(zero_copy_only=False).tolist()
+    else:
+        bulk = array.to_pylist()
+    return bulk
+
+
+def _is_bulk(kind: pa.DataType) -> bool:
+    """Types for which numpy's Python values are Arrow's Python values."""
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    if array.null_count:
+        for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            values[index] = None
+    return values
+
+
+def _arrays(array: pa.Array) -> Any:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _arrays(array.dictionary_decode())
+    if pa.types.is_floating(kind) or (_is_bulk(kind) and array.null_count == 0):
+        return array.to_numpy(zero_copy_only=False)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and array.null_count == 0 and _is_number_list(kind):
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        return {"values": _arrays(values), "offsets": offsets - offsets[0]}
+    return _values(array)
+
+
+def _is_number_list(kind: pa.DataType) -> bool:
+    inner = kind.value_type
+    if pa.types.is_list(inner) or pa.types.is_large_list(inner):
+        return _is_number_list(inner)
+    return _is_bulk(inner)

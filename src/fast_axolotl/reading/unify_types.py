@@ -1,0 +1,199 @@
+"""One schema for all batches: what is known before the first block, and every block's rows.
+
+``first_schema`` joins the schemas that files declare and infers the rest, from a sample or from all
+of the data. Workers then decode a block under whatever schema was known when they began; the
+consumer joins and casts in row order with ``unify``, so the types of a batch depend on the rows
+before it and never on thread timing. Where the joined type needs the original text (a mixed array,
+JSON text, a CSV number that turned out to be text), the block is decoded once more under the joined
+schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.blocks import (
+    Block,
+    Dataset,
+    Decoded,
+    ReadOptions,
+    Unit,
+    decode_or_reject,
+    held_bytes,
+)
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.schema import (
+    MIXED,
+    TypeClash,
+    conform,
+    is_json_text,
+    join_or_mark,
+    join_schemas,
+)
+
+__all__ = ["Known", "first_schema", "is_joinable", "unify"]
+
+_SCAN_BYTES = 32 * 1024 * 1024
+"""CSV types, and columns that may clash, are settled by all of the data up to this size."""
+
+_ATTEMPTS = 4
+"""Each attempt widens at least one column for good, and a clash that remains is a true one."""
+
+
+@dataclass(slots=True)
+class Known:
+    """The schema so far, shared with the decode threads as their hint."""
+
+    schema: pa.Schema
+
+    def decode(self, block: Block, options: ReadOptions) -> tuple[Decoded, int]:
+        """A block's rows and what they take in memory; runs on a decode thread."""
+        decoded = decode_or_reject(block, self.schema, options)
+        return decoded, held_bytes(decoded.table)
+
+    def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
+        """The same rows under the schema that they and all rows before them share."""
+        decoded, self.schema = unify(decoded, block, self.schema, options)
+        return decoded
+
+
+def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
+    """Declared schemas joined; the rest inferred from a sample, or from everything."""
+    options, schema = dataset.options, pa.schema([])
+    for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+        if file.schema is not None:
+            try:
+                schema = join_or_mark(schema, file.schema, options.on_conflict)
+            except TypeClash as clash:
+                raise clash.error(item.source.path) from None
+    undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
+    all_units = dataset.units()
+    units = [unit for unit in all_units if unit.file in undeclared]
+    may_change = options.on_conflict == "json" or any(f.format == "csv" for f in dataset.inputs)
+    is_small = sum(unit.num_bytes for unit in all_units) <= _SCAN_BYTES
+    if units and (scan or (may_change and is_small)):
+        known = Known(schema)
+        blocks = (block for unit in units for block in dataset.blocks(unit))
+        ahead: Prefetcher[Block, Decoded] = Prefetcher(
+            blocks,
+            lambda block: known.decode(block, options),
+            num_threads=num_threads,
+            budget=budget,
+        )
+        try:
+            for block, decoded in ahead:
+                known.widen(decoded, block, options)
+        finally:
+            ahead.close()
+        schema = known.schema
+    else:
+        schema = _sampled(dataset, units, schema)
+    if all(item.format == "csv" for item in dataset.inputs):
+        # CSV columns without any value are empty text, not null.
+        kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
+        fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
+        schema = pa.schema(fields)
+    columns = options.columns
+    if columns is None:
+        return schema
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
+        inferred = _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
+        names = ", ".join(dict.fromkeys([*declared, *inferred]))
+        hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
+        raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def unify(
+    decoded: Decoded, block: Block, known: pa.Schema, options: ReadOptions
+) -> tuple[Decoded, pa.Schema]:
+    """The rows under the joined schema, and that schema."""
+    for attempt in range(_ATTEMPTS):
+        table = decoded.table
+        if table.num_columns == 0 and table.num_rows == 0:
+            return Decoded(known.empty_table(), decoded.rejections), known
+        try:
+            joined = join_schemas(known, table.schema, text_wins=block.text_wins)
+            if attempt:
+                table = _by_value(table, joined)
+            if not _needs_source(table.schema, joined):
+                return Decoded(conform(table, joined), decoded.rejections), joined
+            known = joined
+        except TypeClash as clash:
+            if attempt:  # decoding it again did not remove the clash
+                if options.on_conflict != "json":
+                    raise clash.error(
+                        getattr(block, "path", "") or getattr(block, "label", "")
+                    ) from None
+                table, marked = decoded.table, clash.as_json_text()
+                index = table.schema.get_field_index(clash.column)
+                table = table.set_column(index, marked, _as_json_text(table.column(index)))
+                decoded = Decoded(table, decoded.rejections)
+                known = known.set(known.get_field_index(clash.column), marked)
+                continue
+        decoded = decode_or_reject(block, known, options)
+    raise DataError("the types of this block keep changing; please report this file")
+
+
+def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
+    """Whether rows that were unified before ``schema`` was known can be brought to it by casts."""
+    if _needs_source(table.schema, schema):
+        return False
+    try:
+        conform(table, schema)
+    except TypeClash:
+        return False
+    return True
+
+
+def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
+    """The types of the first block that has rows."""
+    known = Known(schema)
+    for unit in units:
+        for block in dataset.blocks(unit):
+            decoded = decode_or_reject(block, known.schema, dataset.options)
+            if known.widen(decoded, block, dataset.options).table.num_rows:
+                return known.schema
+    return known.schema
+
+
+def _needs_source(found: pa.Schema, joined: pa.Schema) -> bool:
+    """Whether a cast would not do: the joined type holds the text of the values."""
+    return any(_is_text_of_source(joined.field(column.name), column) for column in found)
+
+
+def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
+    if joined.type == MIXED:
+        return bool(found.type != MIXED)
+    if is_json_text(joined):
+        return not is_json_text(found)
+    is_number = pa.types.is_integer(found.type) or pa.types.is_floating(found.type)
+    return bool(pa.types.is_string(joined.type) and is_number)
+
+
+def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
+    """JSON text of the values, where a block has no text of its own: Parquet and Arrow."""
+    for index, column in enumerate(table.schema):
+        target = joined.field(column.name)
+        if _is_text_of_source(target, column) and (target.type == MIXED or is_json_text(target)):
+            text = _as_json_text(table.column(index))
+            if target.type == MIXED:
+                text = pa.ExtensionArray.from_storage(MIXED, text)
+            table = table.set_column(index, target, text)
+    return table
+
+
+def _as_json_text(column: pa.ChunkedArray) -> pa.Array:
+    values: Sequence[object] = column.to_pylist()
+    texts = [
+        None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+        for value in values
+    ]
+    return pa.array(texts, type=pa.string())
