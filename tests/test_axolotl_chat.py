@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_chat import tokenize_prompt
-from fast_axolotl.integrations.axolotl_templates import Renderer, find_renderer
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl.chat import tokenize_prompt
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.templates import Renderer, find_renderer
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_collators as ours
-from fast_axolotl.integrations.patching import MARK, Unfamiliar
+from fast_axolotl.axolotl import collators as ours
+from fast_axolotl.axolotl.patching import MARK, Unfamiliar
 from fast_axolotl.measure.counting import BatchCounter
 from support.axolotl import AGAINST_AXOLOTL
 

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_data
-from fast_axolotl.integrations.axolotl_data import (
+from fast_axolotl.axolotl import data as axolotl_data
+from fast_axolotl.axolotl.data import (
     SeenHashes,
     deduplicate_dataset,
     get_dataset_lengths,
     save_preprocessed_dataset,
 )
-from fast_axolotl.integrations.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
@@ -476,7 +476,7 @@ def test_an_interrupted_save_leaves_nothing_that_looks_complete(
     def stop(*_: Any) -> None:
         raise Stop
 
-    monkeypatch.setattr(axolotl_data, "_write_shard", stop)
+    monkeypatch.setattr(axolotl_data, "rows_between", stop)
     if existing:
         (tmp_path / "hash").mkdir()
     cfg = config({"dataset_prepared_path": str(tmp_path), "dataset_num_proc": 2})

@@ -31,8 +31,8 @@ def ours(stock: Callable[[str], Any]) -> Any:
     for function in (theirs.encode_streaming, theirs.encode_packed_streaming):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    from fast_axolotl.integrations import axolotl_encode
-    from fast_axolotl.integrations.patching import Unfamiliar
+    from fast_axolotl.axolotl import encoders as axolotl_encode
+    from fast_axolotl.axolotl.patching import Unfamiliar
 
     return SimpleNamespace(encode=axolotl_encode, theirs=theirs, Unfamiliar=Unfamiliar)
 

@@ -22,12 +22,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_data, axolotl_filters
-from fast_axolotl.integrations.axolotl_filters import (
+from fast_axolotl.axolotl import data as axolotl_data
+from fast_axolotl.axolotl import filters as axolotl_filters
+from fast_axolotl.axolotl.filters import (
     handle_long_seq_in_dataset,
     process_datasets_for_packing,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 from support.axolotl import AGAINST_AXOLOTL
 from test_axolotl_data import VARIANTS, assert_same_dataset, subclassed, tokenised, variants
 
@@ -510,7 +511,7 @@ def test_an_error_midway_leaves_no_file_behind(
 
     tokenised(50).save_to_disk(str(tmp_path / "rows"))
     dataset = load_from_disk(str(tmp_path / "rows"))
-    monkeypatch.setattr(axolotl_filters, "_add_length", fail)
+    monkeypatch.setattr(axolotl_filters, "_token_lengths", fail)
     with pytest.raises(MemoryError):
         process_datasets_for_packing(config({"group_by_length": True}), dataset, None)
     left = {path.name for path in (tmp_path / "rows").iterdir()}

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from fast_axolotl.integrations import axolotl as shim
-from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
-from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
-from fast_axolotl.integrations.patching import MARK, Reliance, Replacement
+from fast_axolotl import axolotl as shim
+from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
+from fast_axolotl.axolotl.patching import MARK, Reliance, Replacement
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL
@@ -144,7 +143,7 @@ def test_a_wrong_fingerprint_disables_exactly_one(
 ) -> None:
     planted = {**KNOWN, item.target: ("0" * 16,)}
     reliant = {other.target for other in REPLACEMENTS if item.target in other.relies_on}
-    monkeypatch.setattr("fast_axolotl.integrations.axolotl_fingerprints.KNOWN", planted)
+    monkeypatch.setattr("fast_axolotl.axolotl.patches.KNOWN", planted)
     monkeypatch.setattr(shim._STATE, "patchwork", None)
     fast_axolotl.install()
     try:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_prompts import (
-    diff_char_span,
+from fast_axolotl.axolotl.chat import diff_char_span
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.prompts import (
     process,
     tokenize_completions,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL

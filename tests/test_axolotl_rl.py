@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_rl
-from fast_axolotl.integrations.axolotl_rl import drop_long_sequences
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl import tokenizers as axolotl_rl
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenizers import drop_long_sequences
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL

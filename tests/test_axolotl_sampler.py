@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_sampler import (
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.sampler import (
     batches_length,
     generate_batches,
     pack_parallel,
 )
-from fast_axolotl.integrations.patching import Final, Unfamiliar
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL

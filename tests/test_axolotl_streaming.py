@@ -45,11 +45,12 @@ def ours(stock: Callable[[str], Any]) -> Any:
     for function in (sft._load_streaming_dataset, streaming.wrap_streaming_dataset):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    from fast_axolotl.integrations import axolotl_streaming, bounded_map, huggingface
-    from fast_axolotl.integrations.patching import Unfamiliar
+    from fast_axolotl.axolotl import huggingface
+    from fast_axolotl.axolotl import streaming as axolotl_streaming
+    from fast_axolotl.axolotl.patching import Unfamiliar
 
     return SimpleNamespace(
-        streaming=axolotl_streaming, hf=huggingface, map=bounded_map, sft=sft, Unfamiliar=Unfamiliar
+        streaming=axolotl_streaming, hf=huggingface, sft=sft, Unfamiliar=Unfamiliar
     )
 
 
@@ -243,7 +244,7 @@ def test_resume_at_any_row_gives_the_same_tail(
     buffer_bytes: int,
     is_worker: bool,
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
+    monkeypatch.setattr(ours.streaming, "_is_worker", lambda: is_worker)
     paths = files_of(tmp_path, 2)
 
     def make() -> Any:
@@ -294,7 +295,7 @@ class Rows(list[Any]):
 def test_no_more_batches_are_held_than_need_be(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_worker: bool
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
+    monkeypatch.setattr(ours.streaming, "_is_worker", lambda: is_worker)
     made: list[weakref.ref[Rows]] = []
     most = 0
 
@@ -316,7 +317,7 @@ def test_no_more_batches_are_held_than_need_be(
 def test_an_error_ahead_comes_after_the_rows_before_it(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
+    monkeypatch.setattr(ours.streaming, "_is_worker", lambda: True)
 
     def refuse(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if 100 in rows["id"]:
@@ -342,7 +343,7 @@ def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
         made.release()
         return {"n": rows["id"]}
 
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
+    monkeypatch.setattr(ours.streaming, "_is_worker", lambda: True)
     read = exchange(ours, load("json", files_of(tmp_path, 1)))
     rows = iter(read.map(tell, batched=True, batch_size=37))
     next(rows)

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.integrations import fingerprints, patching
-from fast_axolotl.integrations.fingerprints import fingerprint
-from fast_axolotl.integrations.patching import (
+from fast_axolotl.axolotl import patching
+from fast_axolotl.axolotl.patching import (
     Patchwork,
     Replacement,
     Unfamiliar,
+    fingerprint,
     mismatch,
 )
 
@@ -79,7 +79,7 @@ class Box:
 }
 
 OURS = """
-from fast_axolotl.integrations.patching import Final, NotAsked, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
 
 
 def use(value):
@@ -125,13 +125,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     fingerprint.cache_clear()
-    fingerprints._lines.cache_clear()
-    fingerprints._definition.cache_clear()
+    patching._lines.cache_clear()
+    patching._definition.cache_clear()
     yield importlib.import_module
     for name in [name for name in sys.modules if name.startswith("patchhost")]:
         del sys.modules[name]
     fingerprint.cache_clear()
-    fingerprints._definition.cache_clear()
+    patching._definition.cache_clear()
 
 
 @pytest.fixture
