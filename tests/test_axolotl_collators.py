@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fast_axolotl.axolotl import collators as ours
 from fast_axolotl.axolotl.patching import MARK, Unfamiliar
 from fast_axolotl.measure.counting import BatchCounter
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL, word_tokenizer
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -43,17 +43,7 @@ def batching(stock: Callable[[str], Any]) -> Any:
 
 @functools.cache
 def base_tokenizer() -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"<unk>": 0, "<pad>": 9, "a": 1}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),
-        pad_token="<pad>",
-        unk_token="<unk>",
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    return word_tokenizer(model_input_names=["input_ids", "attention_mask"])
 
 
 def tokenizer(**changes: Any) -> Any:
@@ -117,7 +107,8 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def same(batching: Any, kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
     """Axolotl's collator and ours return the same, and leave the features alike."""
-    call = options.pop("call", {})
+    call = options.get("call", {})
+    options = {name: value for name, value in options.items() if name != "call"}
     collator = getattr(batching, kind)(tokens or tokenizer(), **options)
     theirs, mine = copy.deepcopy(features), copy.deepcopy(features)
     expected = collator(theirs, **call)
@@ -155,15 +146,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("is_array", [False, True])
 def test_every_collator_returns_the_same_batch(
-    batching: Any, kind: str, side: str, options: dict[str, Any], is_array: bool
+    batching: Any, kind: str, options: dict[str, Any]
 ) -> None:
     features = example(kind, [5, 9, 14])
-    features = arrays(features) if is_array else features
-    same(batching, kind, features, tokenizer(padding_side=side), **options)
+    for side, rows in itertools.product(("right", "left"), (features, arrays(features))):
+        same(batching, kind, rows, tokenizer(padding_side=side), **options)
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -326,18 +315,13 @@ def odd_features() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", [
-    "empty", "a tuple", "an empty row", "tensors", "floats", "bools", "none", "nested",
-    "too large", "small arrays", "another column", "a string", "columns differ",
-    "lengths differ", "no input_ids", "inexact labels",
-])  # fmt: skip
-@pytest.mark.parametrize("kind", [PLAIN, PACKS, V2])
-def test_odd_features_are_left_to_axolotl(batching: Any, kind: str, name: str) -> None:
-    features = odd_features()[name]
-    refused(batching, kind, features)
-    if name in ("floats", "nested", "a string", "lengths differ"):
-        columns = {key: [item.get(key) for item in features] for key in features[0]}
-        refused(batching, PRETRAINING, columns)
+def test_odd_features_are_left_to_axolotl(batching: Any) -> None:
+    for name, features in odd_features().items():
+        for kind in (PLAIN, PACKS, V2):
+            refused(batching, kind, features)
+        if name in ("floats", "nested", "a string", "lengths differ"):
+            columns = {key: [item.get(key) for item in features] for key in features[0]}
+            refused(batching, PRETRAINING, columns)
 
 
 def test_a_length_beside_the_columns_and_mixed_kinds_are_left_to_axolotl(batching: Any) -> None:
@@ -431,7 +415,9 @@ def typed(dataset: Any, **types: Any) -> Any:
     return dataset.cast(features)
 
 
-def datasets_of_every_shape() -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def shapes(stock: Callable[[str], Any]) -> dict[str, Any]:
+    """One set of rows in every shape that the fetcher reads."""
     import datasets
 
     plain = rows_dataset()
@@ -450,21 +436,17 @@ def datasets_of_every_shape() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", [PLAIN, PACKS, V2])
-@pytest.mark.parametrize("name", [
-    "plain", "shuffled", "joined", "small integers", "large lists", "with length",
-    "column removed",
-])  # fmt: skip
-@pytest.mark.parametrize("index", [[[0, 29, 5], [7, 7]], [[4]], [3, 17, 9]], ids=repr)
 def test_fetching_gives_the_batch_of_axolotl(
-    stock: Any, batching: Any, kind: str, name: str, index: Any
+    stock: Any, batching: Any, shapes: dict[str, Any], kind: str
 ) -> None:
-    if (kind == PLAIN) == isinstance(index[0], list) or (kind == PLAIN and name == "with length"):
-        return
-    dataset = datasets_of_every_shape()[name]
     collator = getattr(batching, kind)(tokenizer(), pad_to_multiple_of=16)
-    fetcher = fetchers(stock, dataset, collator)
-    expected = type(fetcher).fetch(fetcher, copy.deepcopy(index))
-    assert_same(ours.fetch(fetcher, index), expected)
+    for name, dataset in shapes.items():
+        if kind == PLAIN and name == "with length":
+            continue
+        fetcher = fetchers(stock, dataset, collator)
+        for index in [[3, 17, 9]] if kind == PLAIN else [[[0, 29, 5], [7, 7]], [[4]]]:
+            expected = type(fetcher).fetch(fetcher, copy.deepcopy(index))
+            assert_same(ours.fetch(fetcher, index), expected)
 
 
 def odd_datasets() -> dict[str, Any]:
@@ -491,26 +473,16 @@ def odd_datasets() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", [
-    "a string", "a number", "floats", "a format", "some columns", "nulls", "null tokens",
-    "empty rows", "inexact", "a list", "nested", "fixed",
-])  # fmt: skip
-def test_odd_datasets_are_left_to_axolotl(stock: Any, batching: Any, name: str) -> None:
+def test_odd_datasets_and_indices_are_left_to_axolotl(stock: Any, batching: Any) -> None:
     collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    fetcher = fetchers(stock, odd_datasets()[name], collator)
-    with pytest.raises(Unfamiliar):
-        ours.fetch(fetcher, [[0, 1]])
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    "index", [[], [[]], [[30]], [[-1]], [["a"]], [[True]], [[0], 1], (0, 1)], ids=repr
-)
-def test_odd_indices_are_left_to_axolotl(stock: Any, batching: Any, index: Any) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
+    for name, dataset in odd_datasets().items():
+        fetcher = fetchers(stock, dataset, collator)
+        with pytest.raises(Unfamiliar):
+            pytest.fail(f"{name}: {ours.fetch(fetcher, [[0, 1]])}")
     fetcher = fetchers(stock, rows_dataset(), collator)
-    with pytest.raises(Unfamiliar):
-        ours.fetch(fetcher, index)
+    for index in ([], [[]], [[30]], [[-1]], [["a"]], [[True]], [[0], 1], (0, 1)):
+        with pytest.raises(Unfamiliar):
+            ours.fetch(fetcher, index)
 
 
 @pytest.mark.usefixtures("installed")

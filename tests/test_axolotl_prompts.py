@@ -5,7 +5,6 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from fast_axolotl.axolotl.prompts import (
     process,
     tokenize_completions,
 )
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL, byte_tokenizer, log_lines
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -82,39 +81,10 @@ def strategies(stock: Callable[[str], Any]) -> dict[str, Any]:
     }
 
 
-def make_tokenizer(adds_bos: bool = True, **options: Any) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    rust = Tokenizer(models.BPE())
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rust.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    rust.train_from_iterator(["hello world, what a day it is", "Instruction Response"], trainer)
-    if adds_bos:
-        rust.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
-        )
-    names = {"bos_token": "<s>", "eos_token": "</s>", **options}
-    return PreTrainedTokenizerFast(tokenizer_object=rust, **names)
-
-
 def rows_for(name: str) -> list[dict[str, Any]]:
     if name == "chat":
-        return [
-            {
-                "messages": [
-                    {"role": "user", "content": t},
-                    {"role": "assistant", "content": t[::-1]},
-                ]
-            }
-            for t in TEXTS
-        ]
+        talks = [(("user", text), ("assistant", text[::-1])) for text in TEXTS]
+        return [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in talks]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
@@ -150,7 +120,7 @@ TABLES = ["completion", "chat", "alpaca", "trains on inputs", "with system"]
 def test_tables_are_equal(
     tokenized: Any, strategies: Any, name: str, length: int, adds_bos: bool
 ) -> None:
-    strategy = strategies[name](make_tokenizer(adds_bos), length)
+    strategy = strategies[name](byte_tokenizer(adds_bos=adds_bos), length)
     assert len(compare(tokenized, strategy, rows_for(name)))
 
 
@@ -158,7 +128,7 @@ def test_tables_are_equal(
 def test_tables_of_two_processes_and_several_batches_are_equal(
     tokenized: Any, strategies: Any, name: str
 ) -> None:
-    strategy = strategies[name](make_tokenizer(), 64)
+    strategy = strategies[name](byte_tokenizer(adds_bos=True), 64)
     rows = rows_for(name) * 501
     compare(tokenized, strategy, rows, process_count=2)
     compare(tokenized, strategy, rows, keep_in_memory=True)
@@ -169,47 +139,41 @@ def test_an_empty_answer_goes_through_the_strategy_itself(
     tokenized: Any, strategies: Any, name: str
 ) -> None:
     rows = [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}, {**INSTRUCTIONS[1], "output": None}]
-    strategy = strategies[name](make_tokenizer(), 64)
+    strategy = strategies[name](byte_tokenizer(adds_bos=True), 64)
     compare(tokenized, strategy, rows * 3)
     empty = [{**row, "output": ""} for row in INSTRUCTIONS]
     compare(tokenized, strategy, empty)
 
 
 def test_an_empty_text_goes_through_the_strategy_itself(tokenized: Any, strategies: Any) -> None:
-    strategy = strategies["completion"](make_tokenizer(), 8)
+    strategy = strategies["completion"](byte_tokenizer(adds_bos=True), 8)
     compare(tokenized, strategy, [*rows_for("completion"), {"text": ""}, {"text": "a"}])
 
 
 def test_an_odd_conversation_goes_through_the_strategy_itself(
     tokenized: Any, strategies: Any
 ) -> None:
-    strategy = strategies["chat"](make_tokenizer(), 64)
+    strategy = strategies["chat"](byte_tokenizer(adds_bos=True), 64)
     plain = [{**row, "tools": None} for row in rows_for("chat")]
     odd = [{**row, "tools": [{"type": "function"}]} for row in rows_for("chat")[:1]]
     rows = plain * 250 + odd + plain
     compare(tokenized, strategy, rows)
 
 
+@pytest.mark.parametrize("name", ["alpaca", "completion"])
 def test_a_missing_first_token_is_complained_about_as_often(
-    tokenized: Any, strategies: Any, caplog: pytest.LogCaptureFixture
+    tokenized: Any, strategies: Any, name: str
 ) -> None:
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        for name in ("alpaca", "completion"):
-            strategy = strategies[name](make_tokenizer(False, bos_token=None, verbose=True), 64)
-            caplog.clear()
-            compare(tokenized, strategy, rows_for(name))
-            lines = [record.getMessage() for record in caplog.records]
-            assert len(lines) >= 2 * len(rows_for(name))
-            half = len(lines) // 2
-            assert lines[:half] == lines[half:]
-    finally:
-        logger.removeHandler(caplog.handler)
+    strategy = strategies[name](byte_tokenizer(bos_token=None, verbose=True), 64)
+    with log_lines("transformers") as lines:
+        compare(tokenized, strategy, rows_for(name))
+    assert len(lines) >= 2 * len(rows_for(name))
+    half = len(lines) // 2
+    assert lines[:half] == lines[half:]
 
 
 def test_a_batch_of_completions_is_the_dict_that_axolotl_gives(strategies: Any) -> None:
-    strategy = strategies["completion"](make_tokenizer(), 5)
+    strategy = strategies["completion"](byte_tokenizer(adds_bos=True), 5)
     batch = {"text": TEXTS, "id": list(range(len(TEXTS)))}
     want = strategy.tokenize_prompt(batch)
     got = tokenize_completions(strategy, batch)
@@ -224,7 +188,7 @@ def test_a_batch_of_completions_is_the_dict_that_axolotl_gives(strategies: Any) 
 def test_odd_strategies_and_datasets_are_unfamiliar(tokenized: Any, strategies: Any) -> None:
     from datasets import Dataset
 
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(adds_bos=True)
     plain, alpaca = Dataset.from_list(INSTRUCTIONS), strategies["alpaca"](tokenizer, 64)
 
     class Mine(type(alpaca)):  # type: ignore[misc]
@@ -237,7 +201,7 @@ def test_odd_strategies_and_datasets_are_unfamiliar(tokenized: Any, strategies: 
         (strategies["reflection"](tokenizer, 64), plain),
         (Mine(alpaca.prompter, tokenizer, False, 64), plain),
         (filters, plain),
-        (strategies["alpaca"](make_tokenizer(eos_token=None), 64), plain),
+        (strategies["alpaca"](byte_tokenizer(adds_bos=True, eos_token=None), 64), plain),
         (strategies["alpaca"](tokenizer, None), plain),
         (alpaca, plain.with_format("numpy")),
         (alpaca, plain.select([])),

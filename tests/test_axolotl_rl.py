@@ -5,7 +5,6 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,16 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.axolotl import tokenizers as axolotl_rl
+from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenizers import drop_long_sequences
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL, byte_tokenizer, log_lines
 
 pytestmark = AGAINST_AXOLOTL
 
 WORDS = ["hello", " ", "world", "<s>", "ünï", "🙂", "\u0958", "日本", "\n", "ﬁ", "0"]
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map("".join)
 SAMPLE = {"prompt": "hello world", "chosen": "what a day", "rejected": "ünï", "completion": "a"}
+
+
+TOKENIZERS = {
+    "plain": [5, 5],
+    "llama 3": [5, 5],
+    "nfc": [5, 5],
+    "prefix space": None,
+    "prepends": None,
+    "repeats": None,
+    "bytes twice": None,
+}
+"""Their names, and the most tokens that two words of five letters can have."""
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +47,7 @@ def tokenizers(rl: Any) -> dict[str, Any]:
     from tokenizers import normalizers, pre_tokenizers, processors
 
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = {
-        "plain": make_tokenizer(),
-        "prefix space": make_tokenizer(),
-        "llama 3": make_tokenizer(),
-        "nfc": make_tokenizer(),
-        "prepends": make_tokenizer(),
-        "repeats": make_tokenizer(),
-        "bytes twice": make_tokenizer(),
-    }
+    made = {name: byte_tokenizer() for name in TOKENIZERS}
     rust = {name: tokenizer._tokenizer for name, tokenizer in made.items()}
     rust["prefix space"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     rust["llama 3"].pre_tokenizer = pre_tokenizers.Sequence(
@@ -66,22 +69,6 @@ def tokenizers(rl: Any) -> dict[str, Any]:
     return made
 
 
-def make_tokenizer(**options: Any) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    rust = Tokenizer(models.BPE())
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    rust.train_from_iterator(["hello world, what a day it is"], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="</s>", **options)
-
-
 KINDS = ["DPO", "IPO", "ORPO", "SIMPO", "KTO"]
 
 
@@ -90,17 +77,7 @@ KINDS = ["DPO", "IPO", "ORPO", "SIMPO", "KTO"]
     sample=st.fixed_dictionaries(dict.fromkeys(SAMPLE, TEXTS)),
     kind=st.sampled_from(KINDS),
     length=st.integers(-1, 90),
-    name=st.sampled_from(
-        [
-            "plain",
-            "prefix space",
-            "llama 3",
-            "nfc",
-            "prepends",
-            "repeats",
-            "bytes twice",
-        ]
-    ),
+    name=st.sampled_from(list(TOKENIZERS)),
 )
 def test_verdicts_are_equal_at_every_length(
     rl: Any, tokenizers: Any, sample: Any, kind: str, length: int, name: str
@@ -114,26 +91,15 @@ def test_verdicts_are_equal_at_every_length(
 def test_bytes_decide_only_where_tokens_cannot_be_more(tokenizers: Any) -> None:
     texts = ["hello", "world"]
     known = {
-        name: axolotl_rl._at_most(tokenizer._tokenizer, texts)
+        name: tokenizers_module._at_most(tokenizer._tokenizer, texts)
         for name, tokenizer in tokenizers.items()
     }
-    assert known == {
-        "plain": [5, 5],
-        "llama 3": [5, 5],
-        "nfc": [5, 5],
-        "prefix space": None,
-        "prepends": None,
-        "repeats": None,
-        "bytes twice": None,
-    }
-    assert axolotl_rl._at_most(tokenizers["nfc"]._tokenizer, ["\u0958"]) is None
-    assert axolotl_rl._at_most(tokenizers["plain"]._tokenizer, ["\u0958"]) == [3]
-
-
-def test_byte_fallback_makes_more_tokens_than_characters() -> None:
-    tokenizer = make_tokenizer()
-    tokenizer._tokenizer.model.byte_fallback = True
-    assert axolotl_rl._at_most(tokenizer._tokenizer, ["hello"]) is None
+    assert known == TOKENIZERS
+    assert tokenizers_module._at_most(tokenizers["nfc"]._tokenizer, ["\u0958"]) is None
+    assert tokenizers_module._at_most(tokenizers["plain"]._tokenizer, ["\u0958"]) == [3]
+    falls_back = byte_tokenizer()._tokenizer
+    falls_back.model.byte_fallback = True
+    assert tokenizers_module._at_most(falls_back, ["hello"]) is None
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "GDPO", "EBFT"])
@@ -142,35 +108,18 @@ def test_samples_without_answers_stay(rl: Any, kind: str) -> None:
     assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
 
 
-class Messages(logging.Handler):
-    """Keeps the messages of one logger, whether or not they go on to the root logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def test_a_text_longer_than_the_model_takes_is_noted_once(rl: Any) -> None:
-    logger = logging.getLogger("transformers")
     samples = [SAMPLE, {**SAMPLE, "rejected": "hello " * 9, "chosen": "ünï" * 9}] * 2
-    told = []
+    logs = []
     for function in (rl._drop_long_sequences, drop_long_sequences):
-        tokenizer = make_tokenizer(model_max_length=8)
-        messages = Messages()
-        logger.addHandler(messages)
-        try:
+        tokenizer = byte_tokenizer(model_max_length=8)
+        with log_lines("transformers") as lines:
             verdicts = [function(sample, rl.RLType.DPO, tokenizer, 4096) for sample in samples]
-        finally:
-            logger.removeHandler(messages)
         assert verdicts == [True] * 4
         assert tokenizer.deprecation_warnings
-        told.append(messages.lines)
-    stock, ours = told
-    assert ours == stock
-    assert sum("longer than" in line for line in ours) == 1
+        logs.append(lines)
+    assert logs[0] == logs[1]
+    assert sum("longer than" in line for _, line in logs[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,8 +144,8 @@ def test_odd_tokenizers_and_arguments_are_unfamiliar(rl: Any) -> None:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return super().__call__(*args, **kwargs)
 
-    own = Mine(tokenizer_object=make_tokenizer()._tokenizer)
-    plain = make_tokenizer()
+    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
+    plain = byte_tokenizer()
     for kind, tokenizer, length in (
         (rl.RLType.DPO, own, 64),
         (rl.RLType.DPO, len, 64),
@@ -208,7 +157,7 @@ def test_odd_tokenizers_and_arguments_are_unfamiliar(rl: Any) -> None:
 
 
 def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset(rl: Any) -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer()
     rust = tokenizer._tokenizer
     arguments = SAMPLE, rl.RLType.DPO, tokenizer, 64
     for change in (

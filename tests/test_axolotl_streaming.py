@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL, EQUAL_TO_STOCK, word_tokenizer
 from support.files import (
     compress,
     flat_rows,
@@ -456,9 +456,7 @@ def test_a_lone_carriage_return_ends_a_line_as_in_hugging_face(ours: Any, tmp_pa
         max_size=20,
     )
 )
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@EQUAL_TO_STOCK
 def test_rows_of_any_json_are_those_of_hugging_face_or_refused(
     ours: Any, tmp_path: Path, rows: list[dict[str, Any]]
 ) -> None:
@@ -580,15 +578,7 @@ def texts(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer(stock: Callable[[str], Any]) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{n}": n + 4 for n in range(50)}
-    made = Tokenizer(models.WordLevel({"<u>": 0, "<s>": 1, "</s>": 2, "<p>": 3, **words}, "<u>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<p>", unk_token="<u>"
-    )
+    return word_tokenizer()
 
 
 def pretraining(path: Path, **options: Any) -> Any:

@@ -172,7 +172,7 @@ def shard_sources(dataset: Any) -> list[str]:
         raise Unfamiliar("the dataset is not a plain stream of files")
     if dataset._formatting or dataset._distributed:
         raise Unfamiliar("the dataset is formatted or distributed already")
-    builder = getattr(examples.generate_tables_fn, "__self__", None)
+    builder: Any = getattr(examples.generate_tables_fn, "__self__", None)
     name, module = type(builder).__name__, type(builder).__module__
     if name not in _FORMATS or not module.startswith("datasets.packaged_modules."):
         raise Unfamiliar(f"datasets reads it with {name}, which is left to it")
