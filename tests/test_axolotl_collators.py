@@ -133,11 +133,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multiple of one": {"pad_to_multiple_of": 1},
     "longest": {"padding": "longest", "max_length": 3},
     "max_length": {"padding": "max_length", "max_length": 50},
-    "max_length and multiple": {
-        "padding": "max_length",
-        "max_length": 50,
-        "pad_to_multiple_of": 16,
-    },
+    "both": {"padding": "max_length", "max_length": 50, "pad_to_multiple_of": 16},
     "other labels": {"label_pad_token_id": -7},
     "numpy": {"return_tensors": "np"},
     "numpy asked": {"call": {"return_tensors": "np"}, "pad_to_multiple_of": 8},
@@ -155,27 +151,51 @@ def test_every_collator_returns_the_same_batch(
         same(batching, kind, rows, tokenizer(padding_side=side), **options)
 
 
-@pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize(
-    "columns",
-    [
+def special_cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+    """A collator, features, changes of the tokenizer, and options."""
+    of_eight: dict[str, Any] = {"pad_to_multiple_of": 8}
+    for columns in (
         ("input_ids",),
         ("labels", "input_ids"),
         ("position_ids", "labels", "input_ids"),
         ("attention_mask", "input_ids"),
         ("input_ids", "token_type_ids", "attention_mask", "labels"),
-    ],
-)
-def test_columns_keep_their_order_and_none_is_added(
-    batching: Any, kind: str, columns: tuple[str, ...]
-) -> None:
-    same(batching, kind, example(kind, [5, 9, 14], columns), pad_to_multiple_of=8)
+    ):
+        # Columns keep their order, and none is added.
+        yield from ((kind, example(kind, [5, 9, 14], columns), {}, of_eight) for kind in OURS)
+    for kind in (PACKS, V2, PRETRAINING):
+        # Lengths are left out of packs.
+        yield kind, example(kind, [5, 9, 14], (*ALL, "length")), {}, of_eight
+    for kind in (PACKS, V2):
+        # One pack may come without a list around it.
+        yield kind, [feature(length, ALL) for length in (3, 4)], {}, {"pad_to_multiple_of": 16}
+    for multiple, side in itertools.product((None, 32), ("right", "left")):
+        squashed = {"squash_position_ids": True, "pad_to_multiple_of": multiple}
+        yield V2, example(V2, [5, 9, 14, 3]), {"padding_side": side}, squashed
+    yield PRETRAINING, example(PRETRAINING, [5, 9]), {}, {"multipack_attn": False}
+    # Rows of one length need no padding.
+    equal = example(PLAIN, [6, 6])
+    yield PLAIN, equal, {}, {"padding": False}
+    yield PLAIN, equal, {}, {"padding": "do_not_pad", "pad_to_multiple_of": 4}
+    yield PRETRAINING, example(PRETRAINING, [6, 7]), {}, {"padding": False, "pad_to_multiple_of": 4}
+    yield PLAIN, equal, {"pad_token": None}, {"padding": False}
+    # The greatest length may be that of the model.
+    longest = {"padding": "max_length"}
+    yield PLAIN, example(PLAIN, [6, 9]), {"model_max_length": 24}, longest
+    yield PRETRAINING, example(PRETRAINING, [6, 9]), {}, longest
+    # A mask that the tokenizer would add is taken out.
+    unmasked = example(PLAIN, [5, 9], ("input_ids", "labels"))
+    yield PLAIN, unmasked, {"model_input_names": ["input_ids"]}, {}
+    yield PLAIN, unmasked, {}, {}
+    # Bools and numpy's integers count as Axolotl counts them.
+    mixed = {"input_ids": [3, True, 5], "labels": [1, np.int32(4), np.int64(-100)]}
+    yield PLAIN, [mixed, unmasked[0]], {}, {}
+    yield V2, [[mixed, unmasked[0]]], {}, {}
 
 
-@pytest.mark.parametrize("kind", [PACKS, V2, PRETRAINING])
-def test_lengths_are_left_out_of_packs(batching: Any, kind: str) -> None:
-    features = example(kind, [5, 9, 14], (*ALL, "length"))
-    same(batching, kind, features, pad_to_multiple_of=8)
+def test_special_rows_and_settings_give_the_same_batch(batching: Any) -> None:
+    for kind, features, changes, options in special_cases():
+        same(batching, kind, features, tokenizer(**changes), **options)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -194,48 +214,6 @@ def test_the_meter_counts_the_rows_inside_packs(batching: Any, kind: str, side: 
         assert counter.count(batch).rows == 3
 
 
-@pytest.mark.parametrize("kind", [PACKS, V2])
-def test_one_pack_may_come_without_a_list_around_it(batching: Any, kind: str) -> None:
-    same(batching, kind, [feature(length, ALL) for length in (3, 4)], pad_to_multiple_of=16)
-
-
-@pytest.mark.parametrize("multiple", [None, 32])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_positions_can_be_squashed(batching: Any, multiple: int | None, side: str) -> None:
-    same(
-        batching,
-        V2,
-        example(V2, [5, 9, 14, 3]),
-        tokenizer(padding_side=side),
-        squash_position_ids=True,
-        pad_to_multiple_of=multiple,
-    )
-
-
-def test_pretraining_may_leave_the_mask_unnumbered(batching: Any) -> None:
-    same(batching, PRETRAINING, example(PRETRAINING, [5, 9]), multipack_attn=False)
-
-
-def test_rows_of_one_length_need_no_padding(batching: Any) -> None:
-    same(batching, PLAIN, example(PLAIN, [6, 6]), padding=False)
-    same(batching, PLAIN, example(PLAIN, [6, 6]), padding="do_not_pad", pad_to_multiple_of=4)
-    same(batching, PRETRAINING, example(PRETRAINING, [6, 7]), padding=False, pad_to_multiple_of=4)
-    same(batching, PLAIN, example(PLAIN, [6, 6]), tokenizer(pad_token=None), padding=False)
-
-
-def test_max_length_may_be_that_of_the_model(batching: Any) -> None:
-    short = tokenizer(model_max_length=24)
-    same(batching, PLAIN, example(PLAIN, [6, 9]), short, padding="max_length")
-    same(batching, PRETRAINING, example(PRETRAINING, [6, 9]), padding="max_length")
-
-
-def test_a_mask_that_the_tokenizer_would_add_is_taken_out(batching: Any) -> None:
-    columns = ("input_ids", "labels")
-    maskless = tokenizer(model_input_names=["input_ids"])
-    same(batching, PLAIN, example(PLAIN, [5, 9], columns), maskless)
-    same(batching, PLAIN, example(PLAIN, [5, 9], columns))
-
-
 def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
     collator = batching.DataCollatorForSeq2Seq(tokenizer())
     results = []
@@ -245,14 +223,6 @@ def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
         results.append((call(features), features))
     assert_same(results[1][0], results[0][0])
     assert_same(results[1][1], results[0][1])
-
-
-def test_bools_and_numpy_integers_among_integers_count_as_axolotl_counts_them(
-    batching: Any,
-) -> None:
-    mixed = {"input_ids": [3, True, 5], "labels": [1, np.int32(4), np.int64(-100)]}
-    same(batching, PLAIN, [mixed, feature(5, ("input_ids", "labels"))])
-    same(batching, V2, [[mixed, feature(5, ("input_ids", "labels"))]])
 
 
 def test_a_batch_survives_pickling_and_can_be_changed(batching: Any) -> None:
@@ -322,9 +292,6 @@ def test_odd_features_are_left_to_axolotl(batching: Any) -> None:
         if name in ("floats", "nested", "a string", "lengths differ"):
             columns = {key: [item.get(key) for item in features] for key in features[0]}
             refused(batching, PRETRAINING, columns)
-
-
-def test_a_length_beside_the_columns_and_mixed_kinds_are_left_to_axolotl(batching: Any) -> None:
     refused(batching, PLAIN, [feature(4, (*ALL, "length"))])
     refused(batching, PLAIN, [{"input_ids": [1, 2], "labels": np.array([1, 2])}])
     refused(batching, PLAIN, [{"input_ids": [np.int64(1), 2]}])
@@ -335,24 +302,22 @@ class Preparing:
         return labels
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"return_tensors": None},
-        {"return_tensors": "tf"},
-        {"model": Preparing()},
-        {"padding": True, "max_length": 90},
-        {"pad_to_multiple_of": 0},
-        {"padding": "max_length", "max_length": 3},
-        {"padding": False},
-        {"label_pad_token_id": 1.5},
-    ],
-)
+ODD_OPTIONS: list[dict[str, Any]] = [
+    {"return_tensors": None},
+    {"return_tensors": "tf"},
+    {"model": Preparing()},
+    {"padding": True, "max_length": 90},
+    {"pad_to_multiple_of": 0},
+    {"padding": "max_length", "max_length": 3},
+    {"padding": False},
+    {"label_pad_token_id": 1.5},
+]
+
+
 @pytest.mark.parametrize("kind", [PLAIN, V2])
-def test_odd_settings_are_left_to_axolotl(
-    batching: Any, kind: str, options: dict[str, Any]
-) -> None:
-    refused(batching, kind, example(kind, [5, 9, 13]), **options)
+def test_odd_settings_are_left_to_axolotl(batching: Any, kind: str) -> None:
+    for options in ODD_OPTIONS:
+        refused(batching, kind, example(kind, [5, 9, 13]), **options)
 
 
 def test_odd_tokenizers_are_left_to_axolotl(batching: Any) -> None:
@@ -452,6 +417,8 @@ def test_fetching_gives_the_batch_of_axolotl(
 def odd_datasets() -> dict[str, Any]:
     import datasets
 
+    only = rows_dataset(columns=("input_ids",))
+    fixed = datasets.List(datasets.Value("int64"), length=1)
     return {
         "a string": rows_dataset(text=["a"] * 30),
         "a number": rows_dataset(score=list(range(30))),
@@ -464,12 +431,8 @@ def odd_datasets() -> dict[str, Any]:
         "inexact": rows_dataset(columns=("input_ids",), labels=[[2**60 + 1]] + [[1]] * 29),
         "a list": [feature(4, ALL)] * 30,
         "nested": rows_dataset(columns=("input_ids",), labels=[[[1]]] * 30),
-        "fixed": rows_dataset(columns=("input_ids",)).cast(
-            datasets.Features({"input_ids": datasets.List(datasets.Value("int64"))})
-        ).add_column("labels", [[1]] * 30).cast_column(
-            "labels", datasets.List(datasets.Value("int64"), length=1)
-        ),
-    }  # fmt: skip
+        "fixed": only.add_column("labels", [[1]] * 30).cast_column("labels", fixed),
+    }
 
 
 @pytest.mark.usefixtures("installed")

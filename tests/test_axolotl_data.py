@@ -293,8 +293,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def save(
         self: Any, path: str, num_shards: Any = None, num_proc: int = 1, max_shard_size: None = None
     ) -> None:
-        num_shards = num_shards or min(len(self.data), num_proc)
-        real(self, path, num_shards=num_shards)
+        if num_shards is None and num_proc > 1:
+            num_shards = min(len(self.data), num_proc)
+        real(self, path, num_shards=num_shards, max_shard_size=max_shard_size)
 
     monkeypatch.setattr(Dataset, "save_to_disk", save)
 
@@ -346,6 +347,7 @@ def test_saving_is_that_of_stock_with_its_processes(
     assert loaded.with_format(None)[:] == dataset.with_format(None)[:]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_large_datasets_get_as_many_shards_as_with_stock(
     shared: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,52 +54,38 @@ def ours(stock: Callable[[str], Any]) -> Any:
     )
 
 
-def write_text(path: Path, lines: list[str], end: str = "\n") -> Path:
-    path.write_bytes("".join(line + end for line in lines).encode())
+def jsonl(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
+    return write_jsonl(folder / "a.jsonl", make_rows(ROWS) if rows is None else rows)
+
+
+def text(folder: Path, line: str, count: int, end: str = "\n") -> Path:
+    path = folder / "a.txt"
+    path.write_bytes("".join(line.format(i) * (i % 4) + end for i in range(count)).encode())
     return path
 
 
-def write_zstd(folder: Path) -> Path:
-    return compress(write_jsonl(folder / "z.jsonl", make_rows(ROWS)), "zstd")
+def with_gaps(number: int) -> dict[str, Any]:
+    """A row with nulls, or with a field missing."""
+    if number % 2 == 0:
+        return {"text": f"only {number}"}
+    meta = None if number % 5 else {"a": number, "b": "x"}
+    return {"text": None if number % 3 else f"t{number}", "meta": meta}
 
 
 FILES: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "json lines": ("json", lambda d: write_jsonl(d / "a.jsonl", make_rows(ROWS))),
-    "json lines, gzip": (
-        "json",
-        lambda d: compress(write_jsonl(d / "a.jsonl", make_rows(ROWS)), "gzip"),
-    ),
-    "json lines, zstd": ("json", write_zstd),
-    "json lines with nulls and missing fields": (
-        "json",
-        lambda d: write_jsonl(
-            d / "n.jsonl",
-            [
-                {"text": None if i % 3 else f"t{i}", "meta": None if i % 5 else {"a": i, "b": "x"}}
-                if i % 2
-                else {"text": f"only {i}"}
-                for i in range(ROWS)
-            ],
-        ),
-    ),
+    "json lines": ("json", jsonl),
+    "json lines, gzip": ("json", lambda d: compress(jsonl(d), "gzip")),
+    "json lines, zstd": ("json", lambda d: compress(jsonl(d), "zstd")),
+    "json lines with gaps": ("json", lambda d: jsonl(d, [with_gaps(i) for i in range(ROWS)])),
     "parquet": ("parquet", lambda d: write_parquet(d / "a.parquet", make_rows(ROWS), 100)),
     "arrow stream": (
         "arrow",
         lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_stream),
     ),
     "arrow file": ("arrow", lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_file)),
-    "text": (
-        "text",
-        lambda d: write_text(d / "a.txt", [f"lïne {i}" * (i % 4) for i in range(ROWS)]),
-    ),
-    "text, crlf": (
-        "text",
-        lambda d: write_text(d / "a.txt", [f"line {i}" for i in range(9)], "\r\n"),
-    ),
-    "text, gzip": (
-        "text",
-        lambda d: compress(write_text(d / "a.txt", [f"line {i}" for i in range(ROWS)]), "gzip"),
-    ),
+    "text": ("text", lambda d: text(d, "lïne {}", ROWS)),
+    "text, crlf": ("text", lambda d: text(d, "line {}", 9, "\r\n")),
+    "text, gzip": ("text", lambda d: compress(text(d, "line {}", ROWS), "gzip")),
 }
 
 
@@ -170,7 +156,7 @@ def _listed(value: Any) -> Any:
 
 
 def test_arrow_tables_have_the_schema_of_hugging_face(ours: Any, tmp_path: Path) -> None:
-    theirs, mine = pair(ours, "json", write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS)))
+    theirs, mine = pair(ours, "json", jsonl(tmp_path))
     first, second = (list(d.with_format("arrow").iter(64)) for d in (theirs, mine))
     assert [t.schema for t in second] == [t.schema for t in first]
     assert pa.concat_tables(second).to_pylist() == pa.concat_tables(first).to_pylist()
@@ -287,6 +273,11 @@ def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
     assert mine[0] != mine[1]
 
 
+def mapped(ours: Any, folder: Path, function: Any, buffer_bytes: int = 1 << 30) -> Any:
+    read = exchange(ours, load("json", files_of(folder, 1)), buffer_bytes)
+    return read.map(function, batched=True, batch_size=37)
+
+
 class Rows(list[Any]):
     """A list that can be referred to weakly."""
 
@@ -306,10 +297,7 @@ def test_no_more_batches_are_held_than_need_be(
         made.append(weakref.ref(found))
         return {"n": found}
 
-    mapped = exchange(ours, load("json", files_of(tmp_path, 1)), 2000).map(
-        count, batched=True, batch_size=37
-    )
-    assert len(list(mapped)) > 100
+    assert len(list(mapped(ours, tmp_path, count, 2000))) > 100
     # One is handed out while the next is made; elsewhere the last one is gone by then.
     assert most <= int(is_worker)
 
@@ -324,12 +312,9 @@ def test_an_error_ahead_comes_after_the_rows_before_it(
             raise ValueError("row 100")
         return {"n": rows["id"]}
 
-    mapped = exchange(ours, load("json", files_of(tmp_path, 1))).map(
-        refuse, batched=True, batch_size=37
-    )
     seen = []
     with pytest.raises(ValueError, match="row 100"):  # noqa: PT012 - how far it came counts
-        for row in mapped:
+        for row in mapped(ours, tmp_path, refuse):
             seen.append(row["id"])  # noqa: PERF401
     assert seen == list(range(74))
 
@@ -344,8 +329,7 @@ def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
         return {"n": rows["id"]}
 
     monkeypatch.setattr(ours.streaming, "_is_worker", lambda: True)
-    read = exchange(ours, load("json", files_of(tmp_path, 1)))
-    rows = iter(read.map(tell, batched=True, batch_size=37))
+    rows = iter(mapped(ours, tmp_path, tell))
     next(rows)
     assert made.acquire(timeout=30)
     assert made.acquire(timeout=30), "the second batch was not made ahead"
@@ -353,7 +337,7 @@ def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
 
 
 def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000, text_bytes=4))
+    path = jsonl(tmp_path, make_rows(3000, text_bytes=4))
 
     def make() -> Any:
         return exchange(ours, load("json", path)).shuffle(seed=3, buffer_size=100)
@@ -374,7 +358,7 @@ def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None
 def test_resuming_does_not_read_the_rows_before(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20_000, text_bytes=400))
+    path = jsonl(tmp_path, make_rows(20_000, text_bytes=400))
     dataset = exchange(ours, load("json", path))
     iterator = iter(dataset)
     for _ in range(15_500):
@@ -470,11 +454,17 @@ def test_rows_of_any_json_are_those_of_hugging_face_or_refused(
     assert list(mine) == list(theirs)
 
 
+def _json_array(folder: Path) -> Path:
+    path = folder / "a.json"
+    path.write_text(json.dumps(flat_rows(9)))
+    return path
+
+
 REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "csv": ("csv", lambda d: write_csv(d / "a.csv", flat_rows(9)), {}),
-    "a json array": ("json", lambda d: _json_array(d / "a.json"), {}),
-    "times": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": "2020-01-02T03:04:05"}] * 3), {}),
-    "mixed types": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": [1, "a"]}] * 3), {}),
+    "a json array": ("json", _json_array, {}),
+    "times": ("json", lambda d: jsonl(d, [{"t": "2020-01-02T03:04:05"}] * 3), {}),
+    "mixed types": ("json", lambda d: jsonl(d, [{"t": [1, "a"]}] * 3), {}),
     "chosen columns": (
         "parquet",
         lambda d: write_parquet(d / "a.parquet", flat_rows(9)),
@@ -482,15 +472,10 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "paragraphs": (
         "text",
-        lambda d: write_text(d / "a.txt", ["a", "", "b"]),
+        lambda d: text(d, "a{}", 3),
         {"sample_by": "paragraph"},
     ),
 }
-
-
-def _json_array(path: Path) -> Path:
-    path.write_text(json.dumps(flat_rows(9)))
-    return path
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -519,7 +504,7 @@ def test_features_written_into_parquet_are_kept(ours: Any, tmp_path: Path) -> No
 def test_files_of_any_fsspec_address_are_read(ours: Any, tmp_path: Path) -> None:
     import fsspec
 
-    rows = write_jsonl(tmp_path / "a.jsonl", make_rows(50)).read_bytes()
+    rows = jsonl(tmp_path, make_rows(50)).read_bytes()
     with fsspec.open("memory://strm/a.jsonl", "wb") as file:
         file.write(rows)
     theirs, mine = pair(ours, "json", "memory://strm/a.jsonl")
@@ -527,7 +512,7 @@ def test_files_of_any_fsspec_address_are_read(ours: Any, tmp_path: Path) -> None
 
 
 def test_a_shuffle_bounded_by_bytes_loses_and_doubles_nothing(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS))
+    path = jsonl(tmp_path)
     mine = exchange(ours, load("json", path), 5000).shuffle(seed=1, buffer_size=300)
     found = [row["id"] for row in mine]
     assert sorted(found) == list(range(ROWS))
@@ -535,7 +520,7 @@ def test_a_shuffle_bounded_by_bytes_loses_and_doubles_nothing(ours: Any, tmp_pat
 
 
 def test_buffers_of_large_rows_end_at_their_bytes(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"id": i, "text": "x" * 50_000} for i in range(60)])
+    path = jsonl(tmp_path, [{"id": i, "text": "x" * 50_000} for i in range(60)])
     sizes: list[int] = []
 
     def note(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -555,9 +540,7 @@ def test_a_pretraining_stream_gives_the_batches_of_axolotl(
 ) -> None:
     import torch
 
-    path = write_jsonl(
-        tmp_path / "a.jsonl", [{"text": t, "id": i} for i, t in enumerate(texts(400))]
-    )
+    path = jsonl(tmp_path, [{"text": t, "id": i} for i, t in enumerate(texts(400))])
     found = []
     for load_streaming in (ours.sft._load_streaming_dataset, ours.streaming.load_streaming_dataset):
         cfg = pretraining(path, sample_packing=packed, shuffle_merged_datasets=shuffled)
@@ -567,6 +550,12 @@ def test_a_pretraining_stream_gives_the_batches_of_axolotl(
         found.append((rows, dataset.column_names, cfg.micro_batch_size, torch.rand(1).item()))
     assert found[1] == found[0]
     assert found[0][0], "there is something to compare"
+
+
+def load_ours(ours: Any, cfg: Any, tokenizer: Any, **changes: Any) -> Any:
+    config = ours.sft._extract_pretraining_config(cfg)
+    config.update(changes)
+    return ours.streaming.load_streaming_dataset(config, cfg, tokenizer)
 
 
 def texts(count: int) -> list[str]:
@@ -617,24 +606,19 @@ REASONS: dict[str, dict[str, Any]] = {
 def test_without_the_switch_or_its_conditions_axolotl_runs_untouched(
     ours: Any, tokenizer: Any, tmp_path: Path, reason: str
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}])
+    path = jsonl(tmp_path, [{"text": "w1 w2"}])
     cfg = pretraining(path, sample_packing=True, **REASONS[reason])
     before = dict(cfg)
     with pytest.raises(ours.Unfamiliar, match=reason):
-        ours.streaming.load_streaming_dataset(
-            ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
-        )
+        load_ours(ours, cfg, tokenizer)
     assert dict(cfg) == before
 
 
 def test_thresholds_can_be_lowered(ours: Any, tokenizer: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}] * 5)
+    path = jsonl(tmp_path, [{"text": "w1 w2"}] * 5)
     lowered = {"fast_axolotl_streaming_min_bytes": 10, "fast_axolotl_streaming_min_sequence_len": 8}
     cfg = pretraining(path, fast_axolotl_streaming_force=False, **lowered)
-    found = ours.streaming.load_streaming_dataset(
-        ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
-    )
-    assert list(found)
+    assert list(load_ours(ours, cfg, tokenizer))
 
 
 def test_settings_follow_the_configuration(ours: Any) -> None:
@@ -650,19 +634,17 @@ def test_settings_follow_the_configuration(ours: Any) -> None:
 def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(
     ours: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"w{i}"} for i in range(40)])
+    path = jsonl(tmp_path, [{"text": f"w{i}"} for i in range(40)])
     cfg = pretraining(path)
-    config = ours.sft._extract_pretraining_config(cfg)
-    config["skip"] = 40
     with pytest.raises(ours.Unfamiliar, match="skips other rows"):
-        ours.streaming.load_streaming_dataset(config, cfg, tokenizer)
+        load_ours(ours, cfg, tokenizer, skip=40)
     assert cfg.micro_batch_size == 2
 
 
 def test_a_streamed_sft_dataset_is_that_of_axolotl(
     ours: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(50)])
+    path = jsonl(tmp_path, [{"text": t} for t in texts(50)])
     found = []
     functions = (
         ours.sft._load_and_process_single_dataset,
