@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import AGAINST_AXOLOTL, byte_tokenizer, log_lines
+from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 WORDS = [
     *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a"),
@@ -93,13 +93,11 @@ COPIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def chat(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.prompt_strategies.chat_template")
+chat = Later("axolotl.prompt_strategies.chat_template")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(chat: Any) -> Any:
+@cache
+def plain_tokenizer() -> Any:
     return make_tokenizer()
 
 
@@ -108,8 +106,9 @@ def make_tokenizer(**options: Any) -> Any:
 
 
 def make_strategy(
-    chat: Any, tokenizer: Any, template: str = CHATML, prompter: Any = None, **options: Any
+    template: str = CHATML, prompter: Any = None, tokenizer: Any = None, **options: Any
 ) -> Any:
+    tokenizer = tokenizer or plain_tokenizer()
     options = {"roles_to_train": ["assistant"], "train_on_eos": "turn", **options}
     prompter = {"message_field_training": "train", "field_system": "system", **(prompter or {})}
     return chat.ChatTemplateStrategy(
@@ -136,7 +135,7 @@ def check(strategy: Any, batch: dict[str, Any]) -> None:
     assert got_log == want_log
 
 
-def refused(strategy: Any, batch: Any = None, match: str = "") -> None:
+def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
     """Ours refuses, has changed nothing and logged nothing."""
     batch = {"messages": [TALK]} if batch is None else batch
     before = repr(batch), repr(strategy.__dict__)
@@ -170,13 +169,11 @@ CONVERSATIONS = st.lists(
     template=st.sampled_from([*COPIES.values(), *LOOKS_INSIDE.values(), ""]),
 )
 def test_random_conversations_under_random_templates(
-    chat: Any, tokenizer: Any, rows: Any, eos: str, eot: str, template: str
+    rows: Any, eos: str, eot: str, template: str
 ) -> None:
     body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
     whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    strategy = make_strategy(
-        chat, tokenizer, whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"]
-    )
+    strategy = make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"])
     batch = {"messages": rows}
     try:
         got = tokenize_prompt(strategy, batch)
@@ -186,9 +183,7 @@ def test_random_conversations_under_random_templates(
 
 
 @pytest.mark.parametrize("name", [*LOOKS_INSIDE, *COPIES])
-def test_a_template_has_a_plan_only_if_it_never_looks_inside(
-    chat: Any, tokenizer: Any, name: str
-) -> None:
+def test_a_template_has_a_plan_only_if_it_never_looks_inside(name: str) -> None:
     body = LOOKS_INSIDE.get(name) or COPIES[name]
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}" + body + "</s>{% endfor %}"
@@ -197,9 +192,9 @@ def test_a_template_has_a_plan_only_if_it_never_looks_inside(
         [turn("user", "hello"), turn("assistant", first), turn("user", "x"), turn("assistant", "h")]
         for first in ("hello", "world", " 7 ", "Hello [[dummy_message]]", "zz 7", "HELLO", "7")
     ]
-    strategy = make_strategy(chat, tokenizer, template)
+    strategy = make_strategy(template)
     check(strategy, {"messages": rows})
-    renderer = find_renderer(template, tokenizer.special_tokens_map)
+    renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
     plans = list(renderer.plans.values())
     assert [plan is not None for plan in plans] == [name in COPIES] * len(plans)
 
@@ -213,11 +208,11 @@ def shipped_templates() -> list[str]:
 
 
 @pytest.mark.parametrize("name", shipped_templates())
-def test_every_template_that_axolotl_ships(chat: Any, tokenizer: Any, name: str) -> None:
+def test_every_template_that_axolotl_ships(name: str) -> None:
     text = (
         Path(chat.__file__).parents[1] / f"utils/chat_templates/templates/{name}.jinja"
     ).read_text()
-    strategy = make_strategy(chat, tokenizer, text)
+    strategy = make_strategy(text)
     rows = [
         [turn("user", f"{word} hello"), turn("assistant", f"day {word}")] * (1 + index % 2)
         for index, word in enumerate(WORDS)
@@ -241,8 +236,8 @@ def test_every_template_that_axolotl_ships(chat: Any, tokenizer: Any, name: str)
         ({"roles": {"user": ["human"], "assistant": ["user"]}}, {}),
     ],
 )
-def test_settings_of_a_dataset(chat: Any, tokenizer: Any, prompter: Any, options: Any) -> None:
-    strategy = make_strategy(chat, tokenizer, prompter=prompter, **options)
+def test_settings_of_a_dataset(prompter: Any, options: Any) -> None:
+    strategy = make_strategy(prompter=prompter, **options)
     rows = [
         [
             {**turn(role, text), "from": role, "value": text, "train": None, "unused": [1]}
@@ -257,15 +252,13 @@ def test_settings_of_a_dataset(chat: Any, tokenizer: Any, prompter: Any, options
     check(strategy, batch)
 
 
-def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template(
-    chat: Any, tokenizer: Any
-) -> None:
+def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template() -> None:
     template = (
         "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}"
         "({{ m.reasoning_content }}){% endif %}{% if m.name %}{{ m.name }}{% endif %}"
         "{{ m.content }}<|im_end|>{% endfor %}"
     )
-    strategy = make_strategy(chat, tokenizer, template)
+    strategy = make_strategy(template)
     rows = [
         [turn("user", "hello", name="ann"), turn("assistant", "day", reasoning_content="what")],
         TALK,
@@ -273,9 +266,9 @@ def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template(
     check(strategy, {"messages": rows})
 
 
-def test_log_lines_come_as_often_and_in_the_same_order(chat: Any, stock: Any) -> None:
+def test_log_lines_come_as_often_and_in_the_same_order(stock: Any) -> None:
     tokenizer = make_tokenizer(model_max_length=12)
-    strategy = make_strategy(chat, tokenizer, train_on_eos="turn")
+    strategy = make_strategy(tokenizer=tokenizer, train_on_eos="turn")
     rows = [
         [turn("user", "a")],
         TALK,
@@ -295,9 +288,9 @@ def test_log_lines_come_as_often_and_in_the_same_order(chat: Any, stock: Any) ->
     assert tokenizer.deprecation_warnings
 
 
-def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it(chat: Any, tokenizer: Any) -> None:
-    strategy = make_strategy(chat, tokenizer)
-    rust = tokenizer._tokenizer
+def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it() -> None:
+    strategy = make_strategy()
+    rust = strategy.tokenizer._tokenizer
     for call in (strategy.tokenize_prompt, lambda batch: tokenize_prompt(strategy, batch)):
         rust.enable_truncation(3)
         rust.enable_padding(length=9)
@@ -326,11 +319,9 @@ ODD_BATCHES = {
 
 
 @pytest.mark.parametrize("name", ODD_BATCHES)
-def test_odd_rows_are_unfamiliar_and_nothing_was_logged(
-    chat: Any, tokenizer: Any, name: str
-) -> None:
+def test_odd_rows_are_unfamiliar_and_nothing_was_logged(name: str) -> None:
     prompter = {"message_field_training_detail": "detail"}
-    strategy = make_strategy(chat, tokenizer, prompter=prompter)
+    strategy = make_strategy(prompter=prompter)
     batch = dict(ODD_BATCHES[name])
     if name not in ("one row", "no rows", "other column"):
         batch = {key: [[turn("user", "x")], *rows] if key == "messages" else [None, *rows]
@@ -338,30 +329,28 @@ def test_odd_rows_are_unfamiliar_and_nothing_was_logged(
     refused(strategy, batch)
 
 
-def test_odd_strategies_are_unfamiliar(chat: Any, tokenizer: Any) -> None:
+def test_odd_strategies_are_unfamiliar() -> None:
     class Mine(chat.ChatTemplateStrategy):  # type: ignore[name-defined,misc]
         pass
 
-    plain = make_strategy(chat, tokenizer)
+    plain = make_strategy()
     odd = [
-        make_strategy(chat, tokenizer, split_thinking=True),
-        make_strategy(chat, tokenizer, prompter={"processor": print}),
-        make_strategy(chat, tokenizer, prompter={"chat_template_kwargs": {"documents": []}}),
-        make_strategy(chat, tokenizer, prompter={"chat_template_kwargs": {"x": [1]}}),
-        make_strategy(chat, tokenizer, "{{ messages|map(attribute='content')|random }}</s>"),
+        make_strategy(split_thinking=True),
+        make_strategy(prompter={"processor": print}),
+        make_strategy(prompter={"chat_template_kwargs": {"documents": []}}),
+        make_strategy(prompter={"chat_template_kwargs": {"x": [1]}}),
+        make_strategy("{{ messages|map(attribute='content')|random }}</s>"),
         make_strategy(
-            chat,
-            tokenizer,
             roles_to_train=[],
             train_on_eos=None,
             prompter={"message_field_training": None},
         ),
-        Mine(plain.prompter, tokenizer, False, 64, ["assistant"], "turn"),
+        Mine(plain.prompter, plain.tokenizer, False, 64, ["assistant"], "turn"),
     ]
     for strategy in odd:
         refused(strategy)
     for name in ("transform_message", "get_conversation_thread"):
-        altered = make_strategy(chat, tokenizer)
+        altered = make_strategy()
         setattr(altered, name, lambda value: value)
         refused(altered, match="altered")
     chat.LOG.setLevel("DEBUG")
@@ -371,7 +360,7 @@ def test_odd_strategies_are_unfamiliar(chat: Any, tokenizer: Any) -> None:
         chat.LOG.setLevel("INFO")
 
 
-def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar(chat: Any) -> None:
+def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar() -> None:
     from transformers import PreTrainedTokenizerFast
 
     class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
@@ -384,41 +373,37 @@ def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar(chat: Any) -> None:
     random = make_tokenizer()
     random._tokenizer.model.dropout = 0.5
     for tokenizer in (own, altered, random, make_tokenizer(eos_token=None)):
-        strategy = make_strategy(chat, make_tokenizer())
+        strategy = make_strategy(tokenizer=make_tokenizer())
         strategy.tokenizer = strategy.prompter.tokenizer = tokenizer
         refused(strategy)
 
 
-def test_texts_longer_than_one_call_takes(chat: Any, tokenizer: Any) -> None:
+def test_texts_longer_than_one_call_takes() -> None:
     rows = [[turn("user", "hello " * 20_000), turn("assistant", f"day {i}")] for i in range(5)]
-    check(make_strategy(chat, tokenizer), {"messages": rows})
+    check(make_strategy(), {"messages": rows})
 
 
-def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text(
-    chat: Any, tokenizer: Any
-) -> None:
+def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text() -> None:
     template = (
         "{% macro f(x) %}{{ x }}{% endmacro %}{% for message in messages %}<|im_start|>"
         "{{ message['role'] }} {{ f(message['content']) }}<|im_end|>{% endfor %}"
     )
     mappings = {"role": "from", "content": "value"}
-    strategy = make_strategy(
-        chat, tokenizer, template, prompter={"message_property_mappings": mappings}
-    )
+    strategy = make_strategy(template, prompter={"message_property_mappings": mappings})
     row = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello", "content": "world"}]
     check(strategy, {"messages": [row]})
     row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
     refused(strategy, {"messages": [row]}, "second role or content")
 
 
-def test_a_tokenizer_that_samples_is_unfamiliar(chat: Any) -> None:
+def test_a_tokenizer_that_samples_is_unfamiliar() -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     words = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.5), ("<|im_end|>", -2.0)]
     rust = Tokenizer(models.Unigram(words, unk_id=0))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<|im_end|>")
-    strategy = make_strategy(chat, tokenizer)
+    strategy = make_strategy(tokenizer=tokenizer)
     model = tokenizer._tokenizer.model
     if not hasattr(model, "alpha"):
         pytest.skip("this release of tokenizers does not sample")
@@ -426,17 +411,17 @@ def test_a_tokenizer_that_samples_is_unfamiliar(chat: Any) -> None:
     refused(strategy, match="at random")
 
 
-def test_signs_of_zero_are_two_templates(chat: Any, tokenizer: Any) -> None:
+def test_signs_of_zero_are_two_templates() -> None:
     template = "{{ x }}" + CHATML
     for value in (0.0, -0.0):
         prompter = {"chat_template_kwargs": {"x": value}}
-        strategy = make_strategy(chat, tokenizer, template, prompter=prompter)
+        strategy = make_strategy(template, prompter=prompter)
         check(strategy, {"messages": [TALK]})
 
 
-def test_marks_of_holes_written_by_a_template_are_text(chat: Any, tokenizer: Any) -> None:
+def test_marks_of_holes_written_by_a_template_are_text() -> None:
     forged = "\x00\ue0a10:\x00"
     template = "{{ '\\x00\\ue0a10:\\x00' }}" + CHATML
-    strategy = make_strategy(chat, tokenizer, template)
+    strategy = make_strategy(template)
     rows = [[turn("user", text), turn("assistant", "a day")] for text in (forged, "hello", "b")]
     check(strategy, {"messages": rows})

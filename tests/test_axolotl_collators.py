@@ -9,7 +9,7 @@ import copy
 import functools
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from fast_axolotl.axolotl import collators as ours
 from fast_axolotl.axolotl.patching import MARK, Unfamiliar
 from fast_axolotl.measure.counting import BatchCounter
-from support.axolotl import AGAINST_AXOLOTL, word_tokenizer
+from support.axolotl import STOCK_AXOLOTL, word_tokenizer
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 PLAIN = "DataCollatorForSeq2Seq"
 PACKS = "BatchSamplerDataCollatorForSeq2Seq"
@@ -36,11 +36,6 @@ OURS = {
 }
 
 
-@pytest.fixture(scope="module")
-def batching(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.collators.batching")
-
-
 @functools.cache
 def base_tokenizer() -> Any:
     return word_tokenizer(model_input_names=["input_ids", "attention_mask"])
@@ -51,6 +46,12 @@ def tokenizer(**changes: Any) -> Any:
     for name, value in changes.items():
         setattr(changed, name, value)
     return changed
+
+
+def collator(kind: str, tokens: Any = None, **options: Any) -> Any:
+    from axolotl.utils.collators import batching
+
+    return getattr(batching, kind)(tokens or tokenizer(), **options)
 
 
 def feature(length: int, columns: tuple[str, ...], seed: int = 0) -> dict[str, Any]:
@@ -105,14 +106,14 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def same(batching: Any, kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
+def same(kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
     """Axolotl's collator and ours return the same, and leave the features alike."""
     call = options.get("call", {})
     options = {name: value for name, value in options.items() if name != "call"}
-    collator = getattr(batching, kind)(tokens or tokenizer(), **options)
+    own = collator(kind, tokens, **options)
     theirs, mine = copy.deepcopy(features), copy.deepcopy(features)
-    expected = collator(theirs, **call)
-    found = OURS[kind](collator, mine, **call)
+    expected = own(theirs, **call)
+    found = OURS[kind](own, mine, **call)
     assert_same(found, expected)
     assert_same(mine, theirs)
 
@@ -143,12 +144,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", OURS)
-def test_every_collator_returns_the_same_batch(
-    batching: Any, kind: str, options: dict[str, Any]
-) -> None:
+def test_every_collator_returns_the_same_batch(kind: str, options: dict[str, Any]) -> None:
     features = example(kind, [5, 9, 14])
     for side, rows in itertools.product(("right", "left"), (features, arrays(features))):
-        same(batching, kind, rows, tokenizer(padding_side=side), **options)
+        same(kind, rows, tokenizer(padding_side=side), **options)
 
 
 def special_cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
@@ -193,31 +192,30 @@ def special_cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]
     yield V2, [[mixed, unmasked[0]]], {}, {}
 
 
-def test_special_rows_and_settings_give_the_same_batch(batching: Any) -> None:
+def test_special_rows_and_settings_give_the_same_batch() -> None:
     for kind, features, changes, options in special_cases():
-        same(batching, kind, features, tokenizer(**changes), **options)
+        same(kind, features, tokenizer(**changes), **options)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", [PACKS, V2])
-def test_the_meter_counts_the_rows_inside_packs(batching: Any, kind: str, side: str) -> None:
+def test_the_meter_counts_the_rows_inside_packs(kind: str, side: str) -> None:
     packs = example(kind, [5, 9, 14])
     for item in itertools.chain.from_iterable(packs):
         item["attention_mask"] = [1] * len(item["labels"])
-    collator = getattr(batching, kind)(tokenizer(padding_side=side), pad_to_multiple_of=32)
-    batch = collator(packs)
+    own = collator(kind, tokenizer(padding_side=side), pad_to_multiple_of=32)
+    batch = own(packs)
     counter = BatchCounter()
     assert counter.count(batch).rows == 3
     if side == "right":  # how Axolotl pads, and then it may leave the mask out
         del batch["attention_mask"]
-        counter.pad_token_id = collator.tokenizer.pad_token_id
+        counter.pad_token_id = own.tokenizer.pad_token_id
         assert counter.count(batch).rows == 3
 
 
-def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
-    collator = batching.DataCollatorForSeq2Seq(tokenizer())
-    results = []
-    for call in (collator, functools.partial(ours.collate, collator)):
+def test_the_same_feature_twice_is_padded_once() -> None:
+    own, results = collator(PLAIN), []
+    for call in (own, functools.partial(ours.collate, own)):
         once = feature(4, ALL)
         features = [once, feature(9, ALL), once]
         results.append((call(features), features))
@@ -225,9 +223,8 @@ def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
     assert_same(results[1][1], results[0][1])
 
 
-def test_a_batch_survives_pickling_and_can_be_changed(batching: Any) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    batch = ours.collate_packs_v2(collator, example(V2, [5, 9]))
+def test_a_batch_survives_pickling_and_can_be_changed() -> None:
+    batch = ours.collate_packs_v2(collator(V2), example(V2, [5, 9]))
     assert_same(pickle.loads(pickle.dumps(batch)).data, batch.data)
     batch["labels"].resize_(3, 40)
     assert batch["input_ids"].is_contiguous()
@@ -235,7 +232,7 @@ def test_a_batch_survives_pickling_and_can_be_changed(batching: Any) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_any_rows_and_settings_give_the_same_batch(batching: Any, data: st.DataObject) -> None:
+def test_any_rows_and_settings_give_the_same_batch(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(OURS)))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     columns = data.draw(st.permutations(["labels", "attention_mask", "position_ids"]))
@@ -249,15 +246,15 @@ def test_any_rows_and_settings_give_the_same_batch(batching: Any, data: st.DataO
     if kind == V2:
         options["squash_position_ids"] = data.draw(st.booleans())
     side = data.draw(st.sampled_from(["left", "right"]))
-    same(batching, kind, features, tokenizer(padding_side=side), **options)
+    same(kind, features, tokenizer(padding_side=side), **options)
 
 
-def refused(batching: Any, kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
+def refused(kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
     """Ours refuses, and has changed nothing."""
-    collator = getattr(batching, kind)(tokens or tokenizer(), **options)
+    own = collator(kind, tokens, **options)
     before = copy.deepcopy(features)
     with pytest.raises(Unfamiliar):
-        OURS[kind](collator, features)
+        OURS[kind](own, features)
     assert str(features) == str(before)
 
 
@@ -285,16 +282,16 @@ def odd_features() -> dict[str, Any]:
     }
 
 
-def test_odd_features_are_left_to_axolotl(batching: Any) -> None:
+def test_odd_features_are_left_to_axolotl() -> None:
     for name, features in odd_features().items():
         for kind in (PLAIN, PACKS, V2):
-            refused(batching, kind, features)
+            refused(kind, features)
         if name in ("floats", "nested", "a string", "lengths differ"):
             columns = {key: [item.get(key) for item in features] for key in features[0]}
-            refused(batching, PRETRAINING, columns)
-    refused(batching, PLAIN, [feature(4, (*ALL, "length"))])
-    refused(batching, PLAIN, [{"input_ids": [1, 2], "labels": np.array([1, 2])}])
-    refused(batching, PLAIN, [{"input_ids": [np.int64(1), 2]}])
+            refused(PRETRAINING, columns)
+    refused(PLAIN, [feature(4, (*ALL, "length"))])
+    refused(PLAIN, [{"input_ids": [1, 2], "labels": np.array([1, 2])}])
+    refused(PLAIN, [{"input_ids": [np.int64(1), 2]}])
 
 
 class Preparing:
@@ -315,12 +312,12 @@ ODD_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", [PLAIN, V2])
-def test_odd_settings_are_left_to_axolotl(batching: Any, kind: str) -> None:
+def test_odd_settings_are_left_to_axolotl(kind: str) -> None:
     for options in ODD_OPTIONS:
-        refused(batching, kind, example(kind, [5, 9, 13]), **options)
+        refused(kind, example(kind, [5, 9, 13]), **options)
 
 
-def test_odd_tokenizers_are_left_to_axolotl(batching: Any) -> None:
+def test_odd_tokenizers_are_left_to_axolotl() -> None:
     class Own(type(base_tokenizer())):  # type: ignore[misc]
         def _pad(self, *args: Any, **kwargs: Any) -> Any:
             return super()._pad(*args, **kwargs)
@@ -331,16 +328,15 @@ def test_odd_tokenizers_are_left_to_axolotl(batching: Any) -> None:
     maskless.model_input_names = ["input_ids"]
     replaced = tokenizer(pad=lambda *_, **__: None)
     for tokens in (other, main, maskless, replaced):
-        refused(batching, PLAIN, example(PLAIN, [4, 5]), tokens)
-    collator = batching.DataCollatorForSeq2Seq(tokenizer(pad_token=None))
+        refused(PLAIN, example(PLAIN, [4, 5]), tokens)
     with pytest.raises(ValueError, match="padding token"):
-        ours.collate(collator, example(PLAIN, [4, 5]))
+        ours.collate(collator(PLAIN, tokenizer(pad_token=None)), example(PLAIN, [4, 5]))
 
 
-def test_subclasses_are_left_to_axolotl(batching: Any) -> None:
+def test_subclasses_are_left_to_axolotl() -> None:
     for kind, function in OURS.items():
 
-        class Own(getattr(batching, kind)):  # type: ignore[misc]
+        class Own(type(collator(kind))):  # type: ignore[misc]
             pass
 
         with pytest.raises(Unfamiliar):
@@ -348,19 +344,20 @@ def test_subclasses_are_left_to_axolotl(batching: Any) -> None:
 
 
 @pytest.fixture
-def installed(batching: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(stock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ours in the place of Axolotl's collators, and whether Axolotl's own was called."""
     for kind, function in OURS.items():
         setattr(function, MARK, "collators")
-        monkeypatch.setattr(getattr(batching, kind), "__call__", function)
+        monkeypatch.setattr(type(collator(kind)), "__call__", function)
     yield
     for function in OURS.values():
         delattr(function, MARK)
 
 
-def fetchers(stock: Callable[[str], Any], dataset: Any, collator: Any) -> Any:
-    module = stock("axolotl.monkeypatch.data.batch_dataset_fetcher")
-    return module._MapDatasetFetcher(dataset, True, collator, False)
+def fetcher_of(dataset: Any, own: Any) -> Any:
+    from axolotl.monkeypatch.data.batch_dataset_fetcher import _MapDatasetFetcher
+
+    return _MapDatasetFetcher(dataset, True, own, False)
 
 
 def rows_dataset(count: int = 30, columns: tuple[str, ...] = ALL, **extra: Any) -> Any:
@@ -381,7 +378,7 @@ def typed(dataset: Any, **types: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shapes(stock: Callable[[str], Any]) -> dict[str, Any]:
+def shapes(stock: Any) -> dict[str, Any]:
     """One set of rows in every shape that the fetcher reads."""
     import datasets
 
@@ -401,14 +398,12 @@ def shapes(stock: Callable[[str], Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", [PLAIN, PACKS, V2])
-def test_fetching_gives_the_batch_of_axolotl(
-    stock: Any, batching: Any, shapes: dict[str, Any], kind: str
-) -> None:
-    collator = getattr(batching, kind)(tokenizer(), pad_to_multiple_of=16)
+def test_fetching_gives_the_batch_of_axolotl(shapes: dict[str, Any], kind: str) -> None:
+    own = collator(kind, pad_to_multiple_of=16)
     for name, dataset in shapes.items():
         if kind == PLAIN and name == "with length":
             continue
-        fetcher = fetchers(stock, dataset, collator)
+        fetcher = fetcher_of(dataset, own)
         for index in [[3, 17, 9]] if kind == PLAIN else [[[0, 29, 5], [7, 7]], [[4]]]:
             expected = type(fetcher).fetch(fetcher, copy.deepcopy(index))
             assert_same(ours.fetch(fetcher, index), expected)
@@ -436,40 +431,31 @@ def odd_datasets() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_odd_datasets_and_indices_are_left_to_axolotl(stock: Any, batching: Any) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
+def test_odd_datasets_and_indices_are_left_to_axolotl() -> None:
     for name, dataset in odd_datasets().items():
-        fetcher = fetchers(stock, dataset, collator)
+        fetcher = fetcher_of(dataset, collator(V2))
         with pytest.raises(Unfamiliar):
             pytest.fail(f"{name}: {ours.fetch(fetcher, [[0, 1]])}")
-    fetcher = fetchers(stock, rows_dataset(), collator)
+    fetcher = fetcher_of(rows_dataset(), collator(V2))
     for index in ([], [[]], [[30]], [[-1]], [["a"]], [[True]], [[0], 1], (0, 1)):
         with pytest.raises(Unfamiliar):
             ours.fetch(fetcher, index)
 
 
 @pytest.mark.usefixtures("installed")
-def test_other_collators_and_fetchers_are_left_to_axolotl(stock: Any, batching: Any) -> None:
-    class Own(batching.V2BatchSamplerDataCollatorForSeq2Seq):  # type: ignore[misc]
+def test_other_collators_and_fetchers_are_left_to_axolotl() -> None:
+    class Own(type(collator(V2))):  # type: ignore[misc]
         pass
 
-    for collator in (
-        list,
-        Own(tokenizer()),
-        batching.DataCollatorForSeq2Seq(tokenizer(), padding=3),
-    ):
+    for own in (list, Own(tokenizer()), collator(PLAIN, padding=3)):
         with pytest.raises((Unfamiliar, ValueError)):
-            ours.fetch(fetchers(stock, rows_dataset(), collator), [[0, 1]])
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    fetcher = fetchers(stock, rows_dataset(), collator)
+            ours.fetch(fetcher_of(rows_dataset(), own), [[0, 1]])
+    fetcher = fetcher_of(rows_dataset(), collator(V2))
     fetcher.auto_collation = False
     with pytest.raises(Unfamiliar):
         ours.fetch(fetcher, [[0, 1]])
 
 
-def test_without_our_collators_the_fetcher_leaves_rows_to_axolotl(
-    stock: Any, batching: Any
-) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
+def test_without_our_collators_the_fetcher_leaves_rows_to_axolotl() -> None:
     with pytest.raises(Unfamiliar, match="takes arrays"):
-        ours.fetch(fetchers(stock, rows_dataset(), collator), [[0, 1]])
+        ours.fetch(fetcher_of(rows_dataset(), collator(V2)), [[0, 1]])

@@ -29,38 +29,24 @@ from fast_axolotl.axolotl.data import (
 )
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from support.axolotl import (
-    AGAINST_AXOLOTL,
     EQUAL_TO_STOCK,
+    STOCK_AXOLOTL,
     VARIANTS,
+    Later,
     assert_same_dataset,
+    config,
     tokenised,
     variant,
 )
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 NAN = float("nan")
 
 
-@pytest.fixture(scope="module")
-def utils(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.data.utils")
-
-
-@pytest.fixture(scope="module")
-def shared(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.data.shared")
-
-
-@pytest.fixture(scope="module")
-def stock_lengths(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.samplers.utils").get_dataset_lengths
-
-
-@pytest.fixture(scope="module")
-def config(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.dict").DictDefault
-
+utils = Later("axolotl.utils.data.utils")
+shared = Later("axolotl.utils.data.shared")
+samplers = Later("axolotl.utils.samplers.utils")
 
 # Dedupe.
 
@@ -76,41 +62,41 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def same_dedupe(utils: Any, dataset: Any) -> None:
+def same_dedupe(dataset: Any) -> None:
     assert_same_dataset(deduplicate_dataset(dataset)[0], utils._deduplicate_dataset(dataset)[0])
 
 
 @pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_dedupe_keeps_the_rows_that_stock_keeps(
-    utils: Any, name: str, rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "_ROWS_AT_ONCE", rows_at_once)
-    same_dedupe(utils, variant(name, tmp_path))
+    same_dedupe(variant(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_dedupe_agrees_on_every_kind_of_value(utils: Any, name: str) -> None:
+def test_dedupe_agrees_on_every_kind_of_value(name: str) -> None:
     from datasets import Dataset
 
     values = VALUES[name] * 2
-    same_dedupe(utils, Dataset.from_dict({"x": values, "y": [0] * len(values)}))
+    same_dedupe(Dataset.from_dict({"x": values, "y": [0] * len(values)}))
 
 
 @EQUAL_TO_STOCK
 @given(st.lists(st.tuples(st.floats(), st.text(max_size=2), st.lists(st.integers(0, 1)))))
-def test_dedupe_of_any_rows(utils: Any, rows: list[tuple[float, str, list[int]]]) -> None:
+def test_dedupe_of_any_rows(rows: list[tuple[float, str, list[int]]]) -> None:
     from datasets import Dataset
 
     columns = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
     dataset = Dataset.from_dict(columns or {"a": pa.array([], pa.int64())})
-    same_dedupe(utils, dataset)
+    same_dedupe(dataset)
     if rows:
         drawn = np.random.default_rng(len(rows)).integers(0, 3, 3) % len(rows)
-        same_dedupe(utils, dataset.select(drawn))
+        same_dedupe(dataset.select(drawn))
 
 
-def test_a_second_dataset_loses_the_rows_of_the_first(utils: Any) -> None:
+def test_a_second_dataset_loses_the_rows_of_the_first() -> None:
     first, second = tokenised(60), tokenised(60, seed=6).shuffle(seed=1)
     _, seen = deduplicate_dataset(first)
     ours, again = deduplicate_dataset(second, seen)
@@ -137,14 +123,14 @@ READS: dict[str, Callable[[Any, set[str]], bool]] = {
 }
 
 
-def test_the_set_of_rows_seen_is_a_set_of_hashes_to_others(utils: Any) -> None:
+def test_the_set_of_rows_seen_is_a_set_of_hashes_to_others() -> None:
     dataset = tokenised(30)
     _, hashes = utils._deduplicate_dataset(dataset)
     for name, holds in READS.items():
         assert holds(deduplicate_dataset(dataset)[1], hashes), name
 
 
-def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar(utils: Any) -> None:
+def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar() -> None:
     first, second = tokenised(60), tokenised(60, width="int64", seed=6)
     _, seen = deduplicate_dataset(first)
     first.set_format("numpy")  # a format set afterwards changes no hash
@@ -214,7 +200,6 @@ def with_column(dataset: Any, name: str) -> Any:
 @pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_lengths_are_those_of_stock(
-    stock_lengths: Any,
     name: str,
     rows_at_once: int,
     tmp_path: Path,
@@ -230,7 +215,7 @@ def test_lengths_are_those_of_stock(
             with pytest.raises(Unfamiliar):
                 get_dataset_lengths(dataset, from_arrow)
             continue
-        theirs = stock_lengths(dataset, from_arrow)
+        theirs = samplers.get_dataset_lengths(dataset, from_arrow)
         ours = get_dataset_lengths(dataset, from_arrow)
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert ours.tolist() == theirs.tolist()
@@ -240,11 +225,11 @@ def test_lengths_are_those_of_stock(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int32", "uint16", "int64"])
-def test_lengths_of_any_width_are_int64(stock_lengths: Any, kind: str) -> None:
+def test_lengths_of_any_width_are_int64(kind: str) -> None:
     from datasets import Dataset, Features, Value
 
     dataset = Dataset.from_dict({"length": [3, 1, 2]}, features=Features({"length": Value(kind)}))
-    ours, theirs = get_dataset_lengths(dataset), stock_lengths(dataset)
+    ours, theirs = get_dataset_lengths(dataset), samplers.get_dataset_lengths(dataset)
     assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
 
 
@@ -304,7 +289,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
 
 
-def save_both(shared: Any, config: Any, dataset: Any, folder: Path, **options: Any) -> Any:
+def save_both(dataset: Any, folder: Path, **options: Any) -> Any:
     """Saves with stock and with ours, checks that all files are alike, and gives their folder."""
     done = []
     for name, save in (
@@ -325,22 +310,20 @@ def save_both(shared: Any, config: Any, dataset: Any, folder: Path, **options: A
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "no rows"])
 @pytest.mark.parametrize("num_shards", [None, 3])
 def test_saved_files_are_those_of_stock_byte_for_byte(
-    shared: Any, config: Any, name: str, num_shards: int | None, tmp_path: Path
+    name: str, num_shards: int | None, tmp_path: Path
 ) -> None:
     dataset = variant(name, tmp_path)
     num_shards = min(len(dataset), num_shards) if num_shards else None
     options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
-    save_both(shared, config, dataset, tmp_path / "saved", **options)
+    save_both(dataset, tmp_path / "saved", **options)
 
 
-def test_saving_is_that_of_stock_with_its_processes(
-    shared: Any, config: Any, tmp_path: Path
-) -> None:
+def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:
     from datasets import load_from_disk
 
     dataset = tokenised(2500).shuffle(seed=1)
     dataset.set_format("numpy", columns=["labels"])
-    folder = save_both(shared, config, dataset, tmp_path, dataset_num_proc=2)
+    folder = save_both(dataset, tmp_path, dataset_num_proc=2)
     assert len(list(folder.glob("*.arrow"))) == 2
     loaded = load_from_disk(str(folder))
     assert loaded.format["type"] == "numpy"
@@ -349,19 +332,17 @@ def test_saving_is_that_of_stock_with_its_processes(
 
 @pytest.mark.usefixtures("in_process")
 def test_large_datasets_get_as_many_shards_as_with_stock(
-    shared: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "MAX_SHARD_SIZE", "1KB")
-    save_both(shared, config, tokenised(80), tmp_path / "all", dataset_num_proc=1)
+    save_both(tokenised(80), tmp_path / "all", dataset_num_proc=1)
     some = tokenised(80).select(range(0, 80, 2))
-    save_both(shared, config, some, tmp_path / "some", dataset_num_proc=1)
+    save_both(some, tmp_path / "some", dataset_num_proc=1)
 
 
-def test_splits_infos_and_nested_columns_are_saved_alike(
-    shared: Any, config: Any, tmp_path: Path, in_process: None
-) -> None:
+def test_splits_infos_and_nested_columns_are_saved_alike(tmp_path: Path, in_process: None) -> None:
     from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
 
     features = Features(
@@ -370,26 +351,24 @@ def test_splits_infos_and_nested_columns_are_saved_alike(
     rows = {"c": [0, 1, None], "m": [[{"role": "u"}], None, []], "n": [None] * 3}
     info = DatasetInfo(description="words", features=features, version="1.2.3")
     dataset = Dataset.from_dict(rows, info=info, split="train")
-    folder = save_both(shared, config, dataset, tmp_path, dataset_num_proc=1)
+    folder = save_both(dataset, tmp_path, dataset_num_proc=1)
     assert json.loads((folder / "state.json").read_text())["_split"] == "train"
 
 
 @pytest.mark.usefixtures("in_process")
-def test_saving_over_other_files_leaves_them_as_stock_does(
-    shared: Any, config: Any, tmp_path: Path
-) -> None:
+def test_saving_over_other_files_leaves_them_as_stock_does(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         folder = tmp_path / name / "hash"
         folder.mkdir(parents=True)
         (folder / "other.txt").write_text("stays")
         (folder / "state.json").write_text("old")
-    folder = save_both(shared, config, tokenised(9), tmp_path, dataset_num_proc=1)
+    folder = save_both(tokenised(9), tmp_path, dataset_num_proc=1)
     assert (folder / "other.txt").read_text() == "stays"
 
 
 @pytest.mark.parametrize("existing", [False, True])
 def test_an_interrupted_save_leaves_nothing_that_looks_complete(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
 ) -> None:
     class Stop(Exception):
         pass
@@ -407,7 +386,7 @@ def test_an_interrupted_save_leaves_nothing_that_looks_complete(
 
 
 def test_pushing_to_the_hub_happens_after_saving_and_its_failure_is_final(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from datasets import Dataset
 
@@ -440,7 +419,7 @@ def test_pushing_to_the_hub_happens_after_saving_and_its_failure_is_final(
     ids=str,
 )
 def test_odd_settings_of_saving_are_left_to_stock(
-    config: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = config({"dataset_prepared_path": str(tmp_path), "dataset_num_proc": 1, **options})
@@ -449,9 +428,7 @@ def test_odd_settings_of_saving_are_left_to_stock(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_odd_datasets_are_left_to_stock_before_anything_is_written(
-    config: Any, tmp_path: Path
-) -> None:
+def test_odd_datasets_are_left_to_stock_before_anything_is_written(tmp_path: Path) -> None:
     from datasets import IterableDataset, load_from_disk
 
     tokenised(3).save_to_disk(str(tmp_path / "own" / "hash"))

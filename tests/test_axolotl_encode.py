@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import encoders
 from fast_axolotl.axolotl.patching import Unfamiliar
-from support.axolotl import AGAINST_AXOLOTL, EQUAL_TO_STOCK, word_tokenizer
+from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, word_tokenizer
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 
-@pytest.fixture(scope="module")
-def theirs(stock: Callable[[str], Any]) -> Any:
-    """The encoders of an Axolotl that is proven to be the released one."""
-    module = stock("axolotl.utils.data.streaming")
-    for function in (module.encode_streaming, module.encode_packed_streaming):
+theirs = Later("axolotl.utils.data.streaming")
+
+
+def test_stock_is_the_released_one() -> None:
+    for function in (theirs.encode_streaming, theirs.encode_packed_streaming):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    return module
 
 
 class Tokenizer:
@@ -44,7 +43,7 @@ class Tokenizer:
         return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
 
 
-def same(theirs: Any, rows: Any, width: int, make: Any = Tokenizer, **options: Any) -> Any:
+def same(rows: Any, width: int, make: Any = Tokenizer, **options: Any) -> Any:
     """Our columns, found equal down to the types of the numbers: 1 and 1.0 differ."""
     found = []
     for module in (theirs, encoders):
@@ -67,9 +66,9 @@ def same(theirs: Any, rows: Any, width: int, make: Any = Tokenizer, **options: A
 )
 @EQUAL_TO_STOCK
 def test_rows_are_those_of_axolotl_empty_texts_included(
-    theirs: Any, rows: list[list[int]], width: int, concatenate: bool
+    rows: list[list[int]], width: int, concatenate: bool
 ) -> None:
-    same(theirs, rows, width, concatenate=concatenate)
+    same(rows, width, concatenate=concatenate)
 
 
 @pytest.mark.parametrize(
@@ -85,21 +84,21 @@ def test_rows_are_those_of_axolotl_empty_texts_included(
         [[2] * 6] * 3,
     ],
 )
-def test_edges(theirs: Any, rows: list[list[int]]) -> None:
-    same(theirs, rows, 8)
+def test_edges(rows: list[list[int]]) -> None:
+    same(rows, 8)
 
 
-def test_columns_of_a_row_share_no_list(theirs: Any) -> None:
-    mine = same(theirs, [[4, 5], [6]], 8, concatenate=False)
+def test_columns_of_a_row_share_no_list() -> None:
+    mine = same([[4, 5], [6]], 8, concatenate=False)
     assert mine["input_ids"][0] is not mine["labels"][0]
 
 
-def test_another_default_type_of_torch_is_honoured(theirs: Any) -> None:
+def test_another_default_type_of_torch_is_honoured() -> None:
     import torch
 
     torch.set_default_dtype(torch.float64)
     try:
-        same(theirs, [[], [16_777_217]], 8)
+        same([[], [16_777_217]], 8)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -129,13 +128,13 @@ ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("concatenate", [True, False])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_answers_are_axolotls_to_deal_with_without_a_second_call(
-    theirs: Any, name: str, concatenate: bool
+    name: str, concatenate: bool
 ) -> None:
     make = functools.partial(Odd, ODD[name])
-    same(theirs, [[4, 5], [6]], 8, make, concatenate=concatenate)
+    same([[4, 5], [6]], 8, make, concatenate=concatenate)
 
 
-def test_a_text_longer_than_a_row_fails_as_in_axolotl(theirs: Any) -> None:
+def test_a_text_longer_than_a_row_fails_as_in_axolotl() -> None:
     errors = []
     for function in (theirs.encode_streaming, encoders.encode_streaming):
         with pytest.raises(RuntimeError) as caught:
@@ -156,7 +155,7 @@ def test_a_text_longer_than_a_row_fails_as_in_axolotl(theirs: Any) -> None:
     ],
 )
 def test_odd_arguments_are_refused_before_the_tokenizer_is_called(
-    theirs: Any, tokenizer: Tokenizer, width: Any
+    tokenizer: Tokenizer, width: Any
 ) -> None:
     with pytest.raises(Unfamiliar):
         encoders.encode_streaming({"text": [[5]]}, tokenizer, width)
@@ -166,22 +165,22 @@ def test_odd_arguments_are_refused_before_the_tokenizer_is_called(
 # encode_packed_streaming
 
 
-@pytest.fixture(scope="module")
-def fast(stock: Callable[[str], Any]) -> Any:
-    return word_tokenizer()
+fast = functools.cache(word_tokenizer)
 
 
-def test_a_real_tokenizer_gives_the_same_rows(theirs: Any, fast: Any) -> None:
+def test_a_real_tokenizer_gives_the_same_rows() -> None:
     texts = [" ".join(f"w{n % 50}" for n in range(count)) for count in (0, 3, 40, 9, 0, 1)]
-    rows = [repr(m.encode_streaming({"text": texts}, fast, 16)) for m in (theirs, encoders)]
+    rows = [repr(m.encode_streaming({"text": texts}, fast(), 16)) for m in (theirs, encoders)]
     assert rows[0] == rows[1]
 
 
-def collator(fast: Any, **options: Any) -> Any:
+def collator(tokenizer: Any = None, **options: Any) -> Any:
     from axolotl.utils.collators import PretrainingBatchSamplerDataCollatorForSeq2Seq
 
     usual = {"return_tensors": "pt", "padding": True, "pad_to_multiple_of": 16}
-    return PretrainingBatchSamplerDataCollatorForSeq2Seq(fast, **{**usual, **options})
+    return PretrainingBatchSamplerDataCollatorForSeq2Seq(
+        tokenizer or fast(), **{**usual, **options}
+    )
 
 
 class Wrapper:
@@ -219,7 +218,7 @@ def packed(function: Any, collate: Any, wrapper: Any, **options: Any) -> Any:
     return result, torch.get_rng_state().tolist(), wrapper.calls
 
 
-def same_packed(theirs: Any, make: Callable[[], Any], collate: Any, **options: Any) -> None:
+def same_packed(make: Callable[[], Any], collate: Any, **options: Any) -> None:
     functions = (theirs.encode_packed_streaming, encoders.encode_packed_streaming)
     (expected, *rest), (mine, *our_rest) = (
         packed(function, collate, make(), **options) for function in functions
@@ -248,18 +247,16 @@ def same_packed(theirs: Any, make: Callable[[], Any], collate: Any, **options: A
 )
 @settings(EQUAL_TO_STOCK, max_examples=20)  # each takes a second
 def test_packed_tensors_are_those_of_axolotl(
-    theirs: Any,
-    fast: Any,
     rows: list[list[int]],
     labels: bool,
     isolated: bool | None,
     bin_size: int,
     batch_size: int,
 ) -> None:
-    collate = collator(fast, multipack_attn=isolated)
+    collate = collator(multipack_attn=isolated)
     make = functools.partial(Wrapper, columns_of(rows, labels))
     options = {"multipack_attn": isolated, "bin_size": bin_size, "batch_size": batch_size}
-    same_packed(theirs, make, collate, **options)
+    same_packed(make, collate, **options)
 
 
 ROWS = [[n + 4] * (n % 7 + 2) for n in range(20)]
@@ -279,52 +276,44 @@ UNUSUAL: dict[str, Callable[[], Wrapper]] = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_an_unusual_dataset_goes_on_as_in_axolotl_without_a_second_call(
-    theirs: Any, fast: Any, name: str
-) -> None:
-    same_packed(theirs, UNUSUAL[name], collator(fast))
+def test_an_unusual_dataset_goes_on_as_in_axolotl_without_a_second_call(name: str) -> None:
+    same_packed(UNUSUAL[name], collator())
 
 
-def test_a_collator_that_numbers_masks_may_meet_a_map_that_keeps_them(
-    theirs: Any, fast: Any
-) -> None:
+def test_a_collator_that_numbers_masks_may_meet_a_map_that_keeps_them() -> None:
     make = functools.partial(Wrapper, columns_of(ROWS))
-    same_packed(theirs, make, collator(fast, multipack_attn=True), multipack_attn=False)
+    same_packed(make, collator(multipack_attn=True), multipack_attn=False)
 
 
-def test_no_multiple_pads_nothing(theirs: Any, fast: Any) -> None:
+def test_no_multiple_pads_nothing() -> None:
     make = functools.partial(Wrapper, columns_of(ROWS))
-    same_packed(theirs, make, collator(fast, pad_to_multiple_of=None))
+    same_packed(make, collator(pad_to_multiple_of=None))
 
 
-def _left(fast: Any) -> Any:
-    other = copy.copy(fast)
+def _left() -> Any:
+    other = copy.copy(fast())
     other.padding_side = "left"
     return collator(other)
 
 
-REFUSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
-    "another collator": (lambda fast: lambda rows: rows, {}),
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "another collator": (lambda: lambda rows: rows, {}),
     "padding on the left": (_left, {}),
-    "padding to a length": (lambda fast: collator(fast, padding="max_length"), {}),
-    "arrays": (lambda fast: collator(fast, return_tensors="np"), {}),
-    "a model": (lambda fast: collator(fast, model=object()), {}),
+    "padding to a length": (lambda: collator(padding="max_length"), {}),
+    "arrays": (lambda: collator(return_tensors="np"), {}),
+    "a model": (lambda: collator(model=object()), {}),
     "a fraction for a size": (collator, {"max_seq_length": 16.0}),
     "no batch": (collator, {"batch_size": 0}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unusual_settings_are_refused_before_anything_is_called_or_drawn(
-    theirs: Any, fast: Any, name: str
-) -> None:
+def test_unusual_settings_are_refused_before_anything_is_called_or_drawn(name: str) -> None:
     import torch
 
     make, options = REFUSED[name]
     wrapper, before = Wrapper(columns_of(ROWS)), torch.get_rng_state()
     with pytest.raises(Unfamiliar):
-        encoders.encode_packed_streaming(
-            make(fast), wrapper, {"text": ["x"]}, **{**USUAL, **options}
-        )
+        encoders.encode_packed_streaming(make(), wrapper, {"text": ["x"]}, **{**USUAL, **options})
     assert wrapper.calls == 0
     assert torch.equal(torch.get_rng_state(), before)

@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,17 +28,19 @@ from fast_axolotl.axolotl.filters import (
 )
 from fast_axolotl.axolotl.patching import Unfamiliar
 from support.axolotl import (
-    AGAINST_AXOLOTL,
     EQUAL_TO_STOCK,
+    STOCK_AXOLOTL,
     VARIANTS,
+    Later,
     assert_same_dataset,
+    config,
     log_lines,
     subclassed,
     tokenised,
     variant,
 )
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 FILLED = [name for name in VARIANTS if name not in ("no rows", "one row")]
 FORKED = ["in memory", "shuffled", "concatenated", "subclass"]
@@ -48,19 +50,23 @@ FORKED = ["in memory", "shuffled", "concatenated", "subclass"]
 class Step:
     """One of Axolotl's functions and ours."""
 
-    def __init__(self, module: Any, name: str) -> None:
-        self.log = module.LOG.logger.name
-        self.stock, self.ours = getattr(module, name), getattr(filters, name)
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = Later(module), name
+        self.ours = getattr(filters, name)
+
+    @property
+    def stock(self) -> Any:
+        return getattr(self.module, self.name)
 
     def same(self, *args: Any) -> Any:
         """Our result, found equal with all that is logged and drawn; caches are not shared."""
         states = random_states()
-        with log_lines(self.log) as our_lines:
+        with log_lines(self.module.LOG.logger.name) as our_lines:
             ours = self.ours(*args)
         assert random_states() == states
         for item in args:
             clear_caches(item)
-        with log_lines(self.log) as their_lines:
+        with log_lines(self.module.LOG.logger.name) as their_lines:
             theirs = self.stock(*args)
         assert our_lines == their_lines
         if not isinstance(theirs, tuple):
@@ -75,9 +81,13 @@ class Step:
 
     def refuses(self, *args: Any) -> None:
         """Ours does, and has logged nothing."""
-        with log_lines(self.log) as lines, pytest.raises(Unfamiliar):
+        with log_lines(self.module.LOG.logger.name) as lines, pytest.raises(Unfamiliar):
             self.ours(*args)
         assert lines == []
+
+
+LONG = Step("axolotl.utils.data.utils", "handle_long_seq_in_dataset")
+PACKING = Step("axolotl.utils.trainer", "process_datasets_for_packing")
 
 
 def random_states() -> Any:
@@ -92,21 +102,6 @@ def clear_caches(dataset: Any) -> None:
     for folder in {path.parent for path in own}:
         for cached in {*folder.glob("cache-*.arrow")} - own:
             cached.unlink()
-
-
-@pytest.fixture(scope="module")
-def long(stock: Callable[[str], Any]) -> Step:
-    return Step(stock("axolotl.utils.data.utils"), "handle_long_seq_in_dataset")
-
-
-@pytest.fixture(scope="module")
-def packing(stock: Callable[[str], Any]) -> Step:
-    return Step(stock("axolotl.utils.trainer"), "process_datasets_for_packing")
-
-
-@pytest.fixture(scope="module")
-def config(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.dict").DictDefault
 
 
 @pytest.fixture(autouse=True)
@@ -153,10 +148,10 @@ STRATEGIES: list[dict[str, Any]] = [
 
 @on_every_variant(STRATEGIES)
 def test_rows_out_of_range_are_handled_as_by_stock(
-    long: Step, config: Any, name: str, options: dict[str, Any], tmp_path: Path
+    name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     longest = 9 if options.get("excess_length_strategy") == "raise" else 3
-    long.same(rows_of(name, tmp_path), longest, config({"is_preprocess": True, **options}))
+    LONG.same(rows_of(name, tmp_path), longest, config({"is_preprocess": True, **options}))
 
 
 ROWS = st.lists(
@@ -169,7 +164,7 @@ ROWS = st.lists(
     ROWS, st.integers(1, 6), st.sampled_from([None, 1, 3]), st.sampled_from(["drop", "truncate"])
 )
 def test_any_lengths_are_handled_as_by_stock(
-    long: Step, config: Any, rows: Any, longest: int, shortest: int | None, strategy: str
+    rows: Any, longest: int, shortest: int | None, strategy: str
 ) -> None:
     from datasets import Dataset
 
@@ -182,10 +177,10 @@ def test_any_lengths_are_handled_as_by_stock(
         with pytest.raises(Unfamiliar, match="no row is left"):
             handle_long_seq_in_dataset(dataset, longest, cfg)
         return
-    long.same(dataset, longest, cfg)
+    LONG.same(dataset, longest, cfg)
 
 
-def test_truncation_cuts_the_columns_that_stock_cuts(long: Step, config: Any) -> None:
+def test_truncation_cuts_the_columns_that_stock_cuts() -> None:
     from datasets import Dataset
 
     columns = {
@@ -198,7 +193,7 @@ def test_truncation_cuts_the_columns_that_stock_cuts(long: Step, config: Any) ->
         "text": ["a", None, "c"],
     }
     cfg = config({"excess_length_strategy": "truncate"})
-    ours = long.same(Dataset.from_dict(columns), 2, cfg)
+    ours = LONG.same(Dataset.from_dict(columns), 2, cfg)
     assert ours["token_type_ids"][0] == [0] * 4
 
 
@@ -219,12 +214,10 @@ def test_truncation_cuts_the_columns_that_stock_cuts(long: Step, config: Any) ->
         ({"input_ids": [[1, 2]], "labels": [None]}, 1, {"excess_length_strategy": "truncate"}),
     ],
 )
-def test_odd_lengths_are_left_to_stock(
-    long: Step, config: Any, dataset: Any, longest: Any, options: dict[str, Any]
-) -> None:
+def test_odd_lengths_are_left_to_stock(dataset: Any, longest: Any, options: dict[str, Any]) -> None:
     from datasets import Dataset
 
-    long.refuses(Dataset(pa.table(dataset)), longest, config(options))
+    LONG.refuses(Dataset(pa.table(dataset)), longest, config(options))
 
 
 # Packing.
@@ -242,19 +235,17 @@ PACKINGS: list[dict[str, Any]] = [
 
 @on_every_variant(PACKINGS)
 def test_packing_prepares_what_stock_prepares(
-    packing: Step, config: Any, name: str, options: dict[str, Any], tmp_path: Path
+    name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     dataset = rows_of(name, tmp_path)
     filled = [row for row, ids in enumerate(dataset["input_ids"]) if ids]
     other = tokenised(20, seed=8).filter(lambda row: len(row["input_ids"]))
-    packing.same(config({"is_preprocess": True, **options}), dataset.select(filled), other)
+    PACKING.same(config({"is_preprocess": True, **options}), dataset.select(filled), other)
 
 
 @EQUAL_TO_STOCK
 @given(ROWS, ROWS)
-def test_any_labels_are_judged_as_by_stock(
-    packing: Step, config: Any, train: Any, evaluation: Any
-) -> None:
+def test_any_labels_are_judged_as_by_stock(train: Any, evaluation: Any) -> None:
     from datasets import Dataset
 
     train, evaluation = (
@@ -266,60 +257,59 @@ def test_any_labels_are_judged_as_by_stock(
         with pytest.raises(Unfamiliar, match="no row is left"):
             process_datasets_for_packing(cfg, train, evaluation)
         return
-    packing.same(cfg, train, evaluation)
+    PACKING.same(cfg, train, evaluation)
 
 
-def test_rows_without_labels_stay_in_the_evaluation_only(packing: Step, config: Any) -> None:
+def test_rows_without_labels_stay_in_the_evaluation_only() -> None:
     from datasets import Dataset, Features, List, Value
 
     features = Features({"input_ids": List(Value("int32")), "labels": List(Value("int64"))})
     columns = {"input_ids": [[1], [], [2], [3, 4]], "labels": [[], [], [-100], [-100, 3]]}
     dataset = Dataset.from_dict(columns, features=features)
-    assert [len(item) for item in packing.same(config({}), dataset, dataset)] == [1, 3]
+    assert [len(item) for item in PACKING.same(config({}), dataset, dataset)] == [1, 3]
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2500])
-def test_position_ids_across_batches(packing: Step, config: Any, count: int) -> None:
+def test_position_ids_across_batches(count: int) -> None:
     from datasets import Dataset
 
     rng = np.random.default_rng(count)
     rows = [rng.integers(-100, -98, rng.integers(1, 9)).tolist() for _ in range(count)]
     dataset = Dataset.from_dict({"input_ids": rows, "labels": rows, "n": list(range(count))})
     for item in (dataset, dataset.shuffle(seed=1), subclassed(dataset)):
-        ours, _ = packing.same(config({"sample_packing": True}), item, None)
+        ours, _ = PACKING.same(config({"sample_packing": True}), item, None)
         assert str(ours.features["position_ids"]) == "List(Value('int64'))"
         assert str(ours.features["length"]) == "Value('int64')"
 
 
 def test_the_fingerprint_is_that_of_stock_also_when_stock_is_wrapped(
-    packing: Step, stock: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @functools.wraps(packing.stock)
-    def wrapper(*args: Any) -> Any:
-        raise AssertionError("not called")
-
-    monkeypatch.setattr(stock("axolotl.utils.trainer"), "process_datasets_for_packing", wrapper)
-    packing.same(config({}), tokenised(9), None)
+    real = PACKING.stock
+    wrapper = functools.wraps(real)(lambda *_: pytest.fail("called"))
+    monkeypatch.setattr("axolotl.utils.trainer.process_datasets_for_packing", wrapper)
+    ours, _ = process_datasets_for_packing(config({}), tokenised(9), None)
+    assert_same_dataset(ours, real(config({}), tokenised(9), None)[0])
 
 
 @pytest.mark.parametrize("name", FILLED)
 def test_steps_of_few_rows_change_nothing(
-    long: Step, config: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
     monkeypatch.setattr(filters, "_ROWS_AT_ONCE", 4)
-    long.same(rows_of(name, tmp_path), 3, config({"excess_length_strategy": "truncate"}))
+    LONG.same(rows_of(name, tmp_path), 3, config({"excess_length_strategy": "truncate"}))
 
 
-def test_existing_columns_are_written_over_in_place(packing: Step, config: Any) -> None:
+def test_existing_columns_are_written_over_in_place() -> None:
     from datasets import Dataset
 
     columns = {"position_ids": [[5, 5]], "length": [9], "labels": [[1, 2]], "input_ids": [[3, 4]]}
-    ours, _ = packing.same(config({"sample_packing": True}), Dataset.from_dict(columns), None)
+    ours, _ = PACKING.same(config({"sample_packing": True}), Dataset.from_dict(columns), None)
     assert ours.column_names == list(columns)
 
 
-def test_an_empty_evaluation_is_given_back(config: Any) -> None:
+def test_an_empty_evaluation_is_given_back() -> None:
     dataset, empty = tokenised(20), tokenised(3).select([])
     for other in (None, empty):
         _, given_back = process_datasets_for_packing(config({}), dataset, other)
@@ -347,18 +337,16 @@ def test_an_empty_evaluation_is_given_back(config: Any) -> None:
     ],
     ids=str,
 )
-def test_odd_packings_are_left_to_stock(
-    packing: Step, config: Any, columns: Any, options: dict[str, Any]
-) -> None:
+def test_odd_packings_are_left_to_stock(columns: Any, options: dict[str, Any]) -> None:
     from datasets import Dataset
 
     dataset = Dataset(pa.table(columns))
     before = (dataset._fingerprint, dataset.data.table)
-    packing.refuses(config(options), dataset, None)
+    PACKING.refuses(config(options), dataset, None)
     assert (dataset._fingerprint, dataset.data.table) == before
 
 
-def test_other_kinds_of_datasets_are_left_to_stock(config: Any) -> None:
+def test_other_kinds_of_datasets_are_left_to_stock() -> None:
     from datasets import IterableDataset
 
     good = tokenised(9)
@@ -374,7 +362,7 @@ def test_other_kinds_of_datasets_are_left_to_stock(config: Any) -> None:
 # Caches.
 
 
-def prepare(steps: Any, folder: Path, config: Any, **options: Any) -> Any:
+def prepare(steps: Any, folder: Path, **options: Any) -> Any:
     """Both steps on a dataset on disk, by stock's functions or by ours."""
     from datasets import load_from_disk
 
@@ -388,22 +376,20 @@ def caches(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("num_proc", [None, 2])
-def test_caches_serve_stock_and_ours_alike(
-    long: Step, packing: Step, config: Any, tmp_path: Path, num_proc: int | None
-) -> None:
+def test_caches_serve_stock_and_ours_alike(tmp_path: Path, num_proc: int | None) -> None:
     ours_first, stock_first = tmp_path / "ours", tmp_path / "stock"
     tokenised(50).save_to_disk(str(ours_first))
     shutil.copytree(ours_first, stock_first)
     stock = SimpleNamespace(
-        handle_long_seq_in_dataset=long.stock, process_datasets_for_packing=packing.stock
+        handle_long_seq_in_dataset=LONG.stock, process_datasets_for_packing=PACKING.stock
     )
     for folder, first, second in ((ours_first, filters, stock), (stock_first, stock, filters)):
-        made = prepare(first, folder, config, dataset_num_proc=num_proc)
+        made = prepare(first, folder, dataset_num_proc=num_proc)
         files = caches(folder)
         assert files
         assert {Path(item["filename"]).parent for item in made.cache_files} == {folder}
-        assert_same_dataset(prepare(second, folder, config, dataset_num_proc=num_proc), made)
-        assert_same_dataset(prepare(first, folder, config, dataset_num_proc=num_proc), made)
+        assert_same_dataset(prepare(second, folder, dataset_num_proc=num_proc), made)
+        assert_same_dataset(prepare(first, folder, dataset_num_proc=num_proc), made)
         assert caches(folder) == files
     names = [
         {name.split("_")[0].removesuffix(".arrow") for name in caches(item)}
@@ -412,32 +398,32 @@ def test_caches_serve_stock_and_ours_alike(
     assert names[0] == names[1]
 
 
-def test_preprocessing_writes_its_caches_anew(config: Any, tmp_path: Path) -> None:
+def test_preprocessing_writes_its_caches_anew(tmp_path: Path) -> None:
     tokenised(50).save_to_disk(str(tmp_path))
-    made = prepare(filters, tmp_path, config)
+    made = prepare(filters, tmp_path)
     before = caches(tmp_path)
-    assert_same_dataset(prepare(filters, tmp_path, config, is_preprocess=True), made)
+    assert_same_dataset(prepare(filters, tmp_path, is_preprocess=True), made)
     after = caches(tmp_path)
     assert after.keys() == before.keys()
     assert all(after[name] > before[name] for name in before)
 
 
-def test_without_caching_the_files_are_temporary(config: Any, tmp_path: Path) -> None:
+def test_without_caching_the_files_are_temporary(tmp_path: Path) -> None:
     import datasets
 
     tokenised(50).save_to_disk(str(tmp_path))
     datasets.disable_caching()
     try:
-        made = prepare(filters, tmp_path, config)
+        made = prepare(filters, tmp_path)
     finally:
         datasets.enable_caching()
     assert caches(tmp_path) == {}
     assert made.cache_files
-    assert len(made) == len(prepare(filters, tmp_path, config))
+    assert len(made) == len(prepare(filters, tmp_path))
 
 
 def test_an_error_midway_leaves_no_file_behind(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from datasets import load_from_disk
 
@@ -457,7 +443,7 @@ def test_an_error_midway_leaves_no_file_behind(
     }
 
 
-def test_the_process_is_left_as_by_a_fork(config: Any) -> None:
+def test_the_process_is_left_as_by_a_fork() -> None:
     """The library switches off the threads of tokenizers when it has forked, past os.environ."""
     import ctypes
 
@@ -473,12 +459,10 @@ def test_the_process_is_left_as_by_a_fork(config: Any) -> None:
 
 
 @pytest.mark.parametrize("num_proc", [None, 1, 2])
-def test_a_split_is_kept_or_forgotten_as_by_stock(
-    packing: Step, config: Any, num_proc: int | None
-) -> None:
+def test_a_split_is_kept_or_forgotten_as_by_stock(num_proc: int | None) -> None:
     from datasets import Dataset
 
     plain = tokenised(40).filter(lambda row: len(row["input_ids"]))
     dataset = Dataset.from_dict(plain.to_dict(), split="train")
     cfg = config({"is_preprocess": True, "sample_packing": True, "dataset_num_proc": num_proc})
-    packing.same(cfg, dataset, None)
+    PACKING.same(cfg, dataset, None)

@@ -22,18 +22,25 @@ from fast_axolotl.axolotl.sampler import (
     generate_batches,
     pack_parallel,
 )
-from support.axolotl import AGAINST_AXOLOTL, log_lines
+from support.axolotl import STOCK_AXOLOTL, Later, log_lines
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 
-@pytest.fixture(scope="module")
-def multipack(stock: Callable[[str], Any]) -> Iterator[Any]:
-    module = stock("axolotl.utils.samplers.multipack")
+multipack = Later("axolotl.utils.samplers.multipack")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_collection(stock: Callable[[str], Any]) -> Iterator[None]:
+    """Axolotl collects garbage after each pass: a third of a second, and no result."""
     with pytest.MonkeyPatch.context() as patch:
-        # Axolotl collects garbage after each pass: a third of a second, and no result.
-        patch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
-        yield module
+        patch.setattr(stock(multipack.__name__), "gc", SimpleNamespace(collect=lambda: None))
+        yield
+
+
+def make_sampler(below: Any, **options: Any) -> Any:
+    usual = {"batch_size": 1, "batch_max_len": 512, "bin_size": 20, "num_processes": 1}
+    return multipack.MultipackBatchSampler(below, **usual | options)
 
 
 def lengths_of(count: int, seed: int = 0, most: int = 400) -> Any:
@@ -59,15 +66,12 @@ class Odd:
         return iter(self.indices)
 
 
-def outcome(
-    multipack: Any, make: Callable[[], Any], use: Callable[[Any], Any], **options: Any
-) -> Any:
+def outcome(make: Callable[[], Any], use: Callable[[Any], Any], **options: Any) -> Any:
     """All that can be seen of a sampler after ``use``, with torch's state."""
     import torch
 
     torch.manual_seed(11)
-    defaults = {"batch_size": 1, "batch_max_len": 512, "bin_size": 20, "num_processes": 1}
-    sampler = multipack.MultipackBatchSampler(make(), **defaults | options)
+    sampler = make_sampler(make(), **options)
     result = use(sampler)
     state = {
         name: value for name, value in vars(sampler).items() if name not in ("sampler", "lengths")
@@ -86,7 +90,7 @@ def outcome(
     }
 
 
-def same(multipack: Any, make: Callable[[], Any], **options: Any) -> None:
+def same(make: Callable[[], Any], **options: Any) -> None:
     """Both of Axolotl's methods and ours, from equal beginnings, lead to equal ends."""
     for theirs, ours in (
         (
@@ -96,8 +100,8 @@ def same(multipack: Any, make: Callable[[], Any], **options: Any) -> None:
         (lambda s: s.generate_batches(), generate_batches),
         (len, batches_length),
     ):
-        expected = outcome(multipack, make, theirs, **options)
-        assert outcome(multipack, make, ours, **options) == expected
+        expected = outcome(make, theirs, **options)
+        assert outcome(make, ours, **options) == expected
 
 
 def random_sampler(count: int, **options: Any) -> Any:
@@ -126,7 +130,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
 @settings(deadline=None, max_examples=50)
 @given(problem=problems(), dtype=st.sampled_from([np.int32, np.int64]), safe_mode=st.booleans())
 def test_pack_parallel_gives_the_same_lists_of_ints(
-    multipack: Any, problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
+    problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
 ) -> None:
     lengths, limits = problem
     arguments = {"num_processes": 1, "safe_mode": safe_mode, **limits}
@@ -136,7 +140,7 @@ def test_pack_parallel_gives_the_same_lists_of_ints(
 
 @pytest.mark.parametrize("num_processes", [1, 2, None])
 def test_pack_parallel_gives_the_same_packs_and_log_for_any_number_of_processes(
-    multipack: Any, num_processes: int | None
+    num_processes: int | None,
 ) -> None:
     lengths = lengths_of(6_000)[::2].astype(np.int32)
     logs, results = [], []
@@ -148,7 +152,7 @@ def test_pack_parallel_gives_the_same_packs_and_log_for_any_number_of_processes(
     assert logs[0] == logs[1]
 
 
-def test_pack_parallel_leaves_odd_arguments_to_axolotl(multipack: Any) -> None:
+def test_pack_parallel_leaves_odd_arguments_to_axolotl() -> None:
     usual = {"sequence_lengths": np.array([1, 2], np.int32), "bin_capacity": 10}
     usual |= {"group_size": 5, "bin_size": 5}
     two_deep, unsigned = np.array([[1, 2]], np.int32), np.array([1, 2], np.uint64)
@@ -188,14 +192,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", [random_sampler, sequential_sampler])
 def test_batches_length_and_generate_batches_leave_all_as_axolotl_does(
-    multipack: Any, kind: Any, options: dict[str, Any]
+    kind: Any, options: dict[str, Any]
 ) -> None:
-    same(multipack, partial(kind, 701), lengths=lengths_of(701), **options)
+    same(partial(kind, 701), lengths=lengths_of(701), **options)
 
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_any_settings_lead_to_the_same_end(multipack: Any, data: st.DataObject) -> None:
+def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 120))
     options = {
         "batch_size": data.draw(st.integers(1, 6)),
@@ -207,14 +211,14 @@ def test_any_settings_lead_to_the_same_end(multipack: Any, data: st.DataObject) 
         "num_count_samples": data.draw(st.integers(1, 4)),
     }
     kind = data.draw(st.sampled_from([random_sampler, sequential_sampler]))
-    same(multipack, partial(kind, count), lengths=lengths_of(count, seed=count), **options)
+    same(partial(kind, count), lengths=lengths_of(count, seed=count), **options)
 
 
 @pytest.mark.parametrize("wanted", [None, 50, 300, 450, 600])
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("has_generator", [False, True])
 def test_every_random_sampler_of_torch_draws_as_often_as_before(
-    multipack: Any, wanted: int | None, replacement: bool, has_generator: bool
+    wanted: int | None, replacement: bool, has_generator: bool
 ) -> None:
     def make() -> Any:
         import torch
@@ -222,7 +226,7 @@ def test_every_random_sampler_of_torch_draws_as_often_as_before(
         generator = torch.Generator().manual_seed(5) if has_generator else None
         return random_sampler(300, replacement=replacement, num_samples=wanted, generator=generator)
 
-    same(multipack, make, lengths=lengths_of(300))
+    same(make, lengths=lengths_of(300))
 
 
 ODD = {
@@ -237,23 +241,21 @@ ODD = {
 @pytest.mark.parametrize("indices", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_samplers_of_other_kinds_are_iterated_once_a_pass(
-    multipack: Any, indices: list[Any], batch_size: int
+    indices: list[Any], batch_size: int
 ) -> None:
-    same(multipack, lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
+    same(lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
 
 
-def test_a_subclass_of_the_random_sampler_is_iterated(multipack: Any) -> None:
+def test_a_subclass_of_the_random_sampler_is_iterated() -> None:
     def make() -> Any:
         from accelerate.data_loader import SeedableRandomSampler
 
         return SeedableRandomSampler(range(200), data_seed=3)
 
-    same(multipack, make, lengths=lengths_of(200))
+    same(make, lengths=lengths_of(200))
 
 
-def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew(
-    multipack: Any,
-) -> None:
+def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew() -> None:
     def epochs(length: Any, batches: Any) -> Callable[[Any], Any]:
         def use(sampler: Any) -> Any:
             found = [length(sampler), batches(sampler)]
@@ -262,60 +264,49 @@ def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew(
 
         return use
 
-    own = multipack.MultipackBatchSampler.generate_batches
+    batches = multipack.MultipackBatchSampler.generate_batches
     for theirs, ours in (
-        (epochs(len, own), epochs(batches_length, generate_batches)),
-        (lambda s: [own(s), len(s)], lambda s: [generate_batches(s), batches_length(s)]),
+        (epochs(len, batches), epochs(batches_length, generate_batches)),
+        (lambda s: [batches(s), len(s)], lambda s: [generate_batches(s), batches_length(s)]),
     ):
         expected, found = (
-            outcome(
-                multipack, partial(random_sampler, 500), use, lengths=lengths_of(500), batch_size=2
-            )
+            outcome(partial(random_sampler, 500), use, lengths=lengths_of(500), batch_size=2)
             for use in (theirs, ours)
         )
         assert found == expected
 
 
-def test_a_world_of_many_ranks_is_counted_once(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_of_many_ranks_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
-    same(multipack, partial(random_sampler, 400), lengths=lengths_of(400))
+    same(partial(random_sampler, 400), lengths=lengths_of(400))
 
 
-def test_the_log_has_the_same_lines(multipack: Any) -> None:
+def test_the_log_has_the_same_lines() -> None:
     logs = []
     for use in (len, batches_length):
         with log_lines(multipack.__name__, level=logging.DEBUG) as lines:
-            outcome(multipack, partial(random_sampler, 300), use, lengths=lengths_of(300))
+            outcome(partial(random_sampler, 300), use, lengths=lengths_of(300))
         logs.append([line.split(" time: ")[0] for _, line in lines])
     assert logs[0] == logs[1]
     assert "gather_len_batches: [" in str(logs[0])
 
 
-def test_statistics_beyond_32_bits_end_as_in_axolotl(multipack: Any) -> None:
+def test_statistics_beyond_32_bits_end_as_in_axolotl() -> None:
     lengths = np.full(40, 100_000_000)
     options = {"batch_max_len": 300_000_000, "batch_size": 3, "num_count_samples": 1}
-    same(multipack, partial(sequential_sampler, 40), lengths=lengths, **options)
-    sampler = multipack.MultipackBatchSampler(
-        sequential_sampler(40), lengths=lengths, bin_size=9, sequential=True, **options
-    )
+    same(partial(sequential_sampler, 40), lengths=lengths, **options)
+    options |= {"lengths": lengths, "bin_size": 9, "sequential": True}
+    sampler = make_sampler(sequential_sampler(40), **options)
     with pytest.raises(OverflowError):
         sampler.generate_batches()
     with pytest.raises(OverflowError):
         generate_batches(sampler)
 
 
-def plain_sampler(multipack: Any, below: Any, batch_size: int = 1) -> Any:
-    return multipack.MultipackBatchSampler(
-        below, batch_size, 512, lengths_of(50), 20, num_processes=1
-    )
-
-
-def _unchanged(multipack: Any, call: Callable[[Any], Any], **changes: Any) -> None:
+def _unchanged(call: Callable[[Any], Any], **changes: Any) -> None:
     import torch
 
-    sampler = plain_sampler(multipack, random_sampler(50), 2)
+    sampler = make_sampler(random_sampler(50), batch_size=2, lengths=lengths_of(50))
     for name, value in changes.items():
         setattr(sampler, name, value)
     before, state = dict(vars(sampler)), torch.get_rng_state()
@@ -328,7 +319,7 @@ def _unchanged(multipack: Any, call: Callable[[Any], Any], **changes: Any) -> No
 
 @pytest.mark.parametrize("call", [generate_batches, batches_length])
 def test_odd_settings_are_left_to_axolotl_before_anything_is_drawn(
-    multipack: Any, call: Callable[[Any], Any]
+    call: Callable[[Any], Any],
 ) -> None:
     odd: dict[str, list[Any]] = {
         "lengths": [[1] * 50, np.ones(50), np.full(50, -1, np.int32)],
@@ -344,44 +335,42 @@ def test_odd_settings_are_left_to_axolotl_before_anything_is_drawn(
     }
     for name, values in odd.items():
         for value in values:
-            _unchanged(multipack, call, **{name: value})
+            _unchanged(call, **{name: value})
 
 
 def test_subclasses_and_foreign_packing_are_left_to_axolotl(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Own(multipack.MultipackBatchSampler):  # type: ignore[misc]
+    class Own(multipack.MultipackBatchSampler):  # type: ignore[name-defined,misc]
         pass
 
-    _unchanged(multipack, batches_length, __class__=Own)
-    monkeypatch.setattr(multipack, "pack_parallel", lambda *_, **__: [])
-    _unchanged(multipack, batches_length)
+    _unchanged(batches_length, __class__=Own)
+    monkeypatch.setattr(f"{multipack.__name__}.pack_parallel", lambda *_, **__: [])
+    _unchanged(batches_length)
 
 
-def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone(multipack: Any) -> None:
+def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone() -> None:
     class Tired(Odd):
         def __iter__(self) -> Iterator[Any]:
             if self.passes == 2:
                 raise RuntimeError("no more")
             return super().__iter__()
 
-    sampler = plain_sampler(multipack, Tired(list(range(50))))
+    sampler = make_sampler(Tired(list(range(50))), lengths=lengths_of(50))
     with pytest.raises(RuntimeError):
         batches_length(sampler)
     assert (sampler._batches, sampler.total_tokens_used, sampler.total_token_slots) == (None, 0, 0)
 
 
-def test_a_failing_collective_is_final_and_is_asked_once(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_collective_is_final_and_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def reduce_and_broadcast(*functions: Any) -> None:
         asked.append(functions)
         raise RuntimeError("timeout")
 
-    monkeypatch.setattr(multipack, "reduce_and_broadcast", reduce_and_broadcast)
-    sampler = plain_sampler(multipack, list(range(50)))
+    monkeypatch.setattr(f"{multipack.__name__}.reduce_and_broadcast", reduce_and_broadcast)
+    sampler = make_sampler(list(range(50)), lengths=lengths_of(50))
     with pytest.raises(Final, match="timeout"):
         batches_length(sampler)
     assert len(asked) == 1

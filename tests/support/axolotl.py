@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -29,6 +30,9 @@ AGAINST_AXOLOTL = [
 ]
 """Marks for tests that call the real Axolotl."""
 
+STOCK_AXOLOTL = [*AGAINST_AXOLOTL, pytest.mark.usefixtures("stock")]
+"""Marks for tests that import the real Axolotl, with none of our patches in it."""
+
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 EQUAL_TO_STOCK = settings(
@@ -36,6 +40,19 @@ EQUAL_TO_STOCK = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+class Later:
+    """A module that is imported when something is asked of it, by a test in which it is stock."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Any:
+        if "PYTEST_CURRENT_TEST" not in os.environ:
+            # pytest collects tests, and asks every name in their modules what it is.
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def run_child(
@@ -83,6 +100,11 @@ def log_lines(*names: str, level: int | None = None) -> Iterator[list[tuple[int,
         for logger, before in zip(loggers, levels, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(before)
+
+
+def config(keys: dict[str, Any]) -> Any:
+    """A configuration, as Axolotl's functions take it."""
+    return Later("axolotl.utils.dict").DictDefault(keys)
 
 
 def byte_tokenizer(*, adds_bos: bool = False, **options: Any) -> Any:
