@@ -560,20 +560,19 @@ def _wanted(cfg: Any) -> StreamSettings:
 
 def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
     """A dataset that Hugging Face loaded, with our reader and our buffers."""
-    paths, num_bytes = shard_sources(loaded), 0
-    builder = loaded._ex_iterable.generate_tables_fn.__self__
-    for path in () if settings.force else paths:
-        if num_bytes >= settings.min_file_bytes:
-            break
-        try:
-            address, options = locate(path, builder)
-            sources, _ = find_files(address, storage_options=options)
-        except DataError:
-            # A file that hides its size counts as large.
-            break
-        num_bytes += sum(source.num_bytes for source in sources)
-    else:
-        if not settings.force and num_bytes < settings.min_file_bytes:
+    paths = shard_sources(loaded)
+    if not settings.force:
+        num_bytes = 0
+        for path in paths:
+            try:
+                address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
+                sources, _ = find_files(address, storage_options=options)
+            except DataError:
+                break  # a file that hides its size counts as large
+            num_bytes += sum(source.num_bytes for source in sources)
+            if num_bytes >= settings.min_file_bytes:
+                break
+        else:
             raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
     dataset = through_reader(loaded, memory_budget=settings.memory_budget)
     return bounded(dataset, settings.buffer_bytes)
