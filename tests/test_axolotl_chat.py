@@ -5,8 +5,9 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+import importlib.util
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_chat import tokenize_prompt
-from fast_axolotl.integrations.axolotl_templates import Renderer, find_renderer
-from fast_axolotl.integrations.patching import Unfamiliar
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl.axolotl.chat import tokenize_prompt
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.templates import find_renderer
+from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 WORDS = [
-    "hello",
-    "world",
-    "[[dummy_message]]",
-    "[[dummy",
-    "zz",
-    "zzdummymessagezz",
-    "]]",
-    "<|im_end|>",
-    "</s>",
-    " ",
-    "\n",
-    "  ",
-    "ünï",
-    "🙂",
-    "日本",
-    "</think>",
-    "<think>",
-    "a",
+    *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a"),
+    *("<|im_end|>", "</s>", " ", "\n", "  ", "ünï", "🙂", "日本", "</think>", "<think>"),
 ]
 CONTENTS = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
 
@@ -108,40 +93,22 @@ COPIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def chat(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.prompt_strategies.chat_template")
+chat = Later("axolotl.prompt_strategies.chat_template")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(stock: Callable[[str], Any]) -> Any:
-    stock("axolotl.prompt_strategies.chat_template")
+@cache
+def plain_tokenizer() -> Any:
     return make_tokenizer()
 
 
 def make_tokenizer(**options: Any) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    rust = Tokenizer(models.BPE())
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rust.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    rust.train_from_iterator(
-        ["hello world, what a day it is", "user assistant system"] * 3, trainer
-    )
-    names = {"bos_token": "<s>", "eos_token": "<|im_end|>", **options}
-    return PreTrainedTokenizerFast(tokenizer_object=rust, **names)
+    return byte_tokenizer(**{"eos_token": "<|im_end|>", **options})
 
 
 def make_strategy(
-    chat: Any, tokenizer: Any, template: str = CHATML, prompter: Any = None, **options: Any
+    template: str = CHATML, prompter: Any = None, tokenizer: Any = None, **options: Any
 ) -> Any:
+    tokenizer = tokenizer or plain_tokenizer()
     options = {"roles_to_train": ["assistant"], "train_on_eos": "turn", **options}
     prompter = {"message_field_training": "train", "field_system": "system", **(prompter or {})}
     return chat.ChatTemplateStrategy(
@@ -153,31 +120,29 @@ def make_strategy(
     )
 
 
-def logged(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    caplog.clear()
-    return call(), [record.getMessage() for record in caplog.records]
+def logged(call: Callable[[Any], Any], batch: Any) -> tuple[Any, list[tuple[int, str]]]:
+    with log_lines("axolotl", "transformers") as lines:
+        return call(batch), lines
 
 
-@pytest.fixture
-def captured(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Loggers of Axolotl and transformers may not hand on to the root, where caplog listens."""
-    loggers = [logging.getLogger(name) for name in ("axolotl", "transformers")]
-    loggers = [logger for logger in loggers if not logger.propagate]
-    for logger in loggers:
-        logger.addHandler(caplog.handler)
-    yield caplog
-    for logger in loggers:
-        logger.removeHandler(caplog.handler)
-
-
-def check(caplog: Any, strategy: Any, batch: dict[str, Any]) -> None:
+def check(strategy: Any, batch: dict[str, Any]) -> None:
     """Values, order of keys, types and log lines are those of the stock function."""
-    want, want_log = logged(caplog, lambda: strategy.tokenize_prompt(batch))
-    got, got_log = logged(caplog, lambda: tokenize_prompt(strategy, batch))
+    want, want_log = logged(strategy.tokenize_prompt, batch)
+    got, got_log = logged(partial(tokenize_prompt, strategy), batch)
     assert got == want
     assert list(got) == list(want)
     assert {type(x) for rows in got.values() for row in rows for x in row} <= {int}
     assert got_log == want_log
+
+
+def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
+    """Ours refuses, has changed nothing and logged nothing."""
+    batch = {"messages": [TALK]} if batch is None else batch
+    before = repr(batch), repr(strategy.__dict__)
+    with log_lines("axolotl", "transformers") as lines, pytest.raises(Unfamiliar, match=match):
+        tokenize_prompt(strategy, batch)
+    assert lines == []
+    assert (repr(batch), repr(strategy.__dict__)) == before
 
 
 def turn(role: str, content: str, **others: Any) -> dict[str, Any]:
@@ -204,13 +169,11 @@ CONVERSATIONS = st.lists(
     template=st.sampled_from([*COPIES.values(), *LOOKS_INSIDE.values(), ""]),
 )
 def test_random_conversations_under_random_templates(
-    chat: Any, tokenizer: Any, rows: Any, eos: str, eot: str, template: str
+    rows: Any, eos: str, eot: str, template: str
 ) -> None:
     body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
     whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    strategy = make_strategy(
-        chat, tokenizer, whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"]
-    )
+    strategy = make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"])
     batch = {"messages": rows}
     try:
         got = tokenize_prompt(strategy, batch)
@@ -220,9 +183,7 @@ def test_random_conversations_under_random_templates(
 
 
 @pytest.mark.parametrize("name", [*LOOKS_INSIDE, *COPIES])
-def test_a_template_has_a_plan_only_if_it_never_looks_inside(
-    chat: Any, tokenizer: Any, captured: Any, name: str
-) -> None:
+def test_a_template_has_a_plan_only_if_it_never_looks_inside(name: str) -> None:
     body = LOOKS_INSIDE.get(name) or COPIES[name]
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}" + body + "</s>{% endfor %}"
@@ -231,19 +192,14 @@ def test_a_template_has_a_plan_only_if_it_never_looks_inside(
         [turn("user", "hello"), turn("assistant", first), turn("user", "x"), turn("assistant", "h")]
         for first in ("hello", "world", " 7 ", "Hello [[dummy_message]]", "zz 7", "HELLO", "7")
     ]
-    strategy = make_strategy(chat, tokenizer, template)
-    check(captured, strategy, {"messages": rows})
-    plans = list(renderer_of(strategy).plans.values())
+    strategy = make_strategy(template)
+    check(strategy, {"messages": rows})
+    renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
+    plans = list(renderer.plans.values())
     assert [plan is not None for plan in plans] == [name in COPIES] * len(plans)
 
 
-def renderer_of(strategy: Any) -> Renderer:
-    return find_renderer(strategy.prompter.chat_template, strategy.tokenizer.special_tokens_map)
-
-
 def shipped_templates() -> list[str]:
-    import importlib.util
-
     found = importlib.util.find_spec("axolotl")
     if found is None:
         return []
@@ -252,22 +208,19 @@ def shipped_templates() -> list[str]:
 
 
 @pytest.mark.parametrize("name", shipped_templates())
-def test_every_template_that_axolotl_ships(
-    chat: Any, tokenizer: Any, captured: Any, name: str
-) -> None:
+def test_every_template_that_axolotl_ships(name: str) -> None:
     text = (
         Path(chat.__file__).parents[1] / f"utils/chat_templates/templates/{name}.jinja"
     ).read_text()
-    strategy = make_strategy(chat, tokenizer, text)
+    strategy = make_strategy(text)
     rows = [
         [turn("user", f"{word} hello"), turn("assistant", f"day {word}")] * (1 + index % 2)
         for index, word in enumerate(WORDS)
     ]
     if any(unsteady in text for unsteady in ("strftime_now", "random", "lipsum")):
-        with pytest.raises(Unfamiliar, match="clock"):
-            tokenize_prompt(strategy, {"messages": rows})
+        refused(strategy, {"messages": rows}, "clock")
         return
-    check(captured, strategy, {"messages": rows})
+    check(strategy, {"messages": rows})
 
 
 @pytest.mark.parametrize(
@@ -283,10 +236,8 @@ def test_every_template_that_axolotl_ships(
         ({"roles": {"user": ["human"], "assistant": ["user"]}}, {}),
     ],
 )
-def test_settings_of_a_dataset(
-    chat: Any, tokenizer: Any, captured: Any, prompter: Any, options: Any
-) -> None:
-    strategy = make_strategy(chat, tokenizer, prompter=prompter, **options)
+def test_settings_of_a_dataset(prompter: Any, options: Any) -> None:
+    strategy = make_strategy(prompter=prompter, **options)
     rows = [
         [
             {**turn(role, text), "from": role, "value": text, "train": None, "unused": [1]}
@@ -298,30 +249,26 @@ def test_settings_of_a_dataset(
         message.setdefault("from", message["role"])
         message.setdefault("value", message["content"])
     batch = {"messages": rows, "system": ["be good", "be bad"], "id": [1, 2]}
-    check(captured, strategy, batch)
+    check(strategy, batch)
 
 
-def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template(
-    chat: Any, tokenizer: Any, captured: Any
-) -> None:
+def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template() -> None:
     template = (
         "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}"
         "({{ m.reasoning_content }}){% endif %}{% if m.name %}{{ m.name }}{% endif %}"
         "{{ m.content }}<|im_end|>{% endfor %}"
     )
-    strategy = make_strategy(chat, tokenizer, template)
+    strategy = make_strategy(template)
     rows = [
         [turn("user", "hello", name="ann"), turn("assistant", "day", reasoning_content="what")],
         TALK,
     ]
-    check(captured, strategy, {"messages": rows})
+    check(strategy, {"messages": rows})
 
 
-def test_log_lines_come_as_often_and_in_the_same_order(
-    chat: Any, captured: Any, stock: Any
-) -> None:
+def test_log_lines_come_as_often_and_in_the_same_order(stock: Any) -> None:
     tokenizer = make_tokenizer(model_max_length=12)
-    strategy = make_strategy(chat, tokenizer, train_on_eos="turn")
+    strategy = make_strategy(tokenizer=tokenizer, train_on_eos="turn")
     rows = [
         [turn("user", "a")],
         TALK,
@@ -329,20 +276,21 @@ def test_log_lines_come_as_often_and_in_the_same_order(
         [*TALK, turn("user", "x")],
         [turn("assistant", " "), turn("assistant", "")],
     ]
-    want, want_log = logged(captured, lambda: strategy.tokenize_prompt({"messages": rows}))
+    batch = {"messages": rows}
+    want, want_log = logged(strategy.tokenize_prompt, batch)
     assert tokenizer.deprecation_warnings
     tokenizer.deprecation_warnings.clear()
-    got, got_log = logged(captured, lambda: tokenize_prompt(strategy, {"messages": rows}))
+    got, got_log = logged(partial(tokenize_prompt, strategy), batch)
     assert got == want
     assert got_log == want_log
-    assert sum("longer than" in line for line in got_log) == 1
-    assert sum("Last turn" in line for line in got_log) == 2
+    assert sum("longer than" in line for _, line in got_log) == 1
+    assert sum("Last turn" in line for _, line in got_log) == 2
     assert tokenizer.deprecation_warnings
 
 
-def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it(chat: Any, tokenizer: Any) -> None:
-    strategy = make_strategy(chat, tokenizer)
-    rust = tokenizer._tokenizer
+def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it() -> None:
+    strategy = make_strategy()
+    rust = strategy.tokenizer._tokenizer
     for call in (strategy.tokenize_prompt, lambda batch: tokenize_prompt(strategy, batch)):
         rust.enable_truncation(3)
         rust.enable_padding(length=9)
@@ -371,49 +319,48 @@ ODD_BATCHES = {
 
 
 @pytest.mark.parametrize("name", ODD_BATCHES)
-def test_odd_rows_are_unfamiliar_and_nothing_was_logged(
-    chat: Any, tokenizer: Any, captured: Any, name: str
-) -> None:
+def test_odd_rows_are_unfamiliar_and_nothing_was_logged(name: str) -> None:
     prompter = {"message_field_training_detail": "detail"}
-    strategy = make_strategy(chat, tokenizer, prompter=prompter)
+    strategy = make_strategy(prompter=prompter)
     batch = dict(ODD_BATCHES[name])
     if name not in ("one row", "no rows", "other column"):
         batch = {key: [[turn("user", "x")], *rows] if key == "messages" else [None, *rows]
                  for key, rows in batch.items()}  # fmt: skip
-    before = repr(batch), repr(strategy.__dict__)
-    captured.clear()
-    with pytest.raises(Unfamiliar):
-        tokenize_prompt(strategy, batch)
-    assert not captured.records
-    assert (repr(batch), repr(strategy.__dict__)) == before
+    refused(strategy, batch)
 
 
-def test_odd_strategies_are_unfamiliar(chat: Any, tokenizer: Any) -> None:
+def test_odd_strategies_are_unfamiliar() -> None:
     class Mine(chat.ChatTemplateStrategy):  # type: ignore[name-defined,misc]
         pass
 
-    plain = make_strategy(chat, tokenizer)
+    plain = make_strategy()
     odd = [
-        make_strategy(chat, tokenizer, split_thinking=True),
-        make_strategy(chat, tokenizer, prompter={"processor": print}),
-        make_strategy(chat, tokenizer, prompter={"chat_template_kwargs": {"documents": []}}),
-        make_strategy(chat, tokenizer, prompter={"chat_template_kwargs": {"x": [1]}}),
-        make_strategy(chat, tokenizer, "{{ messages|map(attribute='content')|random }}</s>"),
+        make_strategy(split_thinking=True),
+        make_strategy(prompter={"processor": print}),
+        make_strategy(prompter={"chat_template_kwargs": {"documents": []}}),
+        make_strategy(prompter={"chat_template_kwargs": {"x": [1]}}),
+        make_strategy("{{ messages|map(attribute='content')|random }}</s>"),
         make_strategy(
-            chat,
-            tokenizer,
             roles_to_train=[],
             train_on_eos=None,
             prompter={"message_field_training": None},
         ),
-        Mine(plain.prompter, tokenizer, False, 64, ["assistant"], "turn"),
+        Mine(plain.prompter, plain.tokenizer, False, 64, ["assistant"], "turn"),
     ]
     for strategy in odd:
-        with pytest.raises(Unfamiliar):
-            tokenize_prompt(strategy, {"messages": [TALK]})
+        refused(strategy)
+    for name in ("transform_message", "get_conversation_thread"):
+        altered = make_strategy()
+        setattr(altered, name, lambda value: value)
+        refused(altered, match="altered")
+    chat.LOG.setLevel("DEBUG")
+    try:
+        refused(plain, match="debug")
+    finally:
+        chat.LOG.setLevel("INFO")
 
 
-def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar(chat: Any) -> None:
+def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar() -> None:
     from transformers import PreTrainedTokenizerFast
 
     class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
@@ -426,82 +373,55 @@ def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar(chat: Any) -> None:
     random = make_tokenizer()
     random._tokenizer.model.dropout = 0.5
     for tokenizer in (own, altered, random, make_tokenizer(eos_token=None)):
-        strategy = make_strategy(chat, make_tokenizer())
+        strategy = make_strategy(tokenizer=make_tokenizer())
         strategy.tokenizer = strategy.prompter.tokenizer = tokenizer
-        with pytest.raises(Unfamiliar):
-            tokenize_prompt(strategy, {"messages": [TALK]})
+        refused(strategy)
 
 
-def test_debug_messages_are_left_to_axolotl(chat: Any, tokenizer: Any) -> None:
-    strategy = make_strategy(chat, tokenizer)
-    chat.LOG.setLevel("DEBUG")
-    try:
-        with pytest.raises(Unfamiliar, match="debug"):
-            tokenize_prompt(strategy, {"messages": [TALK]})
-    finally:
-        chat.LOG.setLevel("INFO")
-
-
-def test_texts_longer_than_one_call_takes(chat: Any, tokenizer: Any, captured: Any) -> None:
+def test_texts_longer_than_one_call_takes() -> None:
     rows = [[turn("user", "hello " * 20_000), turn("assistant", f"day {i}")] for i in range(5)]
-    check(captured, make_strategy(chat, tokenizer), {"messages": rows})
+    check(make_strategy(), {"messages": rows})
 
 
-def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text(
-    chat: Any, tokenizer: Any, captured: Any
-) -> None:
+def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text() -> None:
     template = (
         "{% macro f(x) %}{{ x }}{% endmacro %}{% for message in messages %}<|im_start|>"
         "{{ message['role'] }} {{ f(message['content']) }}<|im_end|>{% endfor %}"
     )
     mappings = {"role": "from", "content": "value"}
-    strategy = make_strategy(
-        chat, tokenizer, template, prompter={"message_property_mappings": mappings}
-    )
+    strategy = make_strategy(template, prompter={"message_property_mappings": mappings})
     row = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello", "content": "world"}]
-    check(captured, strategy, {"messages": [row]})
+    check(strategy, {"messages": [row]})
     row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
-    with pytest.raises(Unfamiliar, match="second role or content"):
-        tokenize_prompt(strategy, {"messages": [row]})
+    refused(strategy, {"messages": [row]}, "second role or content")
 
 
-def test_a_tokenizer_that_samples_is_unfamiliar(chat: Any) -> None:
+def test_a_tokenizer_that_samples_is_unfamiliar() -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     words = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.5), ("<|im_end|>", -2.0)]
     rust = Tokenizer(models.Unigram(words, unk_id=0))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<|im_end|>")
-    strategy = make_strategy(chat, tokenizer)
+    strategy = make_strategy(tokenizer=tokenizer)
     model = tokenizer._tokenizer.model
     if not hasattr(model, "alpha"):
         pytest.skip("this release of tokenizers does not sample")
     model.alpha, model.nbest_size = 0.3, 8
-    with pytest.raises(Unfamiliar, match="at random"):
-        tokenize_prompt(strategy, {"messages": [TALK]})
+    refused(strategy, match="at random")
 
 
-def test_signs_of_zero_are_two_templates(chat: Any, tokenizer: Any, captured: Any) -> None:
+def test_signs_of_zero_are_two_templates() -> None:
     template = "{{ x }}" + CHATML
     for value in (0.0, -0.0):
         prompter = {"chat_template_kwargs": {"x": value}}
-        strategy = make_strategy(chat, tokenizer, template, prompter=prompter)
-        check(captured, strategy, {"messages": [TALK]})
+        strategy = make_strategy(template, prompter=prompter)
+        check(strategy, {"messages": [TALK]})
 
 
-def test_marks_of_holes_written_by_a_template_are_text(
-    chat: Any, tokenizer: Any, captured: Any
-) -> None:
+def test_marks_of_holes_written_by_a_template_are_text() -> None:
     forged = "\x00\ue0a10:\x00"
     template = "{{ '\\x00\\ue0a10:\\x00' }}" + CHATML
-    strategy = make_strategy(chat, tokenizer, template)
+    strategy = make_strategy(template)
     rows = [[turn("user", text), turn("assistant", "a day")] for text in (forged, "hello", "b")]
-    check(captured, strategy, {"messages": rows})
-
-
-@pytest.mark.parametrize("name", ["transform_message", "get_conversation_thread"])
-def test_a_strategy_altered_by_hand_is_unfamiliar(chat: Any, tokenizer: Any, name: str) -> None:
-    strategy = make_strategy(chat, tokenizer)
-    setattr(strategy, name, lambda value: value)
-    with pytest.raises(Unfamiliar, match="altered"):
-        tokenize_prompt(strategy, {"messages": [TALK]})
+    check(strategy, {"messages": rows})

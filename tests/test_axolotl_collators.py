@@ -9,7 +9,7 @@ import copy
 import functools
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_collators as ours
-from fast_axolotl.integrations.patching import MARK, Unfamiliar
+from fast_axolotl.axolotl import collators as ours
+from fast_axolotl.axolotl.patching import MARK, Unfamiliar
 from fast_axolotl.measure.counting import BatchCounter
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import STOCK_AXOLOTL, word_tokenizer
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 PLAIN = "DataCollatorForSeq2Seq"
 PACKS = "BatchSamplerDataCollatorForSeq2Seq"
@@ -36,24 +36,9 @@ OURS = {
 }
 
 
-@pytest.fixture(scope="module")
-def batching(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.collators.batching")
-
-
 @functools.cache
 def base_tokenizer() -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"<unk>": 0, "<pad>": 9, "a": 1}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")),
-        pad_token="<pad>",
-        unk_token="<unk>",
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    return word_tokenizer(model_input_names=["input_ids", "attention_mask"])
 
 
 def tokenizer(**changes: Any) -> Any:
@@ -61,6 +46,12 @@ def tokenizer(**changes: Any) -> Any:
     for name, value in changes.items():
         setattr(changed, name, value)
     return changed
+
+
+def collator(kind: str, tokens: Any = None, **options: Any) -> Any:
+    from axolotl.utils.collators import batching
+
+    return getattr(batching, kind)(tokens or tokenizer(), **options)
 
 
 def feature(length: int, columns: tuple[str, ...], seed: int = 0) -> dict[str, Any]:
@@ -115,13 +106,14 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def same(batching: Any, kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
+def same(kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
     """Axolotl's collator and ours return the same, and leave the features alike."""
-    call = options.pop("call", {})
-    collator = getattr(batching, kind)(tokens or tokenizer(), **options)
+    call = options.get("call", {})
+    options = {name: value for name, value in options.items() if name != "call"}
+    own = collator(kind, tokens, **options)
     theirs, mine = copy.deepcopy(features), copy.deepcopy(features)
-    expected = collator(theirs, **call)
-    found = OURS[kind](collator, mine, **call)
+    expected = own(theirs, **call)
+    found = OURS[kind](own, mine, **call)
     assert_same(found, expected)
     assert_same(mine, theirs)
 
@@ -142,11 +134,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multiple of one": {"pad_to_multiple_of": 1},
     "longest": {"padding": "longest", "max_length": 3},
     "max_length": {"padding": "max_length", "max_length": 50},
-    "max_length and multiple": {
-        "padding": "max_length",
-        "max_length": 50,
-        "pad_to_multiple_of": 16,
-    },
+    "both": {"padding": "max_length", "max_length": 50, "pad_to_multiple_of": 16},
     "other labels": {"label_pad_token_id": -7},
     "numpy": {"return_tensors": "np"},
     "numpy asked": {"call": {"return_tensors": "np"}, "pad_to_multiple_of": 8},
@@ -155,102 +143,79 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("is_array", [False, True])
-def test_every_collator_returns_the_same_batch(
-    batching: Any, kind: str, side: str, options: dict[str, Any], is_array: bool
-) -> None:
+def test_every_collator_returns_the_same_batch(kind: str, options: dict[str, Any]) -> None:
     features = example(kind, [5, 9, 14])
-    features = arrays(features) if is_array else features
-    same(batching, kind, features, tokenizer(padding_side=side), **options)
+    for side, rows in itertools.product(("right", "left"), (features, arrays(features))):
+        same(kind, rows, tokenizer(padding_side=side), **options)
 
 
-@pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize(
-    "columns",
-    [
+def special_cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+    """A collator, features, changes of the tokenizer, and options."""
+    of_eight: dict[str, Any] = {"pad_to_multiple_of": 8}
+    for columns in (
         ("input_ids",),
         ("labels", "input_ids"),
         ("position_ids", "labels", "input_ids"),
         ("attention_mask", "input_ids"),
         ("input_ids", "token_type_ids", "attention_mask", "labels"),
-    ],
-)
-def test_columns_keep_their_order_and_none_is_added(
-    batching: Any, kind: str, columns: tuple[str, ...]
-) -> None:
-    same(batching, kind, example(kind, [5, 9, 14], columns), pad_to_multiple_of=8)
+    ):
+        # Columns keep their order, and none is added.
+        yield from ((kind, example(kind, [5, 9, 14], columns), {}, of_eight) for kind in OURS)
+    for kind in (PACKS, V2, PRETRAINING):
+        # Lengths are left out of packs.
+        yield kind, example(kind, [5, 9, 14], (*ALL, "length")), {}, of_eight
+    for kind in (PACKS, V2):
+        # One pack may come without a list around it.
+        yield kind, [feature(length, ALL) for length in (3, 4)], {}, {"pad_to_multiple_of": 16}
+    for multiple, side in itertools.product((None, 32), ("right", "left")):
+        squashed = {"squash_position_ids": True, "pad_to_multiple_of": multiple}
+        yield V2, example(V2, [5, 9, 14, 3]), {"padding_side": side}, squashed
+    yield PRETRAINING, example(PRETRAINING, [5, 9]), {}, {"multipack_attn": False}
+    # Rows of one length need no padding.
+    equal = example(PLAIN, [6, 6])
+    yield PLAIN, equal, {}, {"padding": False}
+    yield PLAIN, equal, {}, {"padding": "do_not_pad", "pad_to_multiple_of": 4}
+    yield PRETRAINING, example(PRETRAINING, [6, 7]), {}, {"padding": False, "pad_to_multiple_of": 4}
+    yield PLAIN, equal, {"pad_token": None}, {"padding": False}
+    # The greatest length may be that of the model.
+    longest = {"padding": "max_length"}
+    yield PLAIN, example(PLAIN, [6, 9]), {"model_max_length": 24}, longest
+    yield PRETRAINING, example(PRETRAINING, [6, 9]), {}, longest
+    # A mask that the tokenizer would add is taken out.
+    unmasked = example(PLAIN, [5, 9], ("input_ids", "labels"))
+    yield PLAIN, unmasked, {"model_input_names": ["input_ids"]}, {}
+    yield PLAIN, unmasked, {}, {}
+    # Bools and numpy's integers count as Axolotl counts them.
+    mixed = {"input_ids": [3, True, 5], "labels": [1, np.int32(4), np.int64(-100)]}
+    yield PLAIN, [mixed, unmasked[0]], {}, {}
+    yield V2, [[mixed, unmasked[0]]], {}, {}
 
 
-@pytest.mark.parametrize("kind", [PACKS, V2, PRETRAINING])
-def test_lengths_are_left_out_of_packs(batching: Any, kind: str) -> None:
-    features = example(kind, [5, 9, 14], (*ALL, "length"))
-    same(batching, kind, features, pad_to_multiple_of=8)
+def test_special_rows_and_settings_give_the_same_batch() -> None:
+    for kind, features, changes, options in special_cases():
+        same(kind, features, tokenizer(**changes), **options)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", [PACKS, V2])
-def test_the_meter_counts_the_rows_inside_packs(batching: Any, kind: str, side: str) -> None:
+def test_the_meter_counts_the_rows_inside_packs(kind: str, side: str) -> None:
     packs = example(kind, [5, 9, 14])
     for item in itertools.chain.from_iterable(packs):
         item["attention_mask"] = [1] * len(item["labels"])
-    collator = getattr(batching, kind)(tokenizer(padding_side=side), pad_to_multiple_of=32)
-    batch = collator(packs)
+    own = collator(kind, tokenizer(padding_side=side), pad_to_multiple_of=32)
+    batch = own(packs)
     counter = BatchCounter()
     assert counter.count(batch).rows == 3
     if side == "right":  # how Axolotl pads, and then it may leave the mask out
         del batch["attention_mask"]
-        counter.pad_token_id = collator.tokenizer.pad_token_id
+        counter.pad_token_id = own.tokenizer.pad_token_id
         assert counter.count(batch).rows == 3
 
 
-@pytest.mark.parametrize("kind", [PACKS, V2])
-def test_one_pack_may_come_without_a_list_around_it(batching: Any, kind: str) -> None:
-    same(batching, kind, [feature(length, ALL) for length in (3, 4)], pad_to_multiple_of=16)
-
-
-@pytest.mark.parametrize("multiple", [None, 32])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_positions_can_be_squashed(batching: Any, multiple: int | None, side: str) -> None:
-    same(
-        batching,
-        V2,
-        example(V2, [5, 9, 14, 3]),
-        tokenizer(padding_side=side),
-        squash_position_ids=True,
-        pad_to_multiple_of=multiple,
-    )
-
-
-def test_pretraining_may_leave_the_mask_unnumbered(batching: Any) -> None:
-    same(batching, PRETRAINING, example(PRETRAINING, [5, 9]), multipack_attn=False)
-
-
-def test_rows_of_one_length_need_no_padding(batching: Any) -> None:
-    same(batching, PLAIN, example(PLAIN, [6, 6]), padding=False)
-    same(batching, PLAIN, example(PLAIN, [6, 6]), padding="do_not_pad", pad_to_multiple_of=4)
-    same(batching, PRETRAINING, example(PRETRAINING, [6, 7]), padding=False, pad_to_multiple_of=4)
-    same(batching, PLAIN, example(PLAIN, [6, 6]), tokenizer(pad_token=None), padding=False)
-
-
-def test_max_length_may_be_that_of_the_model(batching: Any) -> None:
-    short = tokenizer(model_max_length=24)
-    same(batching, PLAIN, example(PLAIN, [6, 9]), short, padding="max_length")
-    same(batching, PRETRAINING, example(PRETRAINING, [6, 9]), padding="max_length")
-
-
-def test_a_mask_that_the_tokenizer_would_add_is_taken_out(batching: Any) -> None:
-    columns = ("input_ids", "labels")
-    maskless = tokenizer(model_input_names=["input_ids"])
-    same(batching, PLAIN, example(PLAIN, [5, 9], columns), maskless)
-    same(batching, PLAIN, example(PLAIN, [5, 9], columns))
-
-
-def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
-    collator = batching.DataCollatorForSeq2Seq(tokenizer())
-    results = []
-    for call in (collator, functools.partial(ours.collate, collator)):
+def test_the_same_feature_twice_is_padded_once() -> None:
+    own, results = collator(PLAIN), []
+    for call in (own, functools.partial(ours.collate, own)):
         once = feature(4, ALL)
         features = [once, feature(9, ALL), once]
         results.append((call(features), features))
@@ -258,17 +223,8 @@ def test_the_same_feature_twice_is_padded_once(batching: Any) -> None:
     assert_same(results[1][1], results[0][1])
 
 
-def test_bools_and_numpy_integers_among_integers_count_as_axolotl_counts_them(
-    batching: Any,
-) -> None:
-    mixed = {"input_ids": [3, True, 5], "labels": [1, np.int32(4), np.int64(-100)]}
-    same(batching, PLAIN, [mixed, feature(5, ("input_ids", "labels"))])
-    same(batching, V2, [[mixed, feature(5, ("input_ids", "labels"))]])
-
-
-def test_a_batch_survives_pickling_and_can_be_changed(batching: Any) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    batch = ours.collate_packs_v2(collator, example(V2, [5, 9]))
+def test_a_batch_survives_pickling_and_can_be_changed() -> None:
+    batch = ours.collate_packs_v2(collator(V2), example(V2, [5, 9]))
     assert_same(pickle.loads(pickle.dumps(batch)).data, batch.data)
     batch["labels"].resize_(3, 40)
     assert batch["input_ids"].is_contiguous()
@@ -276,7 +232,7 @@ def test_a_batch_survives_pickling_and_can_be_changed(batching: Any) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_any_rows_and_settings_give_the_same_batch(batching: Any, data: st.DataObject) -> None:
+def test_any_rows_and_settings_give_the_same_batch(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(OURS)))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     columns = data.draw(st.permutations(["labels", "attention_mask", "position_ids"]))
@@ -290,15 +246,15 @@ def test_any_rows_and_settings_give_the_same_batch(batching: Any, data: st.DataO
     if kind == V2:
         options["squash_position_ids"] = data.draw(st.booleans())
     side = data.draw(st.sampled_from(["left", "right"]))
-    same(batching, kind, features, tokenizer(padding_side=side), **options)
+    same(kind, features, tokenizer(padding_side=side), **options)
 
 
-def refused(batching: Any, kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
+def refused(kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
     """Ours refuses, and has changed nothing."""
-    collator = getattr(batching, kind)(tokens or tokenizer(), **options)
+    own = collator(kind, tokens, **options)
     before = copy.deepcopy(features)
     with pytest.raises(Unfamiliar):
-        OURS[kind](collator, features)
+        OURS[kind](own, features)
     assert str(features) == str(before)
 
 
@@ -326,24 +282,16 @@ def odd_features() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", [
-    "empty", "a tuple", "an empty row", "tensors", "floats", "bools", "none", "nested",
-    "too large", "small arrays", "another column", "a string", "columns differ",
-    "lengths differ", "no input_ids", "inexact labels",
-])  # fmt: skip
-@pytest.mark.parametrize("kind", [PLAIN, PACKS, V2])
-def test_odd_features_are_left_to_axolotl(batching: Any, kind: str, name: str) -> None:
-    features = odd_features()[name]
-    refused(batching, kind, features)
-    if name in ("floats", "nested", "a string", "lengths differ"):
-        columns = {key: [item.get(key) for item in features] for key in features[0]}
-        refused(batching, PRETRAINING, columns)
-
-
-def test_a_length_beside_the_columns_and_mixed_kinds_are_left_to_axolotl(batching: Any) -> None:
-    refused(batching, PLAIN, [feature(4, (*ALL, "length"))])
-    refused(batching, PLAIN, [{"input_ids": [1, 2], "labels": np.array([1, 2])}])
-    refused(batching, PLAIN, [{"input_ids": [np.int64(1), 2]}])
+def test_odd_features_are_left_to_axolotl() -> None:
+    for name, features in odd_features().items():
+        for kind in (PLAIN, PACKS, V2):
+            refused(kind, features)
+        if name in ("floats", "nested", "a string", "lengths differ"):
+            columns = {key: [item.get(key) for item in features] for key in features[0]}
+            refused(PRETRAINING, columns)
+    refused(PLAIN, [feature(4, (*ALL, "length"))])
+    refused(PLAIN, [{"input_ids": [1, 2], "labels": np.array([1, 2])}])
+    refused(PLAIN, [{"input_ids": [np.int64(1), 2]}])
 
 
 class Preparing:
@@ -351,27 +299,25 @@ class Preparing:
         return labels
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"return_tensors": None},
-        {"return_tensors": "tf"},
-        {"model": Preparing()},
-        {"padding": True, "max_length": 90},
-        {"pad_to_multiple_of": 0},
-        {"padding": "max_length", "max_length": 3},
-        {"padding": False},
-        {"label_pad_token_id": 1.5},
-    ],
-)
+ODD_OPTIONS: list[dict[str, Any]] = [
+    {"return_tensors": None},
+    {"return_tensors": "tf"},
+    {"model": Preparing()},
+    {"padding": True, "max_length": 90},
+    {"pad_to_multiple_of": 0},
+    {"padding": "max_length", "max_length": 3},
+    {"padding": False},
+    {"label_pad_token_id": 1.5},
+]
+
+
 @pytest.mark.parametrize("kind", [PLAIN, V2])
-def test_odd_settings_are_left_to_axolotl(
-    batching: Any, kind: str, options: dict[str, Any]
-) -> None:
-    refused(batching, kind, example(kind, [5, 9, 13]), **options)
+def test_odd_settings_are_left_to_axolotl(kind: str) -> None:
+    for options in ODD_OPTIONS:
+        refused(kind, example(kind, [5, 9, 13]), **options)
 
 
-def test_odd_tokenizers_are_left_to_axolotl(batching: Any) -> None:
+def test_odd_tokenizers_are_left_to_axolotl() -> None:
     class Own(type(base_tokenizer())):  # type: ignore[misc]
         def _pad(self, *args: Any, **kwargs: Any) -> Any:
             return super()._pad(*args, **kwargs)
@@ -382,16 +328,15 @@ def test_odd_tokenizers_are_left_to_axolotl(batching: Any) -> None:
     maskless.model_input_names = ["input_ids"]
     replaced = tokenizer(pad=lambda *_, **__: None)
     for tokens in (other, main, maskless, replaced):
-        refused(batching, PLAIN, example(PLAIN, [4, 5]), tokens)
-    collator = batching.DataCollatorForSeq2Seq(tokenizer(pad_token=None))
+        refused(PLAIN, example(PLAIN, [4, 5]), tokens)
     with pytest.raises(ValueError, match="padding token"):
-        ours.collate(collator, example(PLAIN, [4, 5]))
+        ours.collate(collator(PLAIN, tokenizer(pad_token=None)), example(PLAIN, [4, 5]))
 
 
-def test_subclasses_are_left_to_axolotl(batching: Any) -> None:
+def test_subclasses_are_left_to_axolotl() -> None:
     for kind, function in OURS.items():
 
-        class Own(getattr(batching, kind)):  # type: ignore[misc]
+        class Own(type(collator(kind))):  # type: ignore[misc]
             pass
 
         with pytest.raises(Unfamiliar):
@@ -399,19 +344,20 @@ def test_subclasses_are_left_to_axolotl(batching: Any) -> None:
 
 
 @pytest.fixture
-def installed(batching: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(stock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ours in the place of Axolotl's collators, and whether Axolotl's own was called."""
     for kind, function in OURS.items():
         setattr(function, MARK, "collators")
-        monkeypatch.setattr(getattr(batching, kind), "__call__", function)
+        monkeypatch.setattr(type(collator(kind)), "__call__", function)
     yield
     for function in OURS.values():
         delattr(function, MARK)
 
 
-def fetchers(stock: Callable[[str], Any], dataset: Any, collator: Any) -> Any:
-    module = stock("axolotl.monkeypatch.data.batch_dataset_fetcher")
-    return module._MapDatasetFetcher(dataset, True, collator, False)
+def fetcher_of(dataset: Any, own: Any) -> Any:
+    from axolotl.monkeypatch.data.batch_dataset_fetcher import _MapDatasetFetcher
+
+    return _MapDatasetFetcher(dataset, True, own, False)
 
 
 def rows_dataset(count: int = 30, columns: tuple[str, ...] = ALL, **extra: Any) -> Any:
@@ -431,7 +377,9 @@ def typed(dataset: Any, **types: Any) -> Any:
     return dataset.cast(features)
 
 
-def datasets_of_every_shape() -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def shapes(stock: Any) -> dict[str, Any]:
+    """One set of rows in every shape that the fetcher reads."""
     import datasets
 
     plain = rows_dataset()
@@ -450,26 +398,22 @@ def datasets_of_every_shape() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", [PLAIN, PACKS, V2])
-@pytest.mark.parametrize("name", [
-    "plain", "shuffled", "joined", "small integers", "large lists", "with length",
-    "column removed",
-])  # fmt: skip
-@pytest.mark.parametrize("index", [[[0, 29, 5], [7, 7]], [[4]], [3, 17, 9]], ids=repr)
-def test_fetching_gives_the_batch_of_axolotl(
-    stock: Any, batching: Any, kind: str, name: str, index: Any
-) -> None:
-    if (kind == PLAIN) == isinstance(index[0], list) or (kind == PLAIN and name == "with length"):
-        return
-    dataset = datasets_of_every_shape()[name]
-    collator = getattr(batching, kind)(tokenizer(), pad_to_multiple_of=16)
-    fetcher = fetchers(stock, dataset, collator)
-    expected = type(fetcher).fetch(fetcher, copy.deepcopy(index))
-    assert_same(ours.fetch(fetcher, index), expected)
+def test_fetching_gives_the_batch_of_axolotl(shapes: dict[str, Any], kind: str) -> None:
+    own = collator(kind, pad_to_multiple_of=16)
+    for name, dataset in shapes.items():
+        if kind == PLAIN and name == "with length":
+            continue
+        fetcher = fetcher_of(dataset, own)
+        for index in [[3, 17, 9]] if kind == PLAIN else [[[0, 29, 5], [7, 7]], [[4]]]:
+            expected = type(fetcher).fetch(fetcher, copy.deepcopy(index))
+            assert_same(ours.fetch(fetcher, index), expected)
 
 
 def odd_datasets() -> dict[str, Any]:
     import datasets
 
+    only = rows_dataset(columns=("input_ids",))
+    fixed = datasets.List(datasets.Value("int64"), length=1)
     return {
         "a string": rows_dataset(text=["a"] * 30),
         "a number": rows_dataset(score=list(range(30))),
@@ -482,59 +426,36 @@ def odd_datasets() -> dict[str, Any]:
         "inexact": rows_dataset(columns=("input_ids",), labels=[[2**60 + 1]] + [[1]] * 29),
         "a list": [feature(4, ALL)] * 30,
         "nested": rows_dataset(columns=("input_ids",), labels=[[[1]]] * 30),
-        "fixed": rows_dataset(columns=("input_ids",)).cast(
-            datasets.Features({"input_ids": datasets.List(datasets.Value("int64"))})
-        ).add_column("labels", [[1]] * 30).cast_column(
-            "labels", datasets.List(datasets.Value("int64"), length=1)
-        ),
-    }  # fmt: skip
+        "fixed": only.add_column("labels", [[1]] * 30).cast_column("labels", fixed),
+    }
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", [
-    "a string", "a number", "floats", "a format", "some columns", "nulls", "null tokens",
-    "empty rows", "inexact", "a list", "nested", "fixed",
-])  # fmt: skip
-def test_odd_datasets_are_left_to_axolotl(stock: Any, batching: Any, name: str) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    fetcher = fetchers(stock, odd_datasets()[name], collator)
-    with pytest.raises(Unfamiliar):
-        ours.fetch(fetcher, [[0, 1]])
+def test_odd_datasets_and_indices_are_left_to_axolotl() -> None:
+    for name, dataset in odd_datasets().items():
+        fetcher = fetcher_of(dataset, collator(V2))
+        with pytest.raises(Unfamiliar):
+            pytest.fail(f"{name}: {ours.fetch(fetcher, [[0, 1]])}")
+    fetcher = fetcher_of(rows_dataset(), collator(V2))
+    for index in ([], [[]], [[30]], [[-1]], [["a"]], [[True]], [[0], 1], (0, 1)):
+        with pytest.raises(Unfamiliar):
+            ours.fetch(fetcher, index)
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    "index", [[], [[]], [[30]], [[-1]], [["a"]], [[True]], [[0], 1], (0, 1)], ids=repr
-)
-def test_odd_indices_are_left_to_axolotl(stock: Any, batching: Any, index: Any) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    fetcher = fetchers(stock, rows_dataset(), collator)
-    with pytest.raises(Unfamiliar):
-        ours.fetch(fetcher, index)
-
-
-@pytest.mark.usefixtures("installed")
-def test_other_collators_and_fetchers_are_left_to_axolotl(stock: Any, batching: Any) -> None:
-    class Own(batching.V2BatchSamplerDataCollatorForSeq2Seq):  # type: ignore[misc]
+def test_other_collators_and_fetchers_are_left_to_axolotl() -> None:
+    class Own(type(collator(V2))):  # type: ignore[misc]
         pass
 
-    for collator in (
-        list,
-        Own(tokenizer()),
-        batching.DataCollatorForSeq2Seq(tokenizer(), padding=3),
-    ):
+    for own in (list, Own(tokenizer()), collator(PLAIN, padding=3)):
         with pytest.raises((Unfamiliar, ValueError)):
-            ours.fetch(fetchers(stock, rows_dataset(), collator), [[0, 1]])
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
-    fetcher = fetchers(stock, rows_dataset(), collator)
+            ours.fetch(fetcher_of(rows_dataset(), own), [[0, 1]])
+    fetcher = fetcher_of(rows_dataset(), collator(V2))
     fetcher.auto_collation = False
     with pytest.raises(Unfamiliar):
         ours.fetch(fetcher, [[0, 1]])
 
 
-def test_without_our_collators_the_fetcher_leaves_rows_to_axolotl(
-    stock: Any, batching: Any
-) -> None:
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer())
+def test_without_our_collators_the_fetcher_leaves_rows_to_axolotl() -> None:
     with pytest.raises(Unfamiliar, match="takes arrays"):
-        ours.fetch(fetchers(stock, rows_dataset(), collator), [[0, 1]])
+        ours.fetch(fetcher_of(rows_dataset(), collator(V2)), [[0, 1]])

@@ -6,6 +6,7 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import pickle
@@ -16,142 +17,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations import axolotl_data
-from fast_axolotl.integrations.axolotl_data import (
+from fast_axolotl.axolotl import data
+from fast_axolotl.axolotl.data import (
     SeenHashes,
     deduplicate_dataset,
     get_dataset_lengths,
     save_preprocessed_dataset,
 )
-from fast_axolotl.integrations.patching import Final, Unfamiliar
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from support.axolotl import (
+    EQUAL_TO_STOCK,
+    STOCK_AXOLOTL,
+    VARIANTS,
+    Later,
+    assert_same_dataset,
+    config,
+    tokenised,
+    variant,
+)
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 NAN = float("nan")
 
-EQUAL_TO_STOCK = settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
-
-@pytest.fixture(scope="module")
-def utils(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.data.utils")
-
-
-@pytest.fixture(scope="module")
-def shared(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.data.shared")
-
-
-@pytest.fixture(scope="module")
-def stock_lengths(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.samplers.utils").get_dataset_lengths
-
-
-@pytest.fixture(scope="module")
-def config(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.dict").DictDefault
-
-
-def tokens(count: int, seed: int = 5) -> dict[str, list[list[int]]]:
-    """Few different short rows, so that many are repeated and some are empty."""
-    rng = np.random.default_rng(seed)
-    ids = [rng.integers(0, 3, rng.integers(0, 5)).tolist() for _ in range(count)]
-    return {
-        "input_ids": ids,
-        "attention_mask": [[1] * len(row) for row in ids],
-        "labels": [[-100 if token == 0 else token for token in row] for row in ids],
-    }
-
-
-def tokenised(count: int, kind: Any = None, width: str = "int32", seed: int = 5) -> Any:
-    from datasets import Dataset, Features, Sequence, Value
-
-    kind = kind or Sequence
-    features = Features(
-        {
-            "input_ids": kind(Value(width)),
-            "attention_mask": kind(Value("int8")),
-            "labels": kind(Value("int64")),
-        }
-    )
-    return Dataset.from_dict(tokens(count, seed), features=features)
-
-
-def subclassed(dataset: Any) -> Any:
-    """What Axolotl has after tokenising: its own kind of dataset."""
-    from axolotl.datasets import TokenizedPromptDataset
-
-    class Strategy:
-        supports_batched = False
-
-        def tokenize_prompt(self, row: dict[str, Any]) -> dict[str, Any]:
-            return dict(row)
-
-    return TokenizedPromptDataset(Strategy(), dataset)
-
-
-def variants(folder: Path) -> dict[str, Any]:
-    """One set of rows in the many ways in which a dataset can hold them."""
-    from datasets import Dataset, LargeList, concatenate_datasets, load_from_disk
-
-    memory = tokenised(90)
-    memory.save_to_disk(str(folder / "plain"), num_shards=3)
-    disk = load_from_disk(str(folder / "plain"))
-    chunked = pa.concat_tables([memory.data.table.slice(start, 7) for start in range(0, 90, 7)])
-    return {
-        "in memory": memory,
-        "on disk": disk,
-        "shuffled": disk.shuffle(seed=3),
-        "repeated rows": memory.select([5, 3, 3, 5, 0, 89]),
-        "few of many rows": disk.select([70, 3, 11]),
-        "sliced": disk.select(range(11, 60)),
-        "shuffled and sliced": disk.shuffle(seed=1).select(range(11, 60)),
-        "concatenated": concatenate_datasets([disk, memory.shuffle(seed=2), disk.select([3])]),
-        "chunks": Dataset(chunked),
-        "large lists": tokenised(40, LargeList, "int64"),
-        "subclass": subclassed(memory),
-        "one row": memory.select([1]),
-        "no rows": memory.select([]),
-    }
-
-
-VARIANTS = [
-    "in memory",
-    "on disk",
-    "shuffled",
-    "repeated rows",
-    "few of many rows",
-    "sliced",
-    "shuffled and sliced",
-    "concatenated",
-    "chunks",
-    "large lists",
-    "subclass",
-    "one row",
-    "no rows",
-]
-
-
-def assert_same_dataset(ours: Any, theirs: Any) -> None:
-    assert type(ours) is type(theirs)
-    assert ours.features == theirs.features
-    assert list(ours.features) == list(theirs.features)
-    assert ours._fingerprint == theirs._fingerprint
-    assert (ours.format, ours.split, ours.info) == (theirs.format, theirs.split, theirs.info)
-    assert (ours._indices is None) == (theirs._indices is None)
-    assert ours._data.schema.equals(theirs._data.schema)
-    left, right = (item.with_format("arrow")[:] for item in (ours, theirs))
-    assert left.schema.equals(right.schema)
-    assert repr(left.to_pylist()) == repr(right.to_pylist())
-
+utils = Later("axolotl.utils.data.utils")
+shared = Later("axolotl.utils.data.shared")
+samplers = Later("axolotl.utils.samplers.utils")
 
 # Dedupe.
 
@@ -167,49 +62,41 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_dedupe_keeps_the_rows_that_stock_keeps(utils: Any, name: str, tmp_path: Path) -> None:
-    dataset = variants(tmp_path)[name]
-    ours, _ = deduplicate_dataset(dataset)
-    theirs, _ = utils._deduplicate_dataset(dataset)
-    assert_same_dataset(ours, theirs)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_steps_of_few_rows_change_nothing(
-    utils: Any, stock_lengths: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(axolotl_data, "_ROWS_AT_ONCE", 4)
-    dataset = variants(tmp_path)[name]
+def same_dedupe(dataset: Any) -> None:
     assert_same_dataset(deduplicate_dataset(dataset)[0], utils._deduplicate_dataset(dataset)[0])
-    assert get_dataset_lengths(dataset).tolist() == stock_lengths(dataset).tolist()
+
+
+@pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_dedupe_keeps_the_rows_that_stock_keeps(
+    name: str, rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_ROWS_AT_ONCE", rows_at_once)
+    same_dedupe(variant(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_dedupe_agrees_on_every_kind_of_value(utils: Any, name: str) -> None:
+def test_dedupe_agrees_on_every_kind_of_value(name: str) -> None:
     from datasets import Dataset
 
-    dataset = Dataset.from_dict({"x": VALUES[name] * 2, "y": [0] * (2 * len(VALUES[name]))})
-    assert_same_dataset(deduplicate_dataset(dataset)[0], utils._deduplicate_dataset(dataset)[0])
+    values = VALUES[name] * 2
+    same_dedupe(Dataset.from_dict({"x": values, "y": [0] * len(values)}))
 
 
 @EQUAL_TO_STOCK
 @given(st.lists(st.tuples(st.floats(), st.text(max_size=2), st.lists(st.integers(0, 1)))))
-def test_dedupe_of_any_rows(utils: Any, rows: list[tuple[float, str, list[int]]]) -> None:
+def test_dedupe_of_any_rows(rows: list[tuple[float, str, list[int]]]) -> None:
     from datasets import Dataset
 
     columns = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
     dataset = Dataset.from_dict(columns or {"a": pa.array([], pa.int64())})
-    shuffled = (
-        dataset.select(np.random.default_rng(len(rows)).integers(0, 3, 3) % len(rows))
-        if (rows)
-        else dataset
-    )
-    for item in (dataset, shuffled):
-        assert_same_dataset(deduplicate_dataset(item)[0], utils._deduplicate_dataset(item)[0])
+    same_dedupe(dataset)
+    if rows:
+        drawn = np.random.default_rng(len(rows)).integers(0, 3, 3) % len(rows)
+        same_dedupe(dataset.select(drawn))
 
 
-def test_a_second_dataset_loses_the_rows_of_the_first(utils: Any) -> None:
+def test_a_second_dataset_loses_the_rows_of_the_first() -> None:
     first, second = tokenised(60), tokenised(60, seed=6).shuffle(seed=1)
     _, seen = deduplicate_dataset(first)
     ours, again = deduplicate_dataset(second, seen)
@@ -220,25 +107,30 @@ def test_a_second_dataset_loses_the_rows_of_the_first(utils: Any) -> None:
     assert seen == hashes
 
 
-def test_the_set_of_rows_seen_is_a_set_of_hashes_to_others(utils: Any) -> None:
+READS: dict[str, Callable[[Any, set[str]], bool]] = {
+    "is a set": lambda seen, hashes: isinstance(seen, set),
+    "length": lambda seen, hashes: len(seen) == len(hashes),
+    "iteration": lambda seen, hashes: sorted(seen) == sorted(hashes),
+    "membership": lambda seen, hashes: all(item in seen for item in hashes),
+    "pickle": lambda seen, hashes: pickle.loads(pickle.dumps(seen)) == hashes,
+    "copy": lambda seen, hashes: copy.copy(seen) == hashes,
+    "its own copy": lambda seen, hashes: seen.copy() == hashes,
+    "union": lambda seen, hashes: (seen | set()) == hashes,
+    "subset": lambda seen, hashes: hashes <= seen,
+    "inequality": lambda seen, hashes: not seen != hashes,  # noqa: SIM202
+    "disjoint": lambda seen, hashes: not seen.isdisjoint(hashes),
+    "adding": lambda seen, hashes: seen.add("x") is None and seen == hashes | {"x"},
+}
+
+
+def test_the_set_of_rows_seen_is_a_set_of_hashes_to_others() -> None:
     dataset = tokenised(30)
     _, hashes = utils._deduplicate_dataset(dataset)
-
-    def seen() -> Any:
-        return deduplicate_dataset(dataset)[1]
-
-    assert isinstance(seen(), set)
-    assert len(seen()) == len(hashes)
-    assert sorted(seen()) == sorted(hashes)
-    assert all(item in seen() for item in hashes)
-    assert pickle.loads(pickle.dumps(seen())) == hashes
-    assert copy.copy(seen()) == hashes
-    added = seen()
-    added.add("x")
-    assert added == hashes | {"x"}
+    for name, holds in READS.items():
+        assert holds(deduplicate_dataset(dataset)[1], hashes), name
 
 
-def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar(utils: Any) -> None:
+def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar() -> None:
     first, second = tokenised(60), tokenised(60, width="int64", seed=6)
     _, seen = deduplicate_dataset(first)
     first.set_format("numpy")  # a format set afterwards changes no hash
@@ -253,19 +145,24 @@ def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar(utils:
         deduplicate_dataset(first, seen)
 
 
-def test_dedupe_refuses_what_it_cannot_compare(tmp_path: Path) -> None:
-    from datasets import Dataset, Features, Image, IterableDataset, Value
+def images() -> Any:
+    from datasets import Dataset, Features, Image
+
+    return Dataset.from_dict({"x": [None]}, features=Features({"x": Image()}))
+
+
+def test_dedupe_refuses_what_it_cannot_compare() -> None:
+    from datasets import Dataset, Features, IterableDataset, Value
 
     rows = tokenised(5)
     times = Dataset(pa.table({"t": pa.array([1, 2], pa.timestamp("s"))}))
-    images = Dataset.from_dict({"x": [None]}, features=Features({"x": Image()}))
     broken = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
     )
     text = Dataset(pa.table({"x": broken}), info=None)
     text._info.features = Features({"x": Value("string")})
-    odd = [rows.with_format("numpy"), times, images, [], None, IterableDataset.from_generator(list)]
-    for dataset in odd:
+    stream = IterableDataset.from_generator(list)
+    for dataset in (rows.with_format("numpy"), times, images(), [], None, stream):
         with pytest.raises(Unfamiliar):
             deduplicate_dataset(dataset)
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):
@@ -300,32 +197,39 @@ def with_column(dataset: Any, name: str) -> Any:
     return kept.add_column(name, positions, feature=List(Value("int64")))
 
 
-@pytest.mark.parametrize("from_arrow", [False, True])
-@pytest.mark.parametrize("column", ["input_ids", "position_ids", "length"])
+@pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_lengths_are_those_of_stock(
-    stock_lengths: Any, name: str, column: str, from_arrow: bool, tmp_path: Path
+    name: str,
+    rows_at_once: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dataset = with_column(variants(tmp_path)[name], column)
-    if from_arrow and column == "input_ids" and not len(dataset.data):
-        with pytest.raises(Unfamiliar):
-            get_dataset_lengths(dataset, from_arrow)
-        return
-    theirs = stock_lengths(dataset, from_arrow)
-    ours = get_dataset_lengths(dataset, from_arrow)
-    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-    assert ours.tolist() == theirs.tolist()
-    assert ours.flags.writeable
-    assert ours.flags.owndata or ours.base.flags.owndata
-    assert type(ours) is np.ndarray
+    monkeypatch.setattr(data, "_ROWS_AT_ONCE", rows_at_once)
+    rows = variant(name, tmp_path)
+    for column, from_arrow in itertools.product(
+        ("input_ids", "position_ids", "length"), (False, True)
+    ):
+        dataset = with_column(rows, column)
+        if from_arrow and column == "input_ids" and not len(dataset.data):
+            with pytest.raises(Unfamiliar):
+                get_dataset_lengths(dataset, from_arrow)
+            continue
+        theirs = samplers.get_dataset_lengths(dataset, from_arrow)
+        ours = get_dataset_lengths(dataset, from_arrow)
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert ours.tolist() == theirs.tolist()
+        assert ours.flags.writeable
+        assert ours.flags.owndata or ours.base.flags.owndata
+        assert type(ours) is np.ndarray
 
 
 @pytest.mark.parametrize("kind", ["int8", "int32", "uint16", "int64"])
-def test_lengths_of_any_width_are_int64(stock_lengths: Any, kind: str) -> None:
+def test_lengths_of_any_width_are_int64(kind: str) -> None:
     from datasets import Dataset, Features, Value
 
     dataset = Dataset.from_dict({"length": [3, 1, 2]}, features=Features({"length": Value(kind)}))
-    ours, theirs = get_dataset_lengths(dataset), stock_lengths(dataset)
+    ours, theirs = get_dataset_lengths(dataset), samplers.get_dataset_lengths(dataset)
     assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
 
 
@@ -374,8 +278,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def save(
         self: Any, path: str, num_shards: Any = None, num_proc: int = 1, max_shard_size: None = None
     ) -> None:
-        num_shards = num_shards or min(len(self.data), num_proc)
-        real(self, path, num_shards=num_shards)
+        if num_shards is None and num_proc > 1:
+            num_shards = min(len(self.data), num_proc)
+        real(self, path, num_shards=num_shards, max_shard_size=max_shard_size)
 
     monkeypatch.setattr(Dataset, "save_to_disk", save)
 
@@ -384,7 +289,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
 
 
-def save_both(shared: Any, config: Any, dataset: Any, folder: Path, **options: Any) -> Any:
+def save_both(dataset: Any, folder: Path, **options: Any) -> Any:
     """Saves with stock and with ours, checks that all files are alike, and gives their folder."""
     done = []
     for name, save in (
@@ -402,45 +307,42 @@ def save_both(shared: Any, config: Any, dataset: Any, folder: Path, **options: A
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", VARIANTS[:-1])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "no rows"])
 @pytest.mark.parametrize("num_shards", [None, 3])
 def test_saved_files_are_those_of_stock_byte_for_byte(
-    shared: Any, config: Any, name: str, num_shards: int | None, tmp_path: Path
+    name: str, num_shards: int | None, tmp_path: Path
 ) -> None:
-    dataset = variants(tmp_path)[name]
+    dataset = variant(name, tmp_path)
     num_shards = min(len(dataset), num_shards) if num_shards else None
     options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
-    save_both(shared, config, dataset, tmp_path / "saved", **options)
+    save_both(dataset, tmp_path / "saved", **options)
 
 
-def test_saving_is_that_of_stock_with_its_processes(
-    shared: Any, config: Any, tmp_path: Path
-) -> None:
+def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:
     from datasets import load_from_disk
 
     dataset = tokenised(2500).shuffle(seed=1)
     dataset.set_format("numpy", columns=["labels"])
-    folder = save_both(shared, config, dataset, tmp_path, dataset_num_proc=2)
+    folder = save_both(dataset, tmp_path, dataset_num_proc=2)
     assert len(list(folder.glob("*.arrow"))) == 2
     loaded = load_from_disk(str(folder))
     assert loaded.format["type"] == "numpy"
     assert loaded.with_format(None)[:] == dataset.with_format(None)[:]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_large_datasets_get_as_many_shards_as_with_stock(
-    shared: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "MAX_SHARD_SIZE", "1KB")
-    save_both(shared, config, tokenised(80), tmp_path / "all", dataset_num_proc=1)
+    save_both(tokenised(80), tmp_path / "all", dataset_num_proc=1)
     some = tokenised(80).select(range(0, 80, 2))
-    save_both(shared, config, some, tmp_path / "some", dataset_num_proc=1)
+    save_both(some, tmp_path / "some", dataset_num_proc=1)
 
 
-def test_splits_infos_and_nested_columns_are_saved_alike(
-    shared: Any, config: Any, tmp_path: Path, in_process: None
-) -> None:
+def test_splits_infos_and_nested_columns_are_saved_alike(tmp_path: Path, in_process: None) -> None:
     from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
 
     features = Features(
@@ -449,26 +351,24 @@ def test_splits_infos_and_nested_columns_are_saved_alike(
     rows = {"c": [0, 1, None], "m": [[{"role": "u"}], None, []], "n": [None] * 3}
     info = DatasetInfo(description="words", features=features, version="1.2.3")
     dataset = Dataset.from_dict(rows, info=info, split="train")
-    folder = save_both(shared, config, dataset, tmp_path, dataset_num_proc=1)
+    folder = save_both(dataset, tmp_path, dataset_num_proc=1)
     assert json.loads((folder / "state.json").read_text())["_split"] == "train"
 
 
 @pytest.mark.usefixtures("in_process")
-def test_saving_over_other_files_leaves_them_as_stock_does(
-    shared: Any, config: Any, tmp_path: Path
-) -> None:
+def test_saving_over_other_files_leaves_them_as_stock_does(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         folder = tmp_path / name / "hash"
         folder.mkdir(parents=True)
         (folder / "other.txt").write_text("stays")
         (folder / "state.json").write_text("old")
-    folder = save_both(shared, config, tokenised(9), tmp_path, dataset_num_proc=1)
+    folder = save_both(tokenised(9), tmp_path, dataset_num_proc=1)
     assert (folder / "other.txt").read_text() == "stays"
 
 
 @pytest.mark.parametrize("existing", [False, True])
 def test_an_interrupted_save_leaves_nothing_that_looks_complete(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
 ) -> None:
     class Stop(Exception):
         pass
@@ -476,7 +376,7 @@ def test_an_interrupted_save_leaves_nothing_that_looks_complete(
     def stop(*_: Any) -> None:
         raise Stop
 
-    monkeypatch.setattr(axolotl_data, "_write_shard", stop)
+    monkeypatch.setattr(data, "rows_between", stop)
     if existing:
         (tmp_path / "hash").mkdir()
     cfg = config({"dataset_prepared_path": str(tmp_path), "dataset_num_proc": 2})
@@ -485,8 +385,8 @@ def test_an_interrupted_save_leaves_nothing_that_looks_complete(
     assert [path.name for path in tmp_path.rglob("*")] == ["hash"] * existing
 
 
-def test_pushing_to_the_hub_happens_after_saving(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pushing_to_the_hub_happens_after_saving_and_its_failure_is_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from datasets import Dataset
 
@@ -495,17 +395,16 @@ def test_pushing_to_the_hub_happens_after_saving(
     def push(self: Any, *args: Any, **options: Any) -> None:
         assert (tmp_path / "hash" / "state.json").exists()
         pushed.append((args, options))
+        if len(pushed) == 2:
+            raise ConnectionError("403")
 
     monkeypatch.setattr(Dataset, "push_to_hub", push)
-    cfg = config(
-        {
-            "dataset_prepared_path": str(tmp_path),
-            "dataset_num_proc": 1,
-            "push_dataset_to_hub": "me/data",
-        }
-    )
+    cfg = config({"dataset_prepared_path": str(tmp_path), "push_dataset_to_hub": "me/data"})
     save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
     assert pushed == [(("me/data", "hash"), {"private": True})]
+    with pytest.raises(Final, match="403") as caught:
+        save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
+    assert isinstance(caught.value.error, ConnectionError)
 
 
 @pytest.mark.parametrize(
@@ -520,7 +419,7 @@ def test_pushing_to_the_hub_happens_after_saving(
     ids=str,
 )
 def test_odd_settings_of_saving_are_left_to_stock(
-    config: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = config({"dataset_prepared_path": str(tmp_path), "dataset_num_proc": 1, **options})
@@ -529,47 +428,15 @@ def test_odd_settings_of_saving_are_left_to_stock(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_odd_datasets_are_left_to_stock_before_anything_is_written(
-    config: Any, tmp_path: Path
-) -> None:
-    from datasets import Dataset, Features, Image, IterableDataset, load_from_disk
+def test_odd_datasets_are_left_to_stock_before_anything_is_written(tmp_path: Path) -> None:
+    from datasets import IterableDataset, load_from_disk
 
     tokenised(3).save_to_disk(str(tmp_path / "own" / "hash"))
     itself = load_from_disk(str(tmp_path / "own" / "hash"))
-    images = Dataset.from_dict({"x": [None]}, features=Features({"x": Image()}))
     before = files_in(tmp_path)
-    odd = [itself, images, tokenised(3).select([]), IterableDataset.from_generator(list)]
+    odd = [itself, images(), tokenised(3).select([]), IterableDataset.from_generator(list)]
     for dataset in odd:
         cfg = config({"dataset_prepared_path": str(tmp_path / "own"), "dataset_num_proc": 1})
         with pytest.raises(Unfamiliar):
             save_preprocessed_dataset(cfg, dataset, "hash", "train")
     assert files_in(tmp_path) == before
-
-
-def test_a_failing_push_is_final(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets import Dataset
-
-    def push(self: Any, *args: Any, **options: Any) -> None:
-        raise ConnectionError("403")
-
-    monkeypatch.setattr(Dataset, "push_to_hub", push)
-    cfg = config({"dataset_prepared_path": str(tmp_path), "push_dataset_to_hub": "me/data"})
-    with pytest.raises(Final, match="403") as caught:
-        save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
-    assert isinstance(caught.value.error, ConnectionError)
-
-
-def test_set_operations_find_the_hashes_of_stock(utils: Any) -> None:
-    _, ours = deduplicate_dataset(tokenised(9))
-    _, theirs = utils._deduplicate_dataset(tokenised(9))
-    assert (ours | set()) == theirs
-    _, ours = deduplicate_dataset(tokenised(9))
-    assert theirs <= ours
-    _, ours = deduplicate_dataset(tokenised(9))
-    assert not ours != theirs  # noqa: SIM202
-    _, ours = deduplicate_dataset(tokenised(9))
-    assert ours.copy() == theirs
-    _, ours = deduplicate_dataset(tokenised(9))
-    assert not ours.isdisjoint(theirs)

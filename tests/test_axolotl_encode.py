@@ -8,33 +8,26 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl.axolotl import encoders
+from fast_axolotl.axolotl.patching import Unfamiliar
+from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, word_tokenizer
 
-pytestmark = AGAINST_AXOLOTL
-
-PROPERTY = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+pytestmark = STOCK_AXOLOTL
 
 
-@pytest.fixture(scope="module")
-def ours(stock: Callable[[str], Any]) -> Any:
-    """Our encoders, beside those of an Axolotl that is proven to be the released one."""
-    theirs = stock("axolotl.utils.data.streaming")
+theirs = Later("axolotl.utils.data.streaming")
+
+
+def test_stock_is_the_released_one() -> None:
     for function in (theirs.encode_streaming, theirs.encode_packed_streaming):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    from fast_axolotl.integrations import axolotl_encode
-    from fast_axolotl.integrations.patching import Unfamiliar
-
-    return SimpleNamespace(encode=axolotl_encode, theirs=theirs, Unfamiliar=Unfamiliar)
 
 
 class Tokenizer:
@@ -50,21 +43,20 @@ class Tokenizer:
         return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
 
 
-def both(ours: Any, rows: Any, width: int, make: Any = Tokenizer, **options: Any) -> list[Any]:
+def same(rows: Any, width: int, make: Any = Tokenizer, **options: Any) -> Any:
+    """Our columns, found equal down to the types of the numbers: 1 and 1.0 differ."""
     found = []
-    for function in (ours.theirs.encode_streaming, ours.encode.encode_streaming):
+    for module in (theirs, encoders):
         tokenizer = make()
-        found.append(function({"text": copy.deepcopy(rows)}, tokenizer, width, **options))
+        found.append(
+            module.encode_streaming({"text": copy.deepcopy(rows)}, tokenizer, width, **options)
+        )
         assert tokenizer.calls == [
             {"truncation": True, "max_length": width - 2, "add_special_tokens": True}
         ]
-    return found
-
-
-def assert_same(theirs: Any, mine: Any) -> None:
-    """Equal down to the types of the numbers: 1 and 1.0 differ."""
-    assert list(mine) == list(theirs)
-    assert repr(mine) == repr(theirs)
+    assert list(found[1]) == list(found[0])
+    assert repr(found[1]) == repr(found[0])
+    return found[1]
 
 
 @given(
@@ -72,11 +64,11 @@ def assert_same(theirs: Any, mine: Any) -> None:
     width=st.integers(3, 20),
     concatenate=st.booleans(),
 )
-@PROPERTY
+@EQUAL_TO_STOCK
 def test_rows_are_those_of_axolotl_empty_texts_included(
-    ours: Any, rows: list[list[int]], width: int, concatenate: bool
+    rows: list[list[int]], width: int, concatenate: bool
 ) -> None:
-    assert_same(*both(ours, rows, width, concatenate=concatenate))
+    same(rows, width, concatenate=concatenate)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +84,21 @@ def test_rows_are_those_of_axolotl_empty_texts_included(
         [[2] * 6] * 3,
     ],
 )
-def test_edges(ours: Any, rows: list[list[int]]) -> None:
-    assert_same(*both(ours, rows, 8))
+def test_edges(rows: list[list[int]]) -> None:
+    same(rows, 8)
 
 
-def test_columns_of_a_row_share_no_list(ours: Any) -> None:
-    _, mine = both(ours, [[4, 5], [6]], 8, concatenate=False)
+def test_columns_of_a_row_share_no_list() -> None:
+    mine = same([[4, 5], [6]], 8, concatenate=False)
     assert mine["input_ids"][0] is not mine["labels"][0]
 
 
-def test_another_default_type_of_torch_is_honoured(ours: Any) -> None:
+def test_another_default_type_of_torch_is_honoured() -> None:
     import torch
 
     torch.set_default_dtype(torch.float64)
     try:
-        assert_same(*both(ours, [[], [16_777_217]], 8))
+        same([[], [16_777_217]], 8)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -136,15 +128,15 @@ ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("concatenate", [True, False])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_answers_are_axolotls_to_deal_with_without_a_second_call(
-    ours: Any, name: str, concatenate: bool
+    name: str, concatenate: bool
 ) -> None:
     make = functools.partial(Odd, ODD[name])
-    assert_same(*both(ours, [[4, 5], [6]], 8, make, concatenate=concatenate))
+    same([[4, 5], [6]], 8, make, concatenate=concatenate)
 
 
-def test_a_text_longer_than_a_row_fails_as_in_axolotl(ours: Any) -> None:
+def test_a_text_longer_than_a_row_fails_as_in_axolotl() -> None:
     errors = []
-    for function in (ours.theirs.encode_streaming, ours.encode.encode_streaming):
+    for function in (theirs.encode_streaming, encoders.encode_streaming):
         with pytest.raises(RuntimeError) as caught:
             function({"text": [[5] * 20, [6]]}, Tokenizer(cut=False), 8)
         errors.append(str(caught.value))
@@ -163,43 +155,32 @@ def test_a_text_longer_than_a_row_fails_as_in_axolotl(ours: Any) -> None:
     ],
 )
 def test_odd_arguments_are_refused_before_the_tokenizer_is_called(
-    ours: Any, tokenizer: Tokenizer, width: Any
+    tokenizer: Tokenizer, width: Any
 ) -> None:
-    with pytest.raises(ours.Unfamiliar):
-        ours.encode.encode_streaming({"text": [[5]]}, tokenizer, width)
+    with pytest.raises(Unfamiliar):
+        encoders.encode_streaming({"text": [[5]]}, tokenizer, width)
     assert not tokenizer.calls
 
 
 # encode_packed_streaming
 
 
-@pytest.fixture(scope="module")
-def fast(stock: Callable[[str], Any]) -> Any:
-    from tokenizers import Tokenizer as Rust
-    from tokenizers import models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{n}": n + 4 for n in range(50)}
-    made = Rust(models.WordLevel({"<u>": 0, "<s>": 1, "</s>": 2, "<p>": 3, **words}, "<u>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<p>", unk_token="<u>"
-    )
+fast = functools.cache(word_tokenizer)
 
 
-def test_a_real_tokenizer_gives_the_same_rows(ours: Any, fast: Any) -> None:
+def test_a_real_tokenizer_gives_the_same_rows() -> None:
     texts = [" ".join(f"w{n % 50}" for n in range(count)) for count in (0, 3, 40, 9, 0, 1)]
-    found = [
-        module.encode_streaming({"text": texts}, fast, 16) for module in (ours.theirs, ours.encode)
-    ]
-    assert_same(*found)
+    rows = [repr(m.encode_streaming({"text": texts}, fast(), 16)) for m in (theirs, encoders)]
+    assert rows[0] == rows[1]
 
 
-def collator(fast: Any, **options: Any) -> Any:
+def collator(tokenizer: Any = None, **options: Any) -> Any:
     from axolotl.utils.collators import PretrainingBatchSamplerDataCollatorForSeq2Seq
 
     usual = {"return_tensors": "pt", "padding": True, "pad_to_multiple_of": 16}
-    return PretrainingBatchSamplerDataCollatorForSeq2Seq(fast, **{**usual, **options})
+    return PretrainingBatchSamplerDataCollatorForSeq2Seq(
+        tokenizer or fast(), **{**usual, **options}
+    )
 
 
 class Wrapper:
@@ -223,34 +204,38 @@ def columns_of(rows: list[list[int]], labels: bool = False) -> dict[str, Any]:
     return {**found, "overflow_to_sample_mapping": list(range(len(rows)))}
 
 
-def packed(ours: Any, function: Any, collate: Any, wrapper: Any, **options: Any) -> Any:
+USUAL = {"bin_size": 200, "max_seq_length": 16, "batch_size": 2}
+
+
+def packed(function: Any, collate: Any, wrapper: Any, **options: Any) -> Any:
     import torch
 
     torch.manual_seed(5)
-    usual = {"bin_size": 200, "max_seq_length": 16, "batch_size": 2}
     try:
-        result = function(collate, wrapper, {"text": ["x"]}, **{**usual, **options})
+        result = function(collate, wrapper, {"text": ["x"]}, **{**USUAL, **options})
     except Exception as error:  # noqa: BLE001
         result = f"{type(error).__name__}: {error}"
     return result, torch.get_rng_state().tolist(), wrapper.calls
 
 
-def assert_packed_same(ours: Any, make: Callable[[], Any], collate: Any, **options: Any) -> None:
-    functions = (ours.theirs.encode_packed_streaming, ours.encode.encode_packed_streaming)
-    theirs, mine = (packed(ours, f, collate, make(), **options) for f in functions)
-    assert mine[1:] == theirs[1:]
-    if isinstance(theirs[0], str):
-        assert mine[0] == theirs[0]
+def same_packed(make: Callable[[], Any], collate: Any, **options: Any) -> None:
+    functions = (theirs.encode_packed_streaming, encoders.encode_packed_streaming)
+    (expected, *rest), (mine, *our_rest) = (
+        packed(function, collate, make(), **options) for function in functions
+    )
+    assert our_rest == rest
+    assert type(mine) is type(expected)
+    if isinstance(expected, str):
+        assert mine == expected
         return
-    assert type(mine[0]) is type(theirs[0])
-    assert mine[0].default_factory is theirs[0].default_factory
-    assert list(mine[0]) == list(theirs[0])
-    for name, expected in theirs[0].items():
-        found = mine[0][name]
-        assert [(t.dtype, t.shape, t.is_contiguous()) for t in found] == [
-            (t.dtype, t.shape, t.is_contiguous()) for t in expected
+    assert mine.default_factory is expected.default_factory
+    assert list(mine) == list(expected)
+    for name in expected:
+        seen = [
+            [(t.dtype, t.shape, t.is_contiguous(), t.tolist()) for t in columns[name]]
+            for columns in (mine, expected)
         ]
-        assert [t.tolist() for t in found] == [t.tolist() for t in expected]
+        assert seen[0] == seen[1]
 
 
 @given(
@@ -260,20 +245,18 @@ def assert_packed_same(ours: Any, make: Callable[[], Any], collate: Any, **optio
     bin_size=st.sampled_from([1, 3, 200]),
     batch_size=st.integers(1, 3),
 )
-@settings(PROPERTY, max_examples=20)  # each takes a second
+@settings(EQUAL_TO_STOCK, max_examples=20)  # each takes a second
 def test_packed_tensors_are_those_of_axolotl(
-    ours: Any,
-    fast: Any,
     rows: list[list[int]],
     labels: bool,
     isolated: bool | None,
     bin_size: int,
     batch_size: int,
 ) -> None:
-    collate = collator(fast, multipack_attn=isolated)
+    collate = collator(multipack_attn=isolated)
     make = functools.partial(Wrapper, columns_of(rows, labels))
     options = {"multipack_attn": isolated, "bin_size": bin_size, "batch_size": batch_size}
-    assert_packed_same(ours, make, collate, **options)
+    same_packed(make, collate, **options)
 
 
 ROWS = [[n + 4] * (n % 7 + 2) for n in range(20)]
@@ -293,51 +276,44 @@ UNUSUAL: dict[str, Callable[[], Wrapper]] = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_an_unusual_dataset_goes_on_as_in_axolotl_without_a_second_call(
-    ours: Any, fast: Any, name: str
-) -> None:
-    assert_packed_same(ours, UNUSUAL[name], collator(fast))
+def test_an_unusual_dataset_goes_on_as_in_axolotl_without_a_second_call(name: str) -> None:
+    same_packed(UNUSUAL[name], collator())
 
 
-def test_a_collator_that_numbers_masks_may_meet_a_map_that_keeps_them(ours: Any, fast: Any) -> None:
+def test_a_collator_that_numbers_masks_may_meet_a_map_that_keeps_them() -> None:
     make = functools.partial(Wrapper, columns_of(ROWS))
-    assert_packed_same(ours, make, collator(fast, multipack_attn=True), multipack_attn=False)
+    same_packed(make, collator(multipack_attn=True), multipack_attn=False)
 
 
-def test_no_multiple_pads_nothing(ours: Any, fast: Any) -> None:
+def test_no_multiple_pads_nothing() -> None:
     make = functools.partial(Wrapper, columns_of(ROWS))
-    assert_packed_same(ours, make, collator(fast, pad_to_multiple_of=None))
+    same_packed(make, collator(pad_to_multiple_of=None))
 
 
-def _left(fast: Any) -> Any:
-    other = copy.copy(fast)
+def _left() -> Any:
+    other = copy.copy(fast())
     other.padding_side = "left"
     return collator(other)
 
 
-REFUSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
-    "another collator": (lambda fast: lambda rows: rows, {}),
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "another collator": (lambda: lambda rows: rows, {}),
     "padding on the left": (_left, {}),
-    "padding to a length": (lambda fast: collator(fast, padding="max_length"), {}),
-    "arrays": (lambda fast: collator(fast, return_tensors="np"), {}),
-    "a model": (lambda fast: collator(fast, model=object()), {}),
+    "padding to a length": (lambda: collator(padding="max_length"), {}),
+    "arrays": (lambda: collator(return_tensors="np"), {}),
+    "a model": (lambda: collator(model=object()), {}),
     "a fraction for a size": (collator, {"max_seq_length": 16.0}),
     "no batch": (collator, {"batch_size": 0}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unusual_settings_are_refused_before_anything_is_called_or_drawn(
-    ours: Any, fast: Any, name: str
-) -> None:
+def test_unusual_settings_are_refused_before_anything_is_called_or_drawn(name: str) -> None:
     import torch
 
     make, options = REFUSED[name]
     wrapper, before = Wrapper(columns_of(ROWS)), torch.get_rng_state()
-    usual = {"bin_size": 200, "max_seq_length": 16, "batch_size": 2}
-    with pytest.raises(ours.Unfamiliar):
-        ours.encode.encode_packed_streaming(
-            make(fast), wrapper, {"text": ["x"]}, **{**usual, **options}
-        )
+    with pytest.raises(Unfamiliar):
+        encoders.encode_packed_streaming(make(), wrapper, {"text": ["x"]}, **{**USUAL, **options})
     assert wrapper.calls == 0
     assert torch.equal(torch.get_rng_state(), before)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
+import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 import fast_axolotl
-from fast_axolotl.integrations import axolotl as shim
-from fast_axolotl.integrations.axolotl_fingerprints import KNOWN
-from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
-from fast_axolotl.integrations.patching import MARK, Reliance, Replacement
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl import axolotl as shim
+from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
+from fast_axolotl.axolotl.patching import MARK, Patchwork, Reliance, Replacement
+from support.axolotl import AGAINST_AXOLOTL, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -60,25 +58,9 @@ assert not left, left
 """
 
 
-def run_python(code: str, **environment: str) -> str:
-    source = Path(fast_axolotl.__file__).parents[1]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            **inherited,
-            "PYTHONPATH": str(source),
-            "AXOLOTL_DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def run_python(code: str) -> None:
+    done = run_child(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def held(item: Replacement) -> Any:
@@ -138,19 +120,29 @@ def test_uninstall_restores_every_original_object(loaded: dict[str, Any]) -> Non
     assert all(held(item) is loaded[item.target] for item in REPLACEMENTS)
 
 
-@pytest.mark.parametrize("item", REPLACEMENTS, ids=lambda item: item.target)
-def test_a_wrong_fingerprint_disables_exactly_one(
-    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, item: Replacement
+def test_a_wrong_fingerprint_takes_out_its_target_and_what_relies_on_it() -> None:
+    for item in REPLACEMENTS:
+        reliant = {other.target for other in REPLACEMENTS if item.target in other.relies_on}
+        checked = Patchwork(REPLACEMENTS, {**KNOWN, item.target: ("0" * 16,)}).check()
+        skipped = {patch.target for patch in checked if patch.state == "skipped"}
+        assert skipped == {item.target} | reliant
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_unfamiliar_functions_stay_as_they_are_beside_replaced_ones(
+    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    planted = {**KNOWN, item.target: ("0" * 16,)}
-    reliant = {other.target for other in REPLACEMENTS if item.target in other.relies_on}
-    monkeypatch.setattr("fast_axolotl.integrations.axolotl_fingerprints.KNOWN", planted)
+    wrong = {item.target for item in REPLACEMENTS[first::2]}
+    planted = {**KNOWN, **dict.fromkeys(wrong, ("0" * 16,))}
+    skipped = {item.target for item in REPLACEMENTS if wrong & {item.target, *item.relies_on}}
+    monkeypatch.setattr("fast_axolotl.axolotl.patches.KNOWN", planted)
     monkeypatch.setattr(shim._STATE, "patchwork", None)
     fast_axolotl.install()
     try:
-        skipped = {target for target, state in states().items() if state == "skipped"}
-        assert skipped == {item.target} | reliant
-        assert held(item) is loaded[item.target]
+        for item in REPLACEMENTS:
+            is_skipped = item.target in skipped
+            assert states()[item.target] == ("skipped" if is_skipped else "active")
+            assert (held(item) is loaded[item.target]) == is_skipped
     finally:
         fast_axolotl.uninstall()
 
@@ -207,15 +199,10 @@ def test_every_fingerprint_in_the_table_is_used_and_every_use_is_in_the_table() 
 
 
 def test_every_replacement_has_the_parameters_of_the_original(loaded: dict[str, Any]) -> None:
-    import inspect
+    def parameters(function: Any) -> list[Any]:
+        signature = inspect.signature(getattr(function, "__func__", function))
+        return [(p.name, p.default, p.kind) for p in signature.parameters.values()]
 
     for item in REPLACEMENTS:
-        module, _, name = item.ours.partition(":")
-        ours = getattr(importlib.import_module(module), name)
-        original = loaded[item.target]
-        original = getattr(original, "__func__", original)
-        found = [(p.name, p.default, p.kind) for p in inspect.signature(ours).parameters.values()]
-        wanted = [
-            (p.name, p.default, p.kind) for p in inspect.signature(original).parameters.values()
-        ]
-        assert found == wanted, item.target
+        ours = pkgutil.resolve_name(item.ours)
+        assert parameters(ours) == parameters(loaded[item.target]), item.target

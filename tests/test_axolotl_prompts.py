@@ -1,12 +1,12 @@
-"""Tokenised datasets are the tables that Axolotl makes, row by row, column by column.
+"""Tokenised datasets are the tables that Axolotl makes; preferences get the verdicts it gives.
 
 Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_prompts import (
-    diff_char_span,
+from fast_axolotl.axolotl import tokenizers as tokenizers_module
+from fast_axolotl.axolotl.chat import diff_char_span
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.prompts import (
     process,
     tokenize_completions,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl.axolotl.tokenizers import drop_long_sequences
+from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 INSTRUCTIONS = [
     {"instruction": "say hello", "input": "world", "output": "hello world", "system": "be good"},
@@ -33,99 +35,56 @@ INSTRUCTIONS = [
 TEXTS = ["hello world " * 9, "a", "ünï 🙂 日本", "<s>day</s>", "what a day it is"]
 
 
-@pytest.fixture(scope="module")
-def tokenized(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.datasets").TokenizedPromptDataset
+prompt_tokenizers = Later("axolotl.prompt_tokenizers")
+prompters = Later("axolotl.prompters")
+with_system = Later("axolotl.prompt_strategies.alpaca_w_system")
+completion = Later("axolotl.prompt_strategies.completion")
+chat = Later("axolotl.prompt_strategies.chat_template")
+rl = Later("axolotl.utils.data.rl")
 
 
-@pytest.fixture(scope="module")
-def strategies(stock: Callable[[str], Any]) -> dict[str, Any]:
-    """A maker of each strategy, from a tokenizer and a length."""
-    prompt_tokenizers = stock("axolotl.prompt_tokenizers")
-    prompters = stock("axolotl.prompters")
-    with_system = stock("axolotl.prompt_strategies.alpaca_w_system")
-    completion = stock("axolotl.prompt_strategies.completion")
-    chat = stock("axolotl.prompt_strategies.chat_template")
-
-    def completions(tokenizer: Any, length: int, max_length: int = 64) -> Any:
-        return completion.CompletionPromptTokenizingStrategy(
-            completion.CompletionPrompter(), tokenizer, False, length, max_length=max_length
-        )
-
-    def conversations(tokenizer: Any, length: int) -> Any:
-        template = "{% for m in messages %}{{ m.role + ' ' + m.content + '</s>' }}{% endfor %}"
-        prompter = chat.ChatTemplatePrompter(tokenizer, template)
-        return chat.ChatTemplateStrategy(prompter, tokenizer, False, length, ["assistant"], "turn")
-
-    def alpaca(tokenizer: Any, length: int, on_inputs: bool = False) -> Any:
-        return prompt_tokenizers.AlpacaPromptTokenizingStrategy(
-            prompters.AlpacaPrompter("instruct"), tokenizer, on_inputs, length
-        )
-
-    def system(tokenizer: Any, length: int) -> Any:
-        return with_system.InstructionWSystemPromptTokenizingStrategy(
-            with_system.SystemDataPrompter("chat"), tokenizer, False, length
-        )
-
-    def reflection(tokenizer: Any, length: int) -> Any:
-        return prompt_tokenizers.AlpacaReflectionPTStrategy(
-            prompters.ReflectAlpacaPrompter("instruct"), tokenizer, False, length
-        )
-
-    return {
-        "completion": completions,
-        "chat": conversations,
-        "alpaca": alpaca,
-        "trains on inputs": lambda tokenizer, length: alpaca(tokenizer, length, True),
-        "with system": system,
-        "reflection": reflection,
-    }
+def conversations(tokenizer: Any, length: int) -> Any:
+    template = "{% for m in messages %}{{ m.role + ' ' + m.content + '</s>' }}{% endfor %}"
+    prompter = chat.ChatTemplatePrompter(tokenizer, template)
+    return chat.ChatTemplateStrategy(prompter, tokenizer, False, length, ["assistant"], "turn")
 
 
-def make_tokenizer(adds_bos: bool = True, **options: Any) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    rust = Tokenizer(models.BPE())
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rust.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+def alpaca(tokenizer: Any, length: int | None, on_inputs: bool = False) -> Any:
+    return prompt_tokenizers.AlpacaPromptTokenizingStrategy(
+        prompters.AlpacaPrompter("instruct"), tokenizer, on_inputs, length
     )
-    rust.train_from_iterator(["hello world, what a day it is", "Instruction Response"], trainer)
-    if adds_bos:
-        rust.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
-        )
-    names = {"bos_token": "<s>", "eos_token": "</s>", **options}
-    return PreTrainedTokenizerFast(tokenizer_object=rust, **names)
+
+
+STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
+    "completion": lambda tokenizer, length: completion.CompletionPromptTokenizingStrategy(
+        completion.CompletionPrompter(), tokenizer, False, length, max_length=64
+    ),
+    "chat": conversations,
+    "alpaca": alpaca,
+    "trains on inputs": lambda tokenizer, length: alpaca(tokenizer, length, True),
+    "with system": lambda tokenizer, length: with_system.InstructionWSystemPromptTokenizingStrategy(
+        with_system.SystemDataPrompter("chat"), tokenizer, False, length
+    ),
+}
+"""A maker of each strategy, from a tokenizer and a length."""
 
 
 def rows_for(name: str) -> list[dict[str, Any]]:
     if name == "chat":
-        return [
-            {
-                "messages": [
-                    {"role": "user", "content": t},
-                    {"role": "assistant", "content": t[::-1]},
-                ]
-            }
-            for t in TEXTS
-        ]
+        talks = [(("user", text), ("assistant", text[::-1])) for text in TEXTS]
+        return [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in talks]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
-def compare(tokenized: Any, strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
+def compare(strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
     """The stock table, once ours has been found equal to it."""
     from datasets import Dataset
 
     dataset = Dataset.from_list(rows)
     options = {"process_count": None, "keep_in_memory": False, **options}
     settings = SimpleNamespace(prompt_tokenizer=strategy, **options)
-    want, state = tokenized.process(settings, dataset), rust_state(strategy)
+    stock = Later("axolotl.datasets").TokenizedPromptDataset.process
+    want, state = stock(settings, dataset), rust_state(strategy)
     got = process(settings, dataset)
     assert got.features == want.features
     assert got.column_names == want.column_names
@@ -141,75 +100,56 @@ def rust_state(strategy: Any) -> tuple[Any, ...]:
     return rust.truncation, rust.padding, rust.encode_special_tokens
 
 
-TABLES = ["completion", "chat", "alpaca", "trains on inputs", "with system"]
-
-
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("length", [4, 9, 2048])
 @pytest.mark.parametrize("adds_bos", [True, False])
-def test_tables_are_equal(
-    tokenized: Any, strategies: Any, name: str, length: int, adds_bos: bool
-) -> None:
-    strategy = strategies[name](make_tokenizer(adds_bos), length)
-    assert len(compare(tokenized, strategy, rows_for(name)))
+def test_tables_are_equal(name: str, length: int, adds_bos: bool) -> None:
+    strategy = STRATEGIES[name](byte_tokenizer(adds_bos=adds_bos), length)
+    assert len(compare(strategy, rows_for(name)))
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_two_processes_and_several_batches_are_equal(
-    tokenized: Any, strategies: Any, name: str
-) -> None:
-    strategy = strategies[name](make_tokenizer(), 64)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_tables_of_two_processes_and_several_batches_are_equal(name: str) -> None:
+    strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
     rows = rows_for(name) * 501
-    compare(tokenized, strategy, rows, process_count=2)
-    compare(tokenized, strategy, rows, keep_in_memory=True)
+    compare(strategy, rows, process_count=2)
+    compare(strategy, rows, keep_in_memory=True)
 
 
 @pytest.mark.parametrize("name", ["alpaca", "trains on inputs", "with system"])
-def test_an_empty_answer_goes_through_the_strategy_itself(
-    tokenized: Any, strategies: Any, name: str
-) -> None:
+def test_an_empty_answer_goes_through_the_strategy_itself(name: str) -> None:
     rows = [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}, {**INSTRUCTIONS[1], "output": None}]
-    strategy = strategies[name](make_tokenizer(), 64)
-    compare(tokenized, strategy, rows * 3)
+    strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
+    compare(strategy, rows * 3)
     empty = [{**row, "output": ""} for row in INSTRUCTIONS]
-    compare(tokenized, strategy, empty)
+    compare(strategy, empty)
 
 
-def test_an_empty_text_goes_through_the_strategy_itself(tokenized: Any, strategies: Any) -> None:
-    strategy = strategies["completion"](make_tokenizer(), 8)
-    compare(tokenized, strategy, [*rows_for("completion"), {"text": ""}, {"text": "a"}])
+def test_an_empty_text_goes_through_the_strategy_itself() -> None:
+    strategy = STRATEGIES["completion"](byte_tokenizer(adds_bos=True), 8)
+    compare(strategy, [*rows_for("completion"), {"text": ""}, {"text": "a"}])
 
 
-def test_an_odd_conversation_goes_through_the_strategy_itself(
-    tokenized: Any, strategies: Any
-) -> None:
-    strategy = strategies["chat"](make_tokenizer(), 64)
+def test_an_odd_conversation_goes_through_the_strategy_itself() -> None:
+    strategy = STRATEGIES["chat"](byte_tokenizer(adds_bos=True), 64)
     plain = [{**row, "tools": None} for row in rows_for("chat")]
     odd = [{**row, "tools": [{"type": "function"}]} for row in rows_for("chat")[:1]]
     rows = plain * 250 + odd + plain
-    compare(tokenized, strategy, rows)
+    compare(strategy, rows)
 
 
-def test_a_missing_first_token_is_complained_about_as_often(
-    tokenized: Any, strategies: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        for name in ("alpaca", "completion"):
-            strategy = strategies[name](make_tokenizer(False, bos_token=None, verbose=True), 64)
-            caplog.clear()
-            compare(tokenized, strategy, rows_for(name))
-            lines = [record.getMessage() for record in caplog.records]
-            assert len(lines) >= 2 * len(rows_for(name))
-            half = len(lines) // 2
-            assert lines[:half] == lines[half:]
-    finally:
-        logger.removeHandler(caplog.handler)
+@pytest.mark.parametrize("name", ["alpaca", "completion"])
+def test_a_missing_first_token_is_complained_about_as_often(name: str) -> None:
+    strategy = STRATEGIES[name](byte_tokenizer(bos_token=None, verbose=True), 64)
+    with log_lines("transformers") as lines:
+        compare(strategy, rows_for(name))
+    assert len(lines) >= 2 * len(rows_for(name))
+    half = len(lines) // 2
+    assert lines[:half] == lines[half:]
 
 
-def test_a_batch_of_completions_is_the_dict_that_axolotl_gives(strategies: Any) -> None:
-    strategy = strategies["completion"](make_tokenizer(), 5)
+def test_a_batch_of_completions_is_the_dict_that_axolotl_gives() -> None:
+    strategy = STRATEGIES["completion"](byte_tokenizer(adds_bos=True), 5)
     batch = {"text": TEXTS, "id": list(range(len(TEXTS)))}
     want = strategy.tokenize_prompt(batch)
     got = tokenize_completions(strategy, batch)
@@ -221,24 +161,27 @@ def test_a_batch_of_completions_is_the_dict_that_axolotl_gives(strategies: Any) 
             tokenize_completions(strategy, odd)
 
 
-def test_odd_strategies_and_datasets_are_unfamiliar(tokenized: Any, strategies: Any) -> None:
+def test_odd_strategies_and_datasets_are_unfamiliar() -> None:
     from datasets import Dataset
 
-    tokenizer = make_tokenizer()
-    plain, alpaca = Dataset.from_list(INSTRUCTIONS), strategies["alpaca"](tokenizer, 64)
+    tokenizer = byte_tokenizer(adds_bos=True)
+    plain, alpaca = Dataset.from_list(INSTRUCTIONS), STRATEGIES["alpaca"](tokenizer, 64)
 
     class Mine(type(alpaca)):  # type: ignore[misc]
         def _tokenize(self, *args: Any, **kwargs: Any) -> Any:
             return super()._tokenize(*args, **kwargs)
 
-    filters = strategies["alpaca"](tokenizer, 64)
+    filters = STRATEGIES["alpaca"](tokenizer, 64)
+    reflection = prompt_tokenizers.AlpacaReflectionPTStrategy(
+        prompters.ReflectAlpacaPrompter("instruct"), tokenizer, False, 64
+    )
     filters.filter_rows = bool
     odd = [
-        (strategies["reflection"](tokenizer, 64), plain),
+        (reflection, plain),
         (Mine(alpaca.prompter, tokenizer, False, 64), plain),
         (filters, plain),
-        (strategies["alpaca"](make_tokenizer(eos_token=None), 64), plain),
-        (strategies["alpaca"](tokenizer, None), plain),
+        (STRATEGIES["alpaca"](byte_tokenizer(adds_bos=True, eos_token=None), 64), plain),
+        (STRATEGIES["alpaca"](tokenizer, None), plain),
         (alpaca, plain.with_format("numpy")),
         (alpaca, plain.select([])),
         (alpaca, plain.add_column("labels", [1] * len(plain))),
@@ -259,9 +202,9 @@ PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
 @settings(max_examples=200, deadline=None)
 @given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
 def test_differences_are_found_at_the_same_characters(
-    stock: Callable[[str], Any], start: str, left: str, right: str, end: str, times: int
+    start: str, left: str, right: str, end: str, times: int
 ) -> None:
-    strategy = stock("axolotl.prompt_strategies.chat_template").ChatTemplateStrategy
+    strategy = chat.ChatTemplateStrategy
     small = SimpleNamespace(_DIFF_BLOCK=3)
     full, dummy = (start * times + text + end * times for text in (left, right))
     want = strategy._diff_char_span(full, dummy)
@@ -274,8 +217,8 @@ def test_differences_are_found_at_the_same_characters(
     ("full", "dummy"),
     [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],
 )
-def test_differences_of_empty_equal_and_repeating_texts(stock: Any, full: str, dummy: str) -> None:
-    strategy = stock("axolotl.prompt_strategies.chat_template").ChatTemplateStrategy
+def test_differences_of_empty_equal_and_repeating_texts(full: str, dummy: str) -> None:
+    strategy = chat.ChatTemplateStrategy
     assert diff_char_span(strategy, full, dummy) == strategy._diff_char_span(full, dummy)
 
 
@@ -283,3 +226,171 @@ def test_differences_of_what_is_no_text_are_unfamiliar() -> None:
     for full, block in ((["a"], 4096), ("a", 0), ("a", None)):
         with pytest.raises(Unfamiliar):
             diff_char_span(SimpleNamespace(_DIFF_BLOCK=block), full, "b")  # type: ignore[arg-type]
+
+
+# Preferences.
+
+WORDS = ["hello", " ", "world", "<s>", "ünï", "🙂", "\u0958", "日本", "\n", "ﬁ", "0"]
+ANSWERS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map("".join)
+SAMPLE = {"prompt": "hello world", "chosen": "what a day", "rejected": "ünï", "completion": "a"}
+
+
+BOUNDS = {
+    "plain": [5, 5],
+    "llama 3": [5, 5],
+    "nfc": [5, 5],
+    "prefix space": None,
+    "prepends": None,
+    "repeats": None,
+    "bytes twice": None,
+}
+"""Their names, and the most tokens that two words of five letters can have."""
+
+
+@pytest.fixture(scope="module")
+def tokenizers(stock: Any) -> dict[str, Any]:
+    from tokenizers import normalizers, pre_tokenizers, processors
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = {name: byte_tokenizer() for name in BOUNDS}
+    rust = {name: tokenizer._tokenizer for name, tokenizer in made.items()}
+    rust["prefix space"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    rust["llama 3"].pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "isolated"), level]
+    )
+    rust["llama 3"].post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
+        ]
+    )
+    again = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rust["bytes twice"].pre_tokenizer = pre_tokenizers.Sequence([level, again])
+    rust["nfc"].normalizer = normalizers.NFC()
+    rust["prepends"].normalizer = normalizers.Prepend("hello " * 9)
+    rust["repeats"].post_processor = processors.TemplateProcessing(
+        single="$A $A $A $A", special_tokens=[]
+    )
+    return made
+
+
+KINDS = ["DPO", "IPO", "ORPO", "SIMPO", "KTO"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sample=st.fixed_dictionaries(dict.fromkeys(SAMPLE, ANSWERS)),
+    kind=st.sampled_from(KINDS),
+    length=st.integers(-1, 90),
+    name=st.sampled_from(list(BOUNDS)),
+)
+def test_verdicts_are_equal_at_every_length(
+    tokenizers: Any, sample: Any, kind: str, length: int, name: str
+) -> None:
+    arguments = sample, rl.RLType[kind], tokenizers[name], length
+    want = rl._drop_long_sequences(*arguments)
+    got = drop_long_sequences(*arguments)
+    assert got is want
+
+
+def test_bytes_decide_only_where_tokens_cannot_be_more(tokenizers: Any) -> None:
+    texts = ["hello", "world"]
+    known = {
+        name: tokenizers_module._at_most(tokenizer._tokenizer, texts)
+        for name, tokenizer in tokenizers.items()
+    }
+    assert known == BOUNDS
+    assert tokenizers_module._at_most(tokenizers["nfc"]._tokenizer, ["\u0958"]) is None
+    assert tokenizers_module._at_most(tokenizers["plain"]._tokenizer, ["\u0958"]) == [3]
+    falls_back = byte_tokenizer()._tokenizer
+    falls_back.model.byte_fallback = True
+    assert tokenizers_module._at_most(falls_back, ["hello"]) is None
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "GDPO", "EBFT"])
+def test_samples_without_answers_stay(kind: str) -> None:
+    arguments = {}, rl.RLType[kind], None, 1
+    assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
+
+
+def test_a_text_longer_than_the_model_takes_is_noted_once() -> None:
+    samples = [SAMPLE, {**SAMPLE, "rejected": "hello " * 9, "chosen": "ünï" * 9}] * 2
+    logs = []
+    for function in (rl._drop_long_sequences, drop_long_sequences):
+        tokenizer = byte_tokenizer(model_max_length=8)
+        with log_lines("transformers") as lines:
+            verdicts = [function(sample, rl.RLType.DPO, tokenizer, 4096) for sample in samples]
+        assert verdicts == [True] * 4
+        assert tokenizer.deprecation_warnings
+        logs.append(lines)
+    assert logs[0] == logs[1]
+    assert sum("longer than" in line for _, line in logs[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": None},
+        {"prompt": ""},
+        {"chosen": [{"role": "user", "content": "a"}]},
+        {"rejected": 3},
+        {"rejected": None},
+    ],
+)
+def test_samples_without_three_texts_are_unfamiliar(tokenizers: Any, change: Any) -> None:
+    with pytest.raises(Unfamiliar):
+        drop_long_sequences({**SAMPLE, **change}, rl.RLType.DPO, tokenizers["plain"], 64)
+
+
+def test_odd_tokenizers_and_arguments_are_unfamiliar() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
+    plain = byte_tokenizer()
+    for kind, tokenizer, length in (
+        (rl.RLType.DPO, own, 64),
+        (rl.RLType.DPO, len, 64),
+        (rl.RLType.DPO, plain, 64.0),
+        ("unknown", plain, 64),
+    ):
+        with pytest.raises(Unfamiliar):
+            drop_long_sequences(SAMPLE, kind, tokenizer, length)
+
+
+def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:
+    tokenizer = byte_tokenizer()
+    rust = tokenizer._tokenizer
+    arguments = SAMPLE, rl.RLType.DPO, tokenizer, 64
+    for change in (
+        lambda: rust.enable_truncation(1),
+        lambda: rust.enable_padding(length=99),
+        lambda: setattr(rust, "encode_special_tokens", True),
+    ):
+        change()
+        state = rust.truncation, rust.padding, rust.encode_special_tokens
+        with pytest.raises(Unfamiliar):
+            drop_long_sequences(*arguments)
+        assert (rust.truncation, rust.padding, rust.encode_special_tokens) == state
+        assert rl._drop_long_sequences(*arguments) is True
+        assert drop_long_sequences(*arguments) is True
+
+
+def test_a_dataset_filtered_by_two_processes_is_the_same(tokenizers: Any) -> None:
+    from datasets import Dataset
+
+    rows = [{**SAMPLE, "rejected": "hello ünï " * (index % 7 + 1)} for index in range(60)]
+    kept = [
+        Dataset.from_list(rows)
+        .filter(
+            partial(function, rl=rl.RLType.DPO, tokenizer=tokenizers["nfc"], sequence_len=40),
+            num_proc=2,
+        )
+        .to_list()
+        for function in (rl._drop_long_sequences, drop_long_sequences)
+    ]
+    assert kept[0] == kept[1]
+    assert 0 < len(kept[0]) < len(rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,24 +16,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.axolotl_sampler import (
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.sampler import (
     batches_length,
     generate_batches,
     pack_parallel,
 )
-from fast_axolotl.integrations.patching import Final, Unfamiliar
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import STOCK_AXOLOTL, Later, log_lines
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 
-@pytest.fixture(scope="module")
-def multipack(stock: Callable[[str], Any]) -> Iterator[Any]:
-    module = stock("axolotl.utils.samplers.multipack")
+multipack = Later("axolotl.utils.samplers.multipack")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_collection(stock: Callable[[str], Any]) -> Iterator[None]:
+    """Axolotl collects garbage after each pass: a third of a second, and no result."""
     with pytest.MonkeyPatch.context() as patch:
-        # Axolotl collects garbage after each pass: a third of a second, and no result.
-        patch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
-        yield module
+        patch.setattr(stock(multipack.__name__), "gc", SimpleNamespace(collect=lambda: None))
+        yield
+
+
+def make_sampler(below: Any, **options: Any) -> Any:
+    usual = {"batch_size": 1, "batch_max_len": 512, "bin_size": 20, "num_processes": 1}
+    return multipack.MultipackBatchSampler(below, **usual | options)
 
 
 def lengths_of(count: int, seed: int = 0, most: int = 400) -> Any:
@@ -58,15 +66,12 @@ class Odd:
         return iter(self.indices)
 
 
-def outcome(
-    multipack: Any, make: Callable[[], Any], use: Callable[[Any], Any], **options: Any
-) -> Any:
+def outcome(make: Callable[[], Any], use: Callable[[Any], Any], **options: Any) -> Any:
     """All that can be seen of a sampler after ``use``, with torch's state."""
     import torch
 
     torch.manual_seed(11)
-    defaults = {"batch_size": 1, "batch_max_len": 512, "bin_size": 20, "num_processes": 1}
-    sampler = multipack.MultipackBatchSampler(make(), **defaults | options)
+    sampler = make_sampler(make(), **options)
     result = use(sampler)
     state = {
         name: value for name, value in vars(sampler).items() if name not in ("sampler", "lengths")
@@ -85,7 +90,7 @@ def outcome(
     }
 
 
-def same(multipack: Any, make: Callable[[], Any], **options: Any) -> None:
+def same(make: Callable[[], Any], **options: Any) -> None:
     """Both of Axolotl's methods and ours, from equal beginnings, lead to equal ends."""
     for theirs, ours in (
         (
@@ -95,26 +100,20 @@ def same(multipack: Any, make: Callable[[], Any], **options: Any) -> None:
         (lambda s: s.generate_batches(), generate_batches),
         (len, batches_length),
     ):
-        expected = outcome(multipack, make, theirs, **options)
-        assert outcome(multipack, make, ours, **options) == expected
+        expected = outcome(make, theirs, **options)
+        assert outcome(make, ours, **options) == expected
 
 
-def random_sampler(count: int, **options: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        from torch.utils.data import RandomSampler
+def random_sampler(count: int, **options: Any) -> Any:
+    from torch.utils.data import RandomSampler
 
-        return RandomSampler(range(count), **options)
-
-    return make
+    return RandomSampler(range(count), **options)
 
 
-def sequential_sampler(count: int) -> Callable[[], Any]:
-    def make() -> Any:
-        from torch.utils.data import SequentialSampler
+def sequential_sampler(count: int) -> Any:
+    from torch.utils.data import SequentialSampler
 
-        return SequentialSampler(range(count))
-
-    return make
+    return SequentialSampler(range(count))
 
 
 @st.composite
@@ -131,7 +130,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
 @settings(deadline=None, max_examples=50)
 @given(problem=problems(), dtype=st.sampled_from([np.int32, np.int64]), safe_mode=st.booleans())
 def test_pack_parallel_gives_the_same_lists_of_ints(
-    multipack: Any, problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
+    problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
 ) -> None:
     lengths, limits = problem
     arguments = {"num_processes": 1, "safe_mode": safe_mode, **limits}
@@ -141,54 +140,35 @@ def test_pack_parallel_gives_the_same_lists_of_ints(
 
 @pytest.mark.parametrize("num_processes", [1, 2, None])
 def test_pack_parallel_gives_the_same_packs_and_log_for_any_number_of_processes(
-    multipack: Any, num_processes: int | None, caplog: pytest.LogCaptureFixture
+    num_processes: int | None,
 ) -> None:
     lengths = lengths_of(6_000)[::2].astype(np.int32)
-    logs = []
-    with caplog.at_level(logging.DEBUG, logger=multipack.__name__):
-        results = []
-        for function in (multipack.pack_parallel, pack_parallel):
-            results.append(function(lengths, 1024, 1_300, 5, num_processes=num_processes))
-            logs.append([record.getMessage() for record in caplog.records])
-            caplog.clear()
-    assert typed(results[0]) == typed(results[1])
+    logs, results = [], []
+    for function in (multipack.pack_parallel, pack_parallel):
+        with log_lines(multipack.__name__, level=logging.DEBUG) as lines:
+            results.append(typed(function(lengths, 1024, 1_300, 5, num_processes=num_processes)))
+        logs.append(lines)
+    assert results[0] == results[1]
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sequence_lengths": [1, 2, 3]},
-        {"sequence_lengths": np.array([1.0, 2.0])},
-        {"sequence_lengths": np.array([1, -2], np.int32)},
-        {"sequence_lengths": np.array([1, 2], np.uint64)},
-        {"sequence_lengths": np.array([[1, 2]], np.int32)},
-        {"group_size": 0},
-        {"group_size": None},
-        {"group_size": -5},
-        {"bin_size": 0},
-        {"bin_size": None},
-        {"bin_capacity": 0},
-        {"bin_capacity": 10.0},
-        {"bin_capacity": 2**63},
-        {"num_processes": 0},
-        {"num_processes": -1},
-        {"safe_mode": 1},
-        {"mp_start_method": "teleport"},
-    ],
-    ids=repr,
-)
-def test_pack_parallel_leaves_odd_arguments_to_axolotl(
-    multipack: Any, change: dict[str, Any]
-) -> None:
-    usual = {
-        "sequence_lengths": np.array([1, 2], np.int32),
-        "bin_capacity": 10,
-        "group_size": 5,
-        "bin_size": 5,
+def test_pack_parallel_leaves_odd_arguments_to_axolotl() -> None:
+    usual = {"sequence_lengths": np.array([1, 2], np.int32), "bin_capacity": 10}
+    usual |= {"group_size": 5, "bin_size": 5}
+    two_deep, unsigned = np.array([[1, 2]], np.int32), np.array([1, 2], np.uint64)
+    odd: dict[str, list[Any]] = {
+        "sequence_lengths": [[1, 2, 3], np.array([1.0]), np.int32([1, -2]), unsigned, two_deep],
+        "group_size": [0, None, -5],
+        "bin_size": [0, None],
+        "bin_capacity": [0, 10.0, 2**63],
+        "num_processes": [0, -1],
+        "safe_mode": [1],
+        "mp_start_method": ["teleport"],
     }
-    with pytest.raises(Unfamiliar):
-        pack_parallel(**usual | change)
+    for name, values in odd.items():
+        for value in values:
+            with pytest.raises(Unfamiliar):
+                pytest.fail(f"{name}={value!r}: {pack_parallel(**usual | {name: value})}")
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -212,14 +192,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", [random_sampler, sequential_sampler])
 def test_batches_length_and_generate_batches_leave_all_as_axolotl_does(
-    multipack: Any, kind: Any, options: dict[str, Any]
+    kind: Any, options: dict[str, Any]
 ) -> None:
-    same(multipack, kind(701), lengths=lengths_of(701), **options)
+    same(partial(kind, 701), lengths=lengths_of(701), **options)
 
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_any_settings_lead_to_the_same_end(multipack: Any, data: st.DataObject) -> None:
+def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 120))
     options = {
         "batch_size": data.draw(st.integers(1, 6)),
@@ -231,30 +211,22 @@ def test_any_settings_lead_to_the_same_end(multipack: Any, data: st.DataObject) 
         "num_count_samples": data.draw(st.integers(1, 4)),
     }
     kind = data.draw(st.sampled_from([random_sampler, sequential_sampler]))
-    same(multipack, kind(count), lengths=lengths_of(count, seed=count), **options)
-
-
-def generator_of(seed: int) -> Any:
-    import torch
-
-    return torch.Generator().manual_seed(seed)
+    same(partial(kind, count), lengths=lengths_of(count, seed=count), **options)
 
 
 @pytest.mark.parametrize("wanted", [None, 50, 300, 450, 600])
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("has_generator", [False, True])
 def test_every_random_sampler_of_torch_draws_as_often_as_before(
-    multipack: Any, wanted: int | None, replacement: bool, has_generator: bool
+    wanted: int | None, replacement: bool, has_generator: bool
 ) -> None:
     def make() -> Any:
-        from torch.utils.data import RandomSampler
+        import torch
 
-        generator = generator_of(5) if has_generator else None
-        return RandomSampler(
-            range(300), replacement=replacement, num_samples=wanted, generator=generator
-        )
+        generator = torch.Generator().manual_seed(5) if has_generator else None
+        return random_sampler(300, replacement=replacement, num_samples=wanted, generator=generator)
 
-    same(multipack, make, lengths=lengths_of(300))
+    same(make, lengths=lengths_of(300))
 
 
 ODD = {
@@ -269,162 +241,136 @@ ODD = {
 @pytest.mark.parametrize("indices", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_samplers_of_other_kinds_are_iterated_once_a_pass(
-    multipack: Any, indices: list[Any], batch_size: int
+    indices: list[Any], batch_size: int
 ) -> None:
-    same(multipack, lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
+    same(lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
 
 
-def test_a_subclass_of_the_random_sampler_is_iterated(multipack: Any) -> None:
+def test_a_subclass_of_the_random_sampler_is_iterated() -> None:
     def make() -> Any:
         from accelerate.data_loader import SeedableRandomSampler
 
         return SeedableRandomSampler(range(200), data_seed=3)
 
-    same(multipack, make, lengths=lengths_of(200))
+    same(make, lengths=lengths_of(200))
 
 
-def test_set_epoch_leads_to_the_next_draw_and_the_length_stays(multipack: Any) -> None:
-    def theirs(sampler: Any) -> Any:
-        found = [len(sampler), sampler.generate_batches()]
-        sampler.set_epoch(3)
-        return [*found, len(sampler), len(sampler), sampler.generate_batches(set_stats=True)]
+def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew() -> None:
+    def epochs(length: Any, batches: Any) -> Callable[[Any], Any]:
+        def use(sampler: Any) -> Any:
+            found = [length(sampler), batches(sampler)]
+            sampler.set_epoch(3)
+            return [*found, length(sampler), length(sampler), batches(sampler, set_stats=True)]
 
-    def ours(sampler: Any) -> Any:
-        found = [batches_length(sampler), generate_batches(sampler)]
-        sampler.set_epoch(3)
-        after = [batches_length(sampler), batches_length(sampler)]
-        return [*found, *after, generate_batches(sampler, set_stats=True)]
+        return use
 
-    options = {"lengths": lengths_of(500), "batch_size": 2}
-    expected = outcome(multipack, random_sampler(500), theirs, **options)
-    assert outcome(multipack, random_sampler(500), ours, **options) == expected
-
-
-def test_batches_made_before_are_counted_from_anew(multipack: Any) -> None:
-    options = {"lengths": lengths_of(500), "batch_size": 2}
-    expected = outcome(
-        multipack, random_sampler(500), lambda s: [s.generate_batches(), len(s)], **options
-    )
-    found = outcome(
-        multipack,
-        random_sampler(500),
-        lambda s: [generate_batches(s), batches_length(s)],
-        **options,
-    )
-    assert found == expected
+    batches = multipack.MultipackBatchSampler.generate_batches
+    for theirs, ours in (
+        (epochs(len, batches), epochs(batches_length, generate_batches)),
+        (lambda s: [batches(s), len(s)], lambda s: [generate_batches(s), batches_length(s)]),
+    ):
+        expected, found = (
+            outcome(partial(random_sampler, 500), use, lengths=lengths_of(500), batch_size=2)
+            for use in (theirs, ours)
+        )
+        assert found == expected
 
 
-def test_a_world_of_many_ranks_is_counted_once(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_of_many_ranks_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
-    same(multipack, random_sampler(400), lengths=lengths_of(400))
+    same(partial(random_sampler, 400), lengths=lengths_of(400))
 
 
-def test_the_log_has_the_same_lines(multipack: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_same_lines() -> None:
     logs = []
-    with caplog.at_level(logging.DEBUG, logger=multipack.__name__):
-        for use in (len, batches_length):
-            outcome(multipack, random_sampler(300), use, lengths=lengths_of(300))
-            logs.append([record.getMessage().split(" time: ")[0] for record in caplog.records])
-            caplog.clear()
+    for use in (len, batches_length):
+        with log_lines(multipack.__name__, level=logging.DEBUG) as lines:
+            outcome(partial(random_sampler, 300), use, lengths=lengths_of(300))
+        logs.append([line.split(" time: ")[0] for _, line in lines])
     assert logs[0] == logs[1]
     assert "gather_len_batches: [" in str(logs[0])
 
 
-def test_statistics_beyond_32_bits_end_as_in_axolotl(multipack: Any) -> None:
+def test_statistics_beyond_32_bits_end_as_in_axolotl() -> None:
     lengths = np.full(40, 100_000_000)
     options = {"batch_max_len": 300_000_000, "batch_size": 3, "num_count_samples": 1}
-    same(multipack, sequential_sampler(40), lengths=lengths, **options)
-    sampler = multipack.MultipackBatchSampler(
-        sequential_sampler(40)(), lengths=lengths, bin_size=9, sequential=True, **options
-    )
+    same(partial(sequential_sampler, 40), lengths=lengths, **options)
+    options |= {"lengths": lengths, "bin_size": 9, "sequential": True}
+    sampler = make_sampler(sequential_sampler(40), **options)
     with pytest.raises(OverflowError):
         sampler.generate_batches()
     with pytest.raises(OverflowError):
         generate_batches(sampler)
 
 
-def _unchanged(multipack: Any, call: Callable[[Any], Any], change: Callable[[Any], None]) -> None:
+def _unchanged(call: Callable[[Any], Any], **changes: Any) -> None:
     import torch
 
-    sampler = multipack.MultipackBatchSampler(
-        random_sampler(50)(), 2, 512, lengths_of(50), 20, num_processes=1
-    )
-    change(sampler)
+    sampler = make_sampler(random_sampler(50), batch_size=2, lengths=lengths_of(50))
+    for name, value in changes.items():
+        setattr(sampler, name, value)
     before, state = dict(vars(sampler)), torch.get_rng_state()
     with pytest.raises(Unfamiliar):
-        call(sampler)
+        pytest.fail(f"{changes}: {call(sampler)}")
+    # An array has no truth value, so that ``vars`` are compared by identity of the array alone.
     assert vars(sampler) == before
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lengths", [1] * 50),
-        ("lengths", np.ones(50)),
-        ("lengths", np.full(50, -1, np.int32)),
-        ("batch_max_len", 10.5),
-        ("batch_max_len", np.int64(512)),
-        ("batch_size", 0),
-        ("bin_size", -1),
-        ("group_size", 0),
-        ("group_size", None),
-        ("num_processes", -2),
-        ("mp_start_method", "teleport"),
-        ("safe_mode", "yes"),
-        ("drop_last", 1),
-        ("generate_batches", list),
-    ],
-)
 @pytest.mark.parametrize("call", [generate_batches, batches_length])
 def test_odd_settings_are_left_to_axolotl_before_anything_is_drawn(
-    multipack: Any, call: Callable[[Any], Any], name: str, value: Any
+    call: Callable[[Any], Any],
 ) -> None:
-    # An array has no truth value, so that ``vars`` are compared by identity of the array alone.
-    _unchanged(multipack, call, lambda sampler: setattr(sampler, name, value))
+    odd: dict[str, list[Any]] = {
+        "lengths": [[1] * 50, np.ones(50), np.full(50, -1, np.int32)],
+        "batch_max_len": [10.5, np.int64(512)],
+        "batch_size": [0],
+        "bin_size": [-1],
+        "group_size": [0, None],
+        "num_processes": [-2],
+        "mp_start_method": ["teleport"],
+        "safe_mode": ["yes"],
+        "drop_last": [1],
+        "generate_batches": [list],
+    }
+    for name, values in odd.items():
+        for value in values:
+            _unchanged(call, **{name: value})
 
 
 def test_subclasses_and_foreign_packing_are_left_to_axolotl(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Own(multipack.MultipackBatchSampler):  # type: ignore[misc]
+    class Own(multipack.MultipackBatchSampler):  # type: ignore[name-defined,misc]
         pass
 
-    _unchanged(multipack, batches_length, lambda sampler: setattr(sampler, "__class__", Own))
-    monkeypatch.setattr(multipack, "pack_parallel", lambda *_, **__: [])
-    _unchanged(multipack, batches_length, lambda sampler: None)
+    _unchanged(batches_length, __class__=Own)
+    monkeypatch.setattr(f"{multipack.__name__}.pack_parallel", lambda *_, **__: [])
+    _unchanged(batches_length)
 
 
-def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone(multipack: Any) -> None:
+def test_a_sampler_that_fails_half_way_leaves_the_statistics_alone() -> None:
     class Tired(Odd):
         def __iter__(self) -> Iterator[Any]:
             if self.passes == 2:
                 raise RuntimeError("no more")
             return super().__iter__()
 
-    sampler = multipack.MultipackBatchSampler(
-        Tired(list(range(50))), 1, 512, lengths_of(50), 20, num_processes=1
-    )
+    sampler = make_sampler(Tired(list(range(50))), lengths=lengths_of(50))
     with pytest.raises(RuntimeError):
         batches_length(sampler)
     assert (sampler._batches, sampler.total_tokens_used, sampler.total_token_slots) == (None, 0, 0)
 
 
-def test_a_failing_collective_is_final_and_is_asked_once(
-    multipack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_collective_is_final_and_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def reduce_and_broadcast(*functions: Any) -> None:
         asked.append(functions)
         raise RuntimeError("timeout")
 
-    monkeypatch.setattr(multipack, "reduce_and_broadcast", reduce_and_broadcast)
-    sampler = multipack.MultipackBatchSampler(
-        list(range(50)), 1, 512, lengths_of(50), 20, num_processes=1
-    )
+    monkeypatch.setattr(f"{multipack.__name__}.reduce_and_broadcast", reduce_and_broadcast)
+    sampler = make_sampler(list(range(50)), lengths=lengths_of(50))
     with pytest.raises(Final, match="timeout"):
         batches_length(sampler)
     assert len(asked) == 1

@@ -6,8 +6,6 @@ errors: what counts is the import system as a user meets it.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fast_axolotl
+from support.axolotl import run_child
 
 VIRTUAL = (
     "axolotl.rust_ext",
@@ -50,16 +49,8 @@ def package(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(package: Path) -> Run:
     def run_python(code: str, **environment: str) -> str:
-        source = Path(fast_axolotl.__file__).parents[1]
-        inherited = {key: value for key, value in os.environ.items() if key != "FAST_AXOLOTL"}
-        path = os.pathsep.join([str(package), str(source)])
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            env={**inherited, "PYTHONPATH": path, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = (sys.executable, "-W", "error", "-c", code)
+        done = run_child(*command, folders=(package,), **environment)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -77,31 +68,19 @@ both_orders = pytest.mark.parametrize("imports", [OURS_FIRST, OURS_LAST])
 
 
 @both_orders
-def test_axolotl_still_imports(run: Run, imports: str) -> None:
-    run(imports + "assert axolotl.cli.ANSWER == 42 and axolotl.__version__ == '0'")
-
-
-@both_orders
-def test_lent_names_are_on_the_real_modules(run: Run, imports: str) -> None:
+def test_axolotl_works_has_our_names_and_is_left_as_it_was(run: Run, imports: str) -> None:
     run(
-        imports
-        + """
+        f"""
+import sys
+{imports}
+assert axolotl.cli.ANSWER == 42 and axolotl.__version__ == '0'
 data, collators = axolotl.utils.data, axolotl.utils.collators
 assert data.fast_parallel_hash_rows is fast_axolotl.parallel_hash_rows
 assert data.fast_deduplicate_indices is fast_axolotl.deduplicate_indices
 assert collators.fast_pad_sequences is fast_axolotl.pad_sequences
 assert collators.fast_create_padding_mask is fast_axolotl.create_padding_mask
 assert data.md5("x") == "x" and collators.OWN == "own"
-"""
-    )
 
-
-@both_orders
-def test_virtual_modules_are_attributes_of_their_parents(run: Run, imports: str) -> None:
-    run(
-        imports
-        + """
-import sys
 from axolotl.utils.data import rust_streaming, rust_wrapper
 from axolotl.rust_ext import axolotl_ext
 assert rust_streaming is sys.modules["axolotl.utils.data.rust_streaming"]
@@ -110,6 +89,19 @@ assert axolotl_ext is axolotl.rust_ext.axolotl_ext
 assert rust_streaming.RUST_EXTENSION_AVAILABLE is True
 assert rust_streaming.get_rust_extension_status() is True
 assert rust_wrapper.is_rust_streaming_available() is True
+reader = fast_axolotl.streaming_dataset_reader
+assert axolotl_ext.streaming_dataset_reader is rust_streaming.streaming_dataset_reader is reader
+assert rust_wrapper.load_dataset_with_rust_streaming is reader
+for name in ("RustStreamingDataset", "create_rust_streaming_dataset", "should_use_rust_streaming"):
+    assert getattr(rust_wrapper, name) is getattr(fast_axolotl, name)
+
+NAMES = ("axolotl", "axolotl.utils", "axolotl.utils.data", "axolotl.utils.collators")
+assert fast_axolotl.uninstall() is True
+assert fast_axolotl.uninstall() is False
+for name in NAMES:
+    left = [key for key in vars(sys.modules[name]) if key.startswith(("fast_", "rust_"))]
+    assert left == [] and "__getattr__" not in vars(sys.modules[name]), (name, left)
+assert not [name for name in sys.modules if "rust" in name and name.startswith("axolotl")]
 """
     )
 
@@ -125,39 +117,6 @@ assert axolotl.utils.data.rust_streaming.RUST_EXTENSION_AVAILABLE
 import axolotl.rust_ext.axolotl_ext as extension
 assert extension.__name__ == "axolotl.rust_ext.axolotl_ext"
 assert axolotl.utils.data.md5("x") == "x"
-"""
-    )
-
-
-def test_streaming_names_come_from_this_package(run: Run) -> None:
-    run(
-        """
-import fast_axolotl
-from axolotl.rust_ext.axolotl_ext import streaming_dataset_reader
-from axolotl.utils.data import rust_wrapper
-import axolotl.utils.data.rust_streaming as rust_streaming
-assert streaming_dataset_reader is fast_axolotl.streaming_dataset_reader
-assert rust_streaming.streaming_dataset_reader is streaming_dataset_reader
-assert rust_wrapper.load_dataset_with_rust_streaming is streaming_dataset_reader
-for name in ("RustStreamingDataset", "create_rust_streaming_dataset", "should_use_rust_streaming"):
-    assert getattr(rust_wrapper, name) is getattr(fast_axolotl, name)
-"""
-    )
-
-
-@both_orders
-def test_uninstall_leaves_axolotl_as_it_was(run: Run, imports: str) -> None:
-    run(
-        f"""
-import sys
-{imports}
-NAMES = ("axolotl", "axolotl.utils", "axolotl.utils.data", "axolotl.utils.collators")
-assert fast_axolotl.uninstall() is True
-assert fast_axolotl.uninstall() is False
-for name in NAMES:
-    left = [key for key in vars(sys.modules[name]) if key.startswith(("fast_", "rust_"))]
-    assert left == [] and "__getattr__" not in vars(sys.modules[name]), (name, left)
-assert not [name for name in sys.modules if "rust" in name and name.startswith("axolotl")]
 """
     )
 
@@ -178,10 +137,12 @@ assert hasattr(axolotl.utils.collators, "fast_pad_sequences")
     )
 
 
-def test_no_parent_package_is_ever_made_up(run: Run) -> None:
+def test_importing_loads_nothing_heavy_and_makes_up_no_parent_package(run: Run) -> None:
     run(
         """
 import sys, fast_axolotl
+heavy = {"numpy", "numba", "pyarrow", "torch", "wrapt", "axolotl"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from axolotl.utils.data.rust_wrapper import is_rust_streaming_available
 assert is_rust_streaming_available()
 assert not {"axolotl", "axolotl.utils", "axolotl.utils.data"} & set(sys.modules)
@@ -269,34 +230,18 @@ assert not hasattr(axolotl, "utils") and not hasattr(axolotl, "anything")
     )
 
 
-def test_importing_the_package_loads_nothing_heavy(run: Run) -> None:
-    run(
-        """
-import sys, fast_axolotl
-heavy = {"numpy", "numba", "pyarrow", "torch", "wrapt", "axolotl"}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-"""
-    )
-
-
 @pytest.mark.usefixtures("restored")
-def test_install_is_true_once_and_uninstall_too() -> None:
+def test_install_and_uninstall_are_true_once_and_status_tells() -> None:
     fast_axolotl.uninstall()
     assert not set(VIRTUAL) & set(sys.modules)
     assert fast_axolotl.status().reason == "uninstall() was called"
     assert fast_axolotl.install() is True
     assert fast_axolotl.install() is False
     assert set(VIRTUAL) <= set(sys.modules)
+    status = fast_axolotl.status()
+    assert (status.installed, status.reason, status.virtual_modules) == (True, "", VIRTUAL)
     assert fast_axolotl.uninstall() is True
     assert fast_axolotl.uninstall() is False
-
-
-@pytest.mark.usefixtures("restored")
-def test_status_tells_what_is_installed() -> None:
-    fast_axolotl.install()
-    status = fast_axolotl.status()
-    assert (status.installed, status.reason) == (True, "")
-    assert status.virtual_modules == VIRTUAL
 
 
 def test_a_virtual_module_looks_like_a_module() -> None:

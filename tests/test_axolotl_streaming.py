@@ -5,23 +5,24 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from support.axolotl import AGAINST_AXOLOTL
+from fast_axolotl.axolotl.patching import Unfamiliar
+from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, config, word_tokenizer
 from support.files import (
     compress,
     flat_rows,
@@ -32,73 +33,59 @@ from support.files import (
     write_parquet,
 )
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = STOCK_AXOLOTL
 
 BUDGET = 16 * 1024 * 1024
 ROWS = 700
 
 
-@pytest.fixture(scope="module")
-def ours(stock: Callable[[str], Any]) -> Any:
-    """Our modules, beside an Axolotl that is proven to be the released one."""
-    sft, streaming = stock("axolotl.utils.data.sft"), stock("axolotl.utils.data.streaming")
-    for function in (sft._load_streaming_dataset, streaming.wrap_streaming_dataset):
+huggingface = Later("fast_axolotl.axolotl.huggingface")
+streaming = Later("fast_axolotl.axolotl.streaming")
+sft = Later("axolotl.utils.data.sft")
+
+
+def test_stock_is_the_released_one() -> None:
+    wrap = Later("axolotl.utils.data.streaming").wrap_streaming_dataset
+    for function in (sft._load_streaming_dataset, wrap):
         assert "/axolotl/utils/data/" in function.__code__.co_filename
         assert not hasattr(function, "__wrapped__")
-    from fast_axolotl.integrations import axolotl_streaming, bounded_map, huggingface
-    from fast_axolotl.integrations.patching import Unfamiliar
-
-    return SimpleNamespace(
-        streaming=axolotl_streaming, hf=huggingface, map=bounded_map, sft=sft, Unfamiliar=Unfamiliar
-    )
 
 
-def write_text(path: Path, lines: list[str], end: str = "\n") -> Path:
-    path.write_bytes("".join(line + end for line in lines).encode())
+tokenizer = functools.cache(word_tokenizer)
+
+
+def jsonl(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
+    return write_jsonl(folder / "a.jsonl", make_rows(ROWS) if rows is None else rows)
+
+
+def text(folder: Path, line: str, count: int, end: str = "\n") -> Path:
+    path = folder / "a.txt"
+    path.write_bytes("".join(line.format(i) * (i % 4) + end for i in range(count)).encode())
     return path
 
 
-def write_zstd(folder: Path) -> Path:
-    return compress(write_jsonl(folder / "z.jsonl", make_rows(ROWS)), "zstd")
+def with_gaps(number: int) -> dict[str, Any]:
+    """A row with nulls, or with a field missing."""
+    if number % 2 == 0:
+        return {"text": f"only {number}"}
+    meta = None if number % 5 else {"a": number, "b": "x"}
+    return {"text": None if number % 3 else f"t{number}", "meta": meta}
 
 
 FILES: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "json lines": ("json", lambda d: write_jsonl(d / "a.jsonl", make_rows(ROWS))),
-    "json lines, gzip": (
-        "json",
-        lambda d: compress(write_jsonl(d / "a.jsonl", make_rows(ROWS)), "gzip"),
-    ),
-    "json lines, zstd": ("json", write_zstd),
-    "json lines with nulls and missing fields": (
-        "json",
-        lambda d: write_jsonl(
-            d / "n.jsonl",
-            [
-                {"text": None if i % 3 else f"t{i}", "meta": None if i % 5 else {"a": i, "b": "x"}}
-                if i % 2
-                else {"text": f"only {i}"}
-                for i in range(ROWS)
-            ],
-        ),
-    ),
+    "json lines": ("json", jsonl),
+    "json lines, gzip": ("json", lambda d: compress(jsonl(d), "gzip")),
+    "json lines, zstd": ("json", lambda d: compress(jsonl(d), "zstd")),
+    "json lines with gaps": ("json", lambda d: jsonl(d, [with_gaps(i) for i in range(ROWS)])),
     "parquet": ("parquet", lambda d: write_parquet(d / "a.parquet", make_rows(ROWS), 100)),
     "arrow stream": (
         "arrow",
         lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_stream),
     ),
     "arrow file": ("arrow", lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_file)),
-    "text": (
-        "text",
-        lambda d: write_text(d / "a.txt", [f"lïne {i}" * (i % 4) for i in range(ROWS)]),
-    ),
-    "text, crlf": (
-        "text",
-        lambda d: write_text(d / "a.txt", [f"line {i}" for i in range(9)], "\r\n"),
-    ),
-    "text, gzip": (
-        "text",
-        lambda d: compress(write_text(d / "a.txt", [f"line {i}" for i in range(ROWS)]), "gzip"),
-    ),
+    "text": ("text", lambda d: text(d, "lïne {}", ROWS)),
+    "text, crlf": ("text", lambda d: text(d, "line {}", 9, "\r\n")),
+    "text, gzip": ("text", lambda d: compress(text(d, "line {}", ROWS), "gzip")),
 }
 
 
@@ -109,21 +96,19 @@ def load(kind: str, path: Any, **options: Any) -> Any:
     return load_dataset(kind, data_files=paths, split="train", streaming=True, **options)
 
 
-def exchange(ours: Any, dataset: Any, buffer_bytes: int = 1 << 30) -> Any:
-    read = ours.hf.through_reader(dataset, memory_budget=BUDGET)
-    return ours.streaming.bounded(read, buffer_bytes)
+def exchange(dataset: Any, buffer_bytes: int = 1 << 30) -> Any:
+    read = huggingface.through_reader(dataset, memory_budget=BUDGET)
+    return streaming.bounded(read, buffer_bytes)
 
 
-def pair(ours: Any, kind: str, path: Any, **options: Any) -> tuple[Any, Any]:
-    return load(kind, path), exchange(ours, load(kind, path), **options)
+def pair(kind: str, path: Any, **options: Any) -> tuple[Any, Any]:
+    return load(kind, path), exchange(load(kind, path), **options)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_features_rows_and_order_are_those_of_hugging_face(
-    ours: Any, tmp_path: Path, name: str
-) -> None:
+def test_features_rows_and_order_are_those_of_hugging_face(tmp_path: Path, name: str) -> None:
     kind, write = FILES[name]
-    theirs, mine = pair(ours, kind, write(tmp_path))
+    theirs, mine = pair(kind, write(tmp_path))
     assert mine.features == theirs.features
     assert mine.column_names == theirs.column_names
     assert (mine.num_shards, mine.n_shards, mine.split) == (1, 1, theirs.split)
@@ -151,10 +136,10 @@ def test_features_rows_and_order_are_those_of_hugging_face(
     ],
 )
 def test_the_methods_of_a_dataset_give_the_same(
-    ours: Any, tmp_path: Path, name: str, change: Callable[[Any], Any]
+    tmp_path: Path, name: str, change: Callable[[Any], Any]
 ) -> None:
     kind, write = FILES[name]
-    theirs, mine = pair(ours, kind, write(tmp_path))
+    theirs, mine = pair(kind, write(tmp_path))
     expected, found = change(theirs), change(mine)
     assert found.column_names == expected.column_names
     assert plain(found) == plain(expected)
@@ -168,8 +153,8 @@ def _listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
 
 
-def test_arrow_tables_have_the_schema_of_hugging_face(ours: Any, tmp_path: Path) -> None:
-    theirs, mine = pair(ours, "json", write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS)))
+def test_arrow_tables_have_the_schema_of_hugging_face(tmp_path: Path) -> None:
+    theirs, mine = pair("json", jsonl(tmp_path))
     first, second = (list(d.with_format("arrow").iter(64)) for d in (theirs, mine))
     assert [t.schema for t in second] == [t.schema for t in first]
     assert pa.concat_tables(second).to_pylist() == pa.concat_tables(first).to_pylist()
@@ -182,13 +167,11 @@ def files_of(folder: Path, count: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_ranks_get_the_rows_that_hugging_face_gives_them(
-    ours: Any, tmp_path: Path, count: int
-) -> None:
+def test_ranks_get_the_rows_that_hugging_face_gives_them(tmp_path: Path, count: int) -> None:
     from datasets.distributed import split_dataset_by_node
 
     paths = files_of(tmp_path, count)
-    theirs, mine = pair(ours, "json", paths)
+    theirs, mine = pair("json", paths)
     seen = []
     for rank in range(2):
         expected = list(split_dataset_by_node(theirs, rank=rank, world_size=2))
@@ -198,12 +181,10 @@ def test_ranks_get_the_rows_that_hugging_face_gives_them(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_two_workers_get_the_rows_that_hugging_face_gives_them(
-    ours: Any, tmp_path: Path, count: int
-) -> None:
+def test_two_workers_get_the_rows_that_hugging_face_gives_them(tmp_path: Path, count: int) -> None:
     from torch.utils.data import DataLoader
 
-    theirs, mine = pair(ours, "json", files_of(tmp_path, count))
+    theirs, mine = pair("json", files_of(tmp_path, count))
     found = [
         [row["id"] for row in DataLoader(d, batch_size=None, num_workers=2)] for d in (theirs, mine)
     ]
@@ -211,8 +192,8 @@ def test_two_workers_get_the_rows_that_hugging_face_gives_them(
     assert sorted(found[1]) == list(range(ROWS))
 
 
-def test_epochs_shuffle_the_files_as_hugging_face_does(ours: Any, tmp_path: Path) -> None:
-    theirs, mine = pair(ours, "json", files_of(tmp_path, 4))
+def test_epochs_shuffle_the_files_as_hugging_face_does(tmp_path: Path) -> None:
+    theirs, mine = pair("json", files_of(tmp_path, 4))
     theirs, mine = (d.shuffle(seed=5, buffer_size=20) for d in (theirs, mine))
     for epoch in range(3):
         theirs.set_epoch(epoch)
@@ -236,18 +217,17 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("buffer_bytes", [1 << 30, 2000])
 @pytest.mark.parametrize("is_worker", [False, True])
 def test_resume_at_any_row_gives_the_same_tail(
-    ours: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     buffer_bytes: int,
     is_worker: bool,
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
+    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: is_worker)
     paths = files_of(tmp_path, 2)
 
     def make() -> Any:
-        return PIPELINES[name](exchange(ours, load("json", paths), buffer_bytes))
+        return PIPELINES[name](exchange(load("json", paths), buffer_bytes))
 
     expected = [row["id"] for row in make()]
     for stop in (0, 1, 36, 37, 38, 200, 349, 350, 351, len(expected) - 20, len(expected) - 1):
@@ -270,7 +250,7 @@ def drawn(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
-    ours: Any, tmp_path: Path, workers: int
+    tmp_path: Path, workers: int
 ) -> None:
     import torch
     from torch.utils.data import DataLoader
@@ -281,9 +261,14 @@ def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
         loader = DataLoader(mapped, batch_size=None, num_workers=workers)
         return [[(row["n"], row["drawn"]) for row in loader] for _ in range(2)]
 
-    theirs, mine = (read(dataset) for dataset in pair(ours, "json", files_of(tmp_path, 2)))
+    theirs, mine = (read(dataset) for dataset in pair("json", files_of(tmp_path, 2)))
     assert mine == theirs
     assert mine[0] != mine[1]
+
+
+def mapped(folder: Path, function: Any, buffer_bytes: int = 1 << 30) -> Any:
+    read = exchange(load("json", files_of(folder, 1)), buffer_bytes)
+    return read.map(function, batched=True, batch_size=37)
 
 
 class Rows(list[Any]):
@@ -292,9 +277,9 @@ class Rows(list[Any]):
 
 @pytest.mark.parametrize("is_worker", [False, True])
 def test_no_more_batches_are_held_than_need_be(
-    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_worker: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_worker: bool
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: is_worker)
+    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: is_worker)
     made: list[weakref.ref[Rows]] = []
     most = 0
 
@@ -305,36 +290,30 @@ def test_no_more_batches_are_held_than_need_be(
         made.append(weakref.ref(found))
         return {"n": found}
 
-    mapped = exchange(ours, load("json", files_of(tmp_path, 1)), 2000).map(
-        count, batched=True, batch_size=37
-    )
-    assert len(list(mapped)) > 100
+    assert len(list(mapped(tmp_path, count, 2000))) > 100
     # One is handed out while the next is made; elsewhere the last one is gone by then.
     assert most <= int(is_worker)
 
 
 def test_an_error_ahead_comes_after_the_rows_before_it(
-    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
+    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: True)
 
     def refuse(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if 100 in rows["id"]:
             raise ValueError("row 100")
         return {"n": rows["id"]}
 
-    mapped = exchange(ours, load("json", files_of(tmp_path, 1))).map(
-        refuse, batched=True, batch_size=37
-    )
     seen = []
     with pytest.raises(ValueError, match="row 100"):  # noqa: PT012 - how far it came counts
-        for row in mapped:
+        for row in mapped(tmp_path, refuse):
             seen.append(row["id"])  # noqa: PERF401
     assert seen == list(range(74))
 
 
 def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
-    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = threading.Semaphore(0)
 
@@ -342,20 +321,19 @@ def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
         made.release()
         return {"n": rows["id"]}
 
-    monkeypatch.setattr(ours.map, "_is_worker", lambda: True)
-    read = exchange(ours, load("json", files_of(tmp_path, 1)))
-    rows = iter(read.map(tell, batched=True, batch_size=37))
+    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: True)
+    rows = iter(mapped(tmp_path, tell))
     next(rows)
     assert made.acquire(timeout=30)
     assert made.acquire(timeout=30), "the second batch was not made ahead"
     assert not made.acquire(timeout=0.2), "more was made ahead than may be"
 
 
-def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000, text_bytes=4))
+def test_a_second_resume_loses_nothing_either(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, make_rows(3000, text_bytes=4))
 
     def make() -> Any:
-        return exchange(ours, load("json", path)).shuffle(seed=3, buffer_size=100)
+        return exchange(load("json", path)).shuffle(seed=3, buffer_size=100)
 
     expected, seen, state = [row["id"] for row in make()], list[int](), None
     for stop in (900, 1100, 5000):
@@ -371,22 +349,22 @@ def test_a_second_resume_loses_nothing_either(ours: Any, tmp_path: Path) -> None
 
 
 def test_resuming_does_not_read_the_rows_before(
-    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20_000, text_bytes=400))
-    dataset = exchange(ours, load("json", path))
+    path = jsonl(tmp_path, make_rows(20_000, text_bytes=400))
+    dataset = exchange(load("json", path))
     iterator = iter(dataset)
     for _ in range(15_500):
         next(iterator)
     state = dataset.state_dict()
-    again, first_ids = exchange(ours, load("json", path)), list[int]()
-    cast = ours.hf.FileSource.cast
+    again, first_ids = exchange(load("json", path)), list[int]()
+    cast = huggingface.FileSource.cast
 
     def noted(self: Any, batch: Any) -> Any:
         first_ids.append(batch.column("id")[0].as_py())
         return cast(self, batch)
 
-    monkeypatch.setattr(ours.hf.FileSource, "cast", noted)
+    monkeypatch.setattr(huggingface.FileSource, "cast", noted)
     again.load_state_dict(state)
     assert next(iter(again))["id"] == 15_500
     assert min(first_ids) == 15_500, "rows before it were decoded or cast again"
@@ -408,7 +386,7 @@ CHANGING: dict[str, list[dict[str, Any]]] = {
     ("name", "rest"), [*((name, 1) for name in CHANGING), ("text becomes a time", 12_000)]
 )
 def test_types_that_change_in_the_stream_come_out_as_in_hugging_face(
-    ours: Any, tmp_path: Path, name: str, rest: int
+    tmp_path: Path, name: str, rest: int
 ) -> None:
     """The change comes after the 10 MiB that Hugging Face infers from.
 
@@ -417,7 +395,7 @@ def test_types_that_change_in_the_stream_come_out_as_in_hugging_face(
     before, after = (json.dumps({**row, "text": "x" * 1000}) for row in CHANGING[name])
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([before] * 15_000 + [after] * rest) + "\n")
-    (theirs, their_error), (mine, my_error) = map(outcome, pair(ours, "json", path))
+    (theirs, their_error), (mine, my_error) = map(outcome, pair("json", path))
     assert my_error == their_error
     assert mine[: len(theirs)] == theirs
     assert their_error or len(mine) == len(theirs)
@@ -434,10 +412,10 @@ def outcome(dataset: Any) -> tuple[list[Any], str]:
     return found, ""
 
 
-def test_a_lone_carriage_return_ends_a_line_as_in_hugging_face(ours: Any, tmp_path: Path) -> None:
+def test_a_lone_carriage_return_ends_a_line_as_in_hugging_face(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\rthree\nfour\n")
-    theirs, mine = pair(ours, "text", path)
+    theirs, mine = pair("text", path)
     assert [row["text"] for row in mine] == [row["text"] for row in theirs]
 
 
@@ -455,27 +433,31 @@ def test_a_lone_carriage_return_ends_a_line_as_in_hugging_face(ours: Any, tmp_pa
         max_size=20,
     )
 )
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@EQUAL_TO_STOCK
 def test_rows_of_any_json_are_those_of_hugging_face_or_refused(
-    ours: Any, tmp_path: Path, rows: list[dict[str, Any]]
+    tmp_path: Path, rows: list[dict[str, Any]]
 ) -> None:
     path = write_jsonl(tmp_path / f"{abs(hash(json.dumps(rows)))}.jsonl", rows)
     theirs = load("json", path)
     try:
-        mine = exchange(ours, load("json", path))
-    except ours.Unfamiliar:
+        mine = exchange(load("json", path))
+    except Unfamiliar:
         return
     assert mine.features == theirs.features
     assert list(mine) == list(theirs)
 
 
+def _json_array(folder: Path) -> Path:
+    path = folder / "a.json"
+    path.write_text(json.dumps(flat_rows(9)))
+    return path
+
+
 REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "csv": ("csv", lambda d: write_csv(d / "a.csv", flat_rows(9)), {}),
-    "a json array": ("json", lambda d: _json_array(d / "a.json"), {}),
-    "times": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": "2020-01-02T03:04:05"}] * 3), {}),
-    "mixed types": ("json", lambda d: write_jsonl(d / "a.jsonl", [{"t": [1, "a"]}] * 3), {}),
+    "a json array": ("json", _json_array, {}),
+    "times": ("json", lambda d: jsonl(d, [{"t": "2020-01-02T03:04:05"}] * 3), {}),
+    "mixed types": ("json", lambda d: jsonl(d, [{"t": [1, "a"]}] * 3), {}),
     "chosen columns": (
         "parquet",
         lambda d: write_parquet(d / "a.parquet", flat_rows(9)),
@@ -483,67 +465,60 @@ REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "paragraphs": (
         "text",
-        lambda d: write_text(d / "a.txt", ["a", "", "b"]),
+        lambda d: text(d, "a{}", 3),
         {"sample_by": "paragraph"},
     ),
 }
 
 
-def _json_array(path: Path) -> Path:
-    path.write_text(json.dumps(flat_rows(9)))
-    return path
-
-
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_hugging_face_reads_in_its_own_way_is_refused(
-    ours: Any, tmp_path: Path, name: str
-) -> None:
+def test_what_hugging_face_reads_in_its_own_way_is_refused(tmp_path: Path, name: str) -> None:
     kind, write, options = REFUSED[name]
     dataset = load(kind, write(tmp_path), **options)
     before = list(dataset)
-    with pytest.raises(ours.Unfamiliar):
-        ours.hf.through_reader(dataset, memory_budget=BUDGET)
+    with pytest.raises(Unfamiliar):
+        huggingface.through_reader(dataset, memory_budget=BUDGET)
     assert list(dataset) == before
 
 
-def test_features_written_into_parquet_are_kept(ours: Any, tmp_path: Path) -> None:
+def test_features_written_into_parquet_are_kept(tmp_path: Path) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 
     features = Features({"text": Value("large_string"), "y": ClassLabel(names=["no", "yes"])})
     path = tmp_path / "a.parquet"
     Dataset.from_dict({"text": ["a", "b"], "y": [0, 1]}, features=features).to_parquet(str(path))
-    theirs, mine = pair(ours, "parquet", path)
+    theirs, mine = pair("parquet", path)
     assert mine.features == theirs.features == features
     assert list(mine) == list(theirs)
 
 
-def test_files_of_any_fsspec_address_are_read(ours: Any, tmp_path: Path) -> None:
+def test_files_of_any_fsspec_address_are_read(tmp_path: Path) -> None:
     import fsspec
 
-    rows = write_jsonl(tmp_path / "a.jsonl", make_rows(50)).read_bytes()
+    rows = jsonl(tmp_path, make_rows(50)).read_bytes()
     with fsspec.open("memory://strm/a.jsonl", "wb") as file:
         file.write(rows)
-    theirs, mine = pair(ours, "json", "memory://strm/a.jsonl")
+    theirs, mine = pair("json", "memory://strm/a.jsonl")
     assert list(mine) == list(theirs)
 
 
-def test_a_shuffle_bounded_by_bytes_loses_and_doubles_nothing(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(ROWS))
-    mine = exchange(ours, load("json", path), 5000).shuffle(seed=1, buffer_size=300)
+def test_a_shuffle_bounded_by_bytes_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    path = jsonl(tmp_path)
+    mine = exchange(load("json", path), 5000).shuffle(seed=1, buffer_size=300)
     found = [row["id"] for row in mine]
     assert sorted(found) == list(range(ROWS))
     assert found != list(range(ROWS))
 
 
-def test_buffers_of_large_rows_end_at_their_bytes(ours: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"id": i, "text": "x" * 50_000} for i in range(60)])
+def test_buffers_of_large_rows_end_at_their_bytes(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, [{"id": i, "text": "x" * 50_000} for i in range(60)])
     sizes: list[int] = []
 
     def note(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         sizes.append(len(rows["text"]))
         return {"id": rows["id"]}
 
-    mine = exchange(ours, load("json", path), 200_000)
+    mine = exchange(load("json", path), 200_000)
     mapped = mine.shuffle(seed=1, buffer_size=10_000).map(note, batched=True, batch_size=10_000)
     assert sorted(row["id"] for row in mapped) == list(range(60))
     assert max(sizes) <= 4
@@ -552,22 +527,26 @@ def test_buffers_of_large_rows_end_at_their_bytes(ours: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_a_pretraining_stream_gives_the_batches_of_axolotl(
-    ours: Any, tokenizer: Any, tmp_path: Path, packed: bool, shuffled: bool
+    tmp_path: Path, packed: bool, shuffled: bool
 ) -> None:
     import torch
 
-    path = write_jsonl(
-        tmp_path / "a.jsonl", [{"text": t, "id": i} for i, t in enumerate(texts(400))]
-    )
+    path = jsonl(tmp_path, [{"text": t, "id": i} for i, t in enumerate(texts(400))])
     found = []
-    for load_streaming in (ours.sft._load_streaming_dataset, ours.streaming.load_streaming_dataset):
+    for load_streaming in (sft._load_streaming_dataset, streaming.load_streaming_dataset):
         cfg = pretraining(path, sample_packing=packed, shuffle_merged_datasets=shuffled)
         torch.manual_seed(11)
-        dataset = load_streaming(ours.sft._extract_pretraining_config(cfg), cfg, tokenizer)
+        dataset = load_streaming(sft._extract_pretraining_config(cfg), cfg, tokenizer())
         rows = [{name: value.tolist() for name, value in row.items()} for row in dataset]
         found.append((rows, dataset.column_names, cfg.micro_batch_size, torch.rand(1).item()))
     assert found[1] == found[0]
     assert found[0][0], "there is something to compare"
+
+
+def load_ours(cfg: Any, **changes: Any) -> Any:
+    source = sft._extract_pretraining_config(cfg)
+    source.update(changes)
+    return streaming.load_streaming_dataset(source, cfg, tokenizer())
 
 
 def texts(count: int) -> list[str]:
@@ -577,24 +556,9 @@ def texts(count: int) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(stock: Callable[[str], Any]) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{n}": n + 4 for n in range(50)}
-    made = Tokenizer(models.WordLevel({"<u>": 0, "<s>": 1, "</s>": 2, "<p>": 3, **words}, "<u>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<p>", unk_token="<u>"
-    )
-
-
 def pretraining(path: Path, **options: Any) -> Any:
-    from axolotl.utils.dict import DictDefault
-
     source = {"path": "json", "data_files": str(path), "type": "pretrain", "split": "train"}
-    return DictDefault(
+    return config(
         {
             "pretraining_dataset": [{**source, "name": None, "skip": 0, "text_column": "text"}],
             "sequence_len": 64,
@@ -624,75 +588,64 @@ REASONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_without_the_switch_or_its_conditions_axolotl_runs_untouched(
-    ours: Any, tokenizer: Any, tmp_path: Path, reason: str
+    tmp_path: Path, reason: str
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}])
+    path = jsonl(tmp_path, [{"text": "w1 w2"}])
     cfg = pretraining(path, sample_packing=True, **REASONS[reason])
     before = dict(cfg)
-    with pytest.raises(ours.Unfamiliar, match=reason):
-        ours.streaming.load_streaming_dataset(
-            ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
-        )
+    with pytest.raises(Unfamiliar, match=reason):
+        load_ours(cfg)
     assert dict(cfg) == before
 
 
-def test_thresholds_can_be_lowered(ours: Any, tokenizer: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "w1 w2"}] * 5)
+def test_thresholds_can_be_lowered(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, [{"text": "w1 w2"}] * 5)
     lowered = {"fast_axolotl_streaming_min_bytes": 10, "fast_axolotl_streaming_min_sequence_len": 8}
     cfg = pretraining(path, fast_axolotl_streaming_force=False, **lowered)
-    found = ours.streaming.load_streaming_dataset(
-        ours.sft._extract_pretraining_config(cfg), cfg, tokenizer
-    )
-    assert list(found)
+    assert list(load_ours(cfg))
 
 
-def test_settings_follow_the_configuration(ours: Any) -> None:
-    make = ours.streaming.stream_settings
+def test_settings_follow_the_configuration() -> None:
+    make = streaming.stream_settings
     assert make({}) is None
     on = {"dataset_use_rust_streaming": True}
-    assert make(on).buffer_bytes == ours.streaming.BUFFER_BYTES
+    assert make(on).buffer_bytes == streaming.BUFFER_BYTES
     assert make({**on, "fast_axolotl_buffer_tokens": 100}).buffer_bytes == 400
     both = {"fast_axolotl_buffer_tokens": 100, "fast_axolotl_buffer_bytes": 300}
     assert make({**on, **both}).buffer_bytes == 300
 
 
-def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(
-    ours: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"w{i}"} for i in range(40)])
+def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, [{"text": f"w{i}"} for i in range(40)])
     cfg = pretraining(path)
-    config = ours.sft._extract_pretraining_config(cfg)
-    config["skip"] = 40
-    with pytest.raises(ours.Unfamiliar, match="skips other rows"):
-        ours.streaming.load_streaming_dataset(config, cfg, tokenizer)
+    with pytest.raises(Unfamiliar, match="skips other rows"):
+        load_ours(cfg, skip=40)
     assert cfg.micro_batch_size == 2
 
 
-def test_a_streamed_sft_dataset_is_that_of_axolotl(
-    ours: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(50)])
+def test_a_streamed_sft_dataset_is_that_of_axolotl(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, [{"text": t} for t in texts(50)])
     found = []
     functions = (
-        ours.sft._load_and_process_single_dataset,
-        ours.streaming.load_and_process_single_dataset,
+        sft._load_and_process_single_dataset,
+        streaming.load_and_process_single_dataset,
     )
     for function in functions:
         cfg = pretraining(path, train_on_inputs=True)
-        config = type(cfg)({"path": str(path), "type": "completion", "ds_type": "json"})
-        dataset, _ = function(config, cfg, tokenizer, "train", 42, streaming=True)
+        source = config({"path": str(path), "type": "completion", "ds_type": "json"})
+        dataset, _ = function(source, cfg, tokenizer(), "train", 42, streaming=True)
         found.append((list(dataset), dataset.column_names))
     assert found[1] == found[0]
     assert len(found[0][0]) == 50
 
 
-def test_a_dataset_that_is_not_streamed_is_refused(ours: Any) -> None:
-    with pytest.raises(ours.Unfamiliar, match=r"^$"):
-        ours.streaming.load_and_process_single_dataset(None, None, None, "train", 1)
+def test_a_dataset_that_is_not_streamed_is_refused() -> None:
+    with pytest.raises(Unfamiliar, match=r"^$"):
+        streaming.load_and_process_single_dataset(None, None, None, "train", 1)
 
 
-def test_parquet_row_groups_keep_their_order(ours: Any, tmp_path: Path) -> None:
+def test_parquet_row_groups_keep_their_order(tmp_path: Path) -> None:
     table = pa.table({"id": list(range(5000)), "text": ["x" * 50] * 5000})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)
-    theirs, mine = pair(ours, "parquet", tmp_path / "a.parquet")
+    theirs, mine = pair("parquet", tmp_path / "a.parquet")
     assert [row["id"] for row in mine] == [row["id"] for row in theirs] == list(range(5000))

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 import fast_axolotl
+from fast_axolotl.axolotl import use_line
+from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
     find_program,
     launch_environment,
     status_line,
-    use_line,
 )
-from fast_axolotl.integrations.patching import Patch
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -238,10 +238,10 @@ class TestAgainstAxolotl:
     def test_dedupe_keeps_the_rows_that_axolotl_keeps(
         self, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from fast_axolotl.integrations import dedupe_trial
+        from fast_axolotl.axolotl import data as dedupe_trial
 
         monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
-        monkeypatch.setattr(dedupe_trial, "_REPEATS", 2)
+        monkeypatch.setattr(dedupe_trial, "_TRIAL_REPEATS", 2)
         rows = tmp_path / "rows.jsonl"
         rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
         given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}

@@ -11,19 +11,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fast_axolotl.integrations import axolotl_fingerprints
-from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
-from fast_axolotl.integrations.fingerprints import fingerprint
+from fast_axolotl.axolotl import patches
+from fast_axolotl.axolotl.patching import fingerprint
 
-TABLE = Path(axolotl_fingerprints.__file__)
+TABLE = Path(patches.__file__)
+HEAD = "_FINGERPRINTS = {\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="add what is missing to the table")
     write = parser.parse_args().write
-    names = sorted({name for item in REPLACEMENTS for name in (item.target, *item.relies_on)})
-    table = {name: list(axolotl_fingerprints.KNOWN.get(name, ())) for name in names}
+    names = sorted(
+        {name for item in patches.REPLACEMENTS for name in (item.target, *item.relies_on)}
+    )
+    table = {name: list(patches.KNOWN.get(name, ())) for name in names}
     for name, known in table.items():
         found = fingerprint(name)
         if not found:
@@ -32,11 +34,10 @@ def main() -> None:
             print(f"{name}: {found}")
             known.append(found)
     if write:
-        head, _, rest = TABLE.read_text(encoding="utf-8").partition("KNOWN: dict")
+        head, _, rest = TABLE.read_text(encoding="utf-8").partition(HEAD)
         tail = rest.partition("}\n")[2]
-        rows = [f'    "{name}": ({", ".join(map(repr, known))},),' for name, known in table.items()]
-        body = "\n".join(rows).replace("'", '"')
-        TABLE.write_text(f"{head}KNOWN: dict[str, tuple[str, ...]] = {{\n{body}\n}}\n{tail}")
+        rows = [f'    "{name}": "{" ".join(known)}",\n' for name, known in table.items()]
+        TABLE.write_text(f"{head}{HEAD}{''.join(rows)}}}\n{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

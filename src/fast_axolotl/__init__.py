@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl._version import RUST_AVAILABLE, __version__, get_version, is_available
-from fast_axolotl.integrations.axolotl import install, status, uninstall
+from fast_axolotl.axolotl import install, status, uninstall
 
 if TYPE_CHECKING:
     from fast_axolotl.dedupe import (

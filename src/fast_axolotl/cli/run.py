@@ -148,7 +148,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what would be replaced in the Axolotl that is installed, without importing it."""
-    from fast_axolotl.integrations.axolotl import check
+    from fast_axolotl.axolotl import check
     from fast_axolotl.integrations.launch import axolotl_version, status_line
     from fast_axolotl.report.terminal import show_table
 
@@ -286,7 +286,7 @@ def _say(line: str) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    from fast_axolotl.integrations.axolotl_patches import REPLACEMENTS
+    from fast_axolotl.axolotl.patches import REPLACEMENTS
 
     known = tuple(dict.fromkeys(item.name for item in REPLACEMENTS))
     unknown = [name for name in names if name not in known]

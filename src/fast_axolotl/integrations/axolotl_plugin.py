@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fast_axolotl.axolotl import RUN, SWITCH, install, status, uninstall
+from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
 from fast_axolotl.integrations.axolotl_config import find_data, read_telling
-from fast_axolotl.integrations.launch import RUN, status_line
+from fast_axolotl.integrations.launch import status_line
 from fast_axolotl.integrations.measuring import Order, order
-from fast_axolotl.integrations.patching import NotAsked
 
 try:
     from axolotl.integrations.base import BasePlugin

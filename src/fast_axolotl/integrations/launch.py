@@ -20,24 +20,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fast_axolotl.axolotl import RUN, SKIP, SWITCH, check
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.axolotl import SKIP, SWITCH, check
 from fast_axolotl.integrations.measuring import Order
 
 if TYPE_CHECKING:
-    from fast_axolotl.integrations.patching import Patch
+    from fast_axolotl.axolotl.patching import Patch
 
 __all__ = [
-    "RUN",
     "axolotl_version",
     "find_program",
     "launch_environment",
     "status_line",
-    "use_line",
 ]
-
-RUN = "FAST_AXOLOTL_RUN"
-"""The environment variable that makes the start-up hook act when it is ``1``."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """How a shell is told to set a variable for one command."""
@@ -108,20 +103,6 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
         reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
         parts.append(f"left alone: {', '.join(dict.fromkeys(reasons))}")
     return "; ".join(parts)
-
-
-def use_line(patches: Iterable[Patch]) -> str:
-    """One line: which replacements answered, and which calls went to Axolotl's own functions."""
-    calls: dict[str, int] = {}
-    own: list[str] = []
-    for patch in patches:
-        if patch.calls:
-            calls[patch.name] = calls.get(patch.name, 0) + patch.calls
-        own += [f"{patch.name} ×{count} ({reason})" for reason, count in patch.fallbacks]
-    if not calls and not own:
-        return ""
-    used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
-    return f"used {used}" + (f"; Axolotl's own: {', '.join(own)}" if own else "")
 
 
 def axolotl_version() -> str | None:

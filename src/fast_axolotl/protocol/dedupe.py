@@ -14,7 +14,7 @@ from fast_axolotl.protocol.statistics import paired_ratio
 
 __all__ = ["describe_dedupe", "run_dedupe"]
 
-_WORKER = "fast_axolotl.integrations.dedupe_trial"
+_WORKER = "fast_axolotl.axolotl.data"
 
 
 def run_dedupe(

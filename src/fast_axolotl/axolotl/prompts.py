@@ -8,7 +8,7 @@ any case) with a function that gives a table of the types that HF datasets would
 for ids, int8 for the mask, int64 for labels.
 
 Equal, because prompts are taken from rows and built by the strategy's own methods, in order, and
-the texts go through the same Rust tokenizer in the same state (see ``axolotl_tokenizers``). A row
+the texts go through the same Rust tokenizer in the same state (see ``tokenizers``). A row
 whose prompt or answer is empty or no ``str`` goes through the strategy's own ``tokenize_prompt``;
 a batch of conversations that is unfamiliar does so as a whole, so one odd row costs no more.
 
@@ -18,7 +18,7 @@ by the strategy, formatted or indexed datasets, and those with columns named lik
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -26,20 +26,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.integrations.axolotl_chat import chat_rows, check_chat
-from fast_axolotl.integrations.axolotl_tokenizers import (
+from fast_axolotl.axolotl.chat import chat_rows, check_chat
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
     is_set,
     set_truncation,
 )
-from fast_axolotl.integrations.axolotl_turns import diff_char_span
-from fast_axolotl.integrations.patching import Unfamiliar
 
 __all__ = [
     "chat_table",
     "completion_table",
-    "diff_char_span",
     "instruction_table",
     "process",
     "tokenize_completions",
@@ -55,9 +53,37 @@ Lists = list[list[int]]
 
 def process(self: Any, dataset: Any) -> Any:
     """Stands in for ``TokenizedPromptDataset.process``."""
+    from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
+    from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
+    from axolotl.prompt_strategies.completion import CompletionPromptTokenizingStrategy
+    from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
+    from datasets import Dataset
+
     strategy = self.prompt_tokenizer
-    to_table = _find_table_maker(strategy)
-    _check_dataset(dataset)
+    to_table: Callable[..., Any]
+    if type(strategy) is ChatTemplateStrategy:
+        check_chat(strategy)
+        to_table = chat_table
+    elif type(strategy) is CompletionPromptTokenizingStrategy:
+        _check_completion(strategy)
+        to_table = completion_table
+    else:
+        owner = _owner(type(strategy), "tokenize_prompt")
+        if owner not in (
+            InstructionPromptTokenizingStrategy,
+            InstructionWSystemPromptTokenizingStrategy,
+        ):
+            raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
+        if strategy.supports_batched:
+            raise Unfamiliar("the strategy takes batches")
+        _check_tokenize(strategy)
+        to_table = instruction_table
+    if type(dataset) is not Dataset or not len(dataset):
+        raise Unfamiliar("the dataset is empty or of another kind")
+    if dataset._format_type is not None or dataset.list_indexes():
+        raise Unfamiliar("the dataset is formatted or indexed")
+    if not _TYPES.keys().isdisjoint(dataset.column_names):
+        raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
     return dataset.map(
@@ -89,18 +115,34 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     texts: list[str] = []
     is_plain = []
     for row in rows:
-        pair = _instruction(strategy, row, with_system)
+        if with_system:
+            instruction, context, answer, system = strategy.parse_instruction_fields(row)
+            prompts = strategy.prompter.build_prompt_w_system(system, instruction, context)
+        else:
+            instruction, context, answer = strategy.parse_instruction_fields(row)
+            prompts = strategy.prompter.build_prompt(instruction, context)
+        pair = next(iter(prompts)), answer
         is_plain.append(all(type(text) is str and text for text in pair))
         if is_plain[-1]:
             texts += pair
     encoded = iter(_encode(strategy, texts))
-    specials = _special_tokens(strategy, num_reads=len(texts))
+    bos, eos = _special_tokens(strategy, num_reads=len(texts))
     ids, labels = [], []
     for row, plain in zip(rows, is_plain, strict=True):
-        pair_ids = (next(encoded), next(encoded)) if plain else ([], [])
-        row_ids, row_labels = _instruction_ids(strategy, row, pair_ids, specials)
-        ids.append(row_ids)
-        labels.append(row_labels)
+        prompt_ids, answer_ids = (next(encoded), next(encoded)) if plain else ([], [])
+        if not prompt_ids or not answer_ids:
+            result = strategy.tokenize_prompt(row)
+            if list(result) != ["input_ids", "attention_mask", "labels"]:
+                raise Unfamiliar("a row has other columns than the others")
+            ids.append(result["input_ids"])
+            labels.append(result["labels"])
+            continue
+        _end(strategy, answer_ids, eos)
+        if answer_ids[0] == bos:
+            del answer_ids[0]
+        ids.append(prompt_ids + answer_ids)
+        prompt_labels = prompt_ids if strategy.train_on_inputs else [_IGNORED] * len(prompt_ids)
+        labels.append(prompt_labels + answer_ids)
     return _table({"input_ids": ids, "attention_mask": None, "labels": labels})
 
 
@@ -140,37 +182,6 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
         _end(strategy, ids, eos)
         pieces += [ids[start : start + length] for start in range(0, len(ids), length)]
     return pieces
-
-
-def _instruction(strategy: Any, row: Any, with_system: bool) -> tuple[Any, Any]:
-    """Prompt and answer of a row."""
-    if with_system:
-        instruction, given, answer, system = strategy.parse_instruction_fields(row)
-        prompts = strategy.prompter.build_prompt_w_system(system, instruction, given)
-    else:
-        instruction, given, answer = strategy.parse_instruction_fields(row)
-        prompts = strategy.prompter.build_prompt(instruction, given)
-    return next(iter(prompts)), answer
-
-
-def _instruction_ids(
-    strategy: Any,
-    row: Any,
-    pair: tuple[list[int], list[int]],
-    specials: tuple[int | None, int],
-) -> tuple[list[int], list[int]]:
-    prompt, answer = pair
-    bos, eos = specials
-    if not prompt or not answer:
-        result = strategy.tokenize_prompt(row)
-        if list(result) != ["input_ids", "attention_mask", "labels"]:
-            raise Unfamiliar("a row has other columns than the others")
-        return result["input_ids"], result["labels"]
-    _end(strategy, answer, eos)
-    if answer[0] == bos:
-        del answer[0]
-    labels = prompt if strategy.train_on_inputs else [_IGNORED] * len(prompt)
-    return prompt + answer, labels + answer
 
 
 def _end(strategy: Any, ids: list[int], eos: int) -> None:
@@ -235,30 +246,6 @@ class _RowView(Mapping[str, Any]):
         return name in self._batch
 
 
-def _find_table_maker(strategy: Any) -> Any:
-    from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
-    from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
-    from axolotl.prompt_strategies.completion import CompletionPromptTokenizingStrategy
-    from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
-
-    if type(strategy) is ChatTemplateStrategy:
-        check_chat(strategy)
-        return chat_table
-    if type(strategy) is CompletionPromptTokenizingStrategy:
-        _check_completion(strategy)
-        return completion_table
-    owner = _owner(type(strategy), "tokenize_prompt")
-    if owner not in (
-        InstructionPromptTokenizingStrategy,
-        InstructionWSystemPromptTokenizingStrategy,
-    ):
-        raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
-    if strategy.supports_batched:
-        raise Unfamiliar("the strategy takes batches")
-    _check_tokenize(strategy)
-    return instruction_table
-
-
 def _check_completion(strategy: Any) -> None:
     from axolotl.prompt_strategies.completion import (
         CompletionPrompter,
@@ -297,14 +284,3 @@ def _check_tokenize(strategy: Any) -> None:
 def _owner(kind: type, name: str) -> type:
     """The class that defines a method; unlike the method, it is the same when wrapped."""
     return next(base for base in kind.__mro__ if name in vars(base))
-
-
-def _check_dataset(dataset: Any) -> None:
-    from datasets import Dataset
-
-    if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or of another kind")
-    if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset is formatted or indexed")
-    if not _TYPES.keys().isdisjoint(dataset.column_names):
-        raise Unfamiliar("the dataset has a column named like a result")

@@ -20,14 +20,17 @@ Does not bound a shuffle after several datasets were concatenated.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from fast_axolotl.axolotl.huggingface import locate, shard_sources, through_reader
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
 from fast_axolotl.errors import DataError, MissingExtraError
-from fast_axolotl.integrations.patching import NotAsked, Unfamiliar
 from fast_axolotl.reading.files import find_files
+from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
 
 try:
@@ -38,11 +41,9 @@ except ImportError as error:
         "streaming into Axolotl needs its packages: pip install axolotl"
     ) from error
 
-from fast_axolotl.integrations.bounded_map import TOKEN_BYTES, BoundedMap, weigh
-from fast_axolotl.integrations.huggingface import locate, shard_sources, through_reader
-
 __all__ = [
     "BoundedDataset",
+    "BoundedMap",
     "BoundedShuffle",
     "StreamSettings",
     "bounded",
@@ -65,6 +66,12 @@ _MARK_ROWS = 1000
 
 _DRAWN_TOGETHER = 1000
 """Hugging Face draws the places of a shuffle in blocks of this many."""
+
+_TOKEN_BYTES = 4
+"""Bytes of text that make a token, by rule of thumb."""
+
+_ROOM = 2
+"""Batches of a map that are there at a time: the one that is handed out, and the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +113,7 @@ def stream_settings(cfg: Any) -> StreamSettings | None:
         return default if value is None else int(value)
 
     tokens = cfg.get("fast_axolotl_buffer_tokens")
-    by_tokens = BUFFER_BYTES if tokens is None else int(tokens) * TOKEN_BYTES
+    by_tokens = BUFFER_BYTES if tokens is None else int(tokens) * _TOKEN_BYTES
     by_bytes = number("fast_axolotl_buffer_bytes", by_tokens)
     return StreamSettings(
         force=bool(cfg.get("fast_axolotl_streaming_force")),
@@ -146,7 +153,13 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
     batch_size = cfg.micro_batch_size
     try:
         if skip:
-            _require_right_skip(loaded, skip)
+            if loaded.features is not None:
+                # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
+                first = next(iter(loaded._ex_iterable.iter_arrow()), None)
+                if first is None or skip >= len(first[1]):
+                    raise Unfamiliar(
+                        "datasets itself skips other rows than asked for, past its first table"
+                    )
             sft.LOG.info(f"Skipping {skip} samples from the dataset")
             dataset = dataset.skip(skip)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
@@ -275,7 +288,7 @@ class BoundedShuffle(hf.BufferShuffledExamplesIterable):  # type: ignore[misc]
             if number < resumed_at:
                 buffer.refill(number, row)
                 continue
-            size = weigh(row[1])
+            size = _weigh(row[1])
             while buffer.is_full(size, self.buffer_size, self.budget):
                 place = draws.next() % len(buffer.rows)
                 leaving = buffer.rows[place]
@@ -367,7 +380,7 @@ class _Buffer:
         """Puts a row where it was when the state was taken, if it was still there."""
         place = self._awaited.pop(number, None)
         if place is not None:
-            self.rows[place], self.sizes[place] = row, weigh(row[1])
+            self.rows[place], self.sizes[place] = row, _weigh(row[1])
             self.size += self.sizes[place]
 
     def is_full(self, size: int, most_rows: int, budget: int) -> bool:
@@ -395,6 +408,148 @@ class _Buffer:
                 column[place] = last
 
 
+class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
+    """A batched map over Python rows whose batches end at a number of rows or of bytes.
+
+    In a worker of a loader the next batch is made in a thread while rows of this one are handed
+    out, so that the worker's queue does not run dry at the end of every batch. There nothing else
+    draws random numbers in Axolotl's streams, so a function that does draws the same ones. In the
+    training process, where the model draws too, batches are made when they are asked for.
+    """
+
+    budget: int
+
+    @staticmethod
+    def can_be(mapped: Any) -> bool:
+        """Whether it is a map of the kind that Axolotl makes of text."""
+        usual = type(mapped) is hf.MappedExamplesIterable and mapped.batched
+        usual = usual and not mapped.formatting and not mapped.with_indices
+        usual = usual and mapped.input_columns is None and not mapped.drop_last_batch
+        return bool(usual and (mapped.batch_size or 0) > 0)
+
+    @classmethod
+    def around(cls, mapped: Any, budget: int) -> BoundedMap:
+        """The same map, with a budget."""
+        result = cls.__new__(cls)
+        result.__dict__.update(mapped.__dict__, budget=budget)
+        return result
+
+    def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        state, skip = self._state_dict, 0
+        is_ahead = _is_worker()
+        if state:
+            previous = state["previous_state"]
+            if is_ahead:
+                # What is read ahead moves a position of its own: ours is the one handed out.
+                self.ex_iterable._init_state_dict()
+            if previous:
+                self.ex_iterable.load_state_dict(previous)
+                skip = state["num_examples_since_previous_state"]
+        for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
+            self._mark(batch.position)
+            for example in hf._batch_to_examples(batch.columns):
+                if state:
+                    state["num_examples_since_previous_state"] += 1
+                if skip:
+                    skip -= 1
+                else:
+                    yield batch.key, example
+            # Else it would be held while the next one is made.
+            batch.columns.clear()
+        self._mark(self._position())
+
+    def _made_ahead(self) -> Iterator[_Batch]:
+        """Batches, one of them made ahead."""
+
+        def make(batch: _Batch) -> tuple[_Batch, int]:
+            return self._make(batch), batch.weight
+
+        ahead = Prefetcher(self._batches(), make, num_threads=1, budget=_ROOM)
+        try:
+            for _, batch in ahead:
+                yield batch
+        finally:
+            ahead.close()
+
+    def _make(self, batch: _Batch) -> _Batch:
+        columns, kept = batch.columns, dict(batch.columns)
+        made = self.function(columns, **self.fn_kwargs)
+        lengths = {name: len(made[name]) for name in made}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Column lengths mismatch: {lengths}")
+        for name in self.remove_columns or ():
+            kept.pop(name, None)
+            if made is columns:
+                made.pop(name, None)
+        batch.columns = {**kept, **made}
+        return batch
+
+    def _batches(self) -> Iterator[_Batch]:
+        """The rows of every batch, and where they begin."""
+        return iter(functools.partial(self._take, iter(self.ex_iterable)), None)
+
+    def _take(self, rows: Iterator[Any]) -> _Batch | None:
+        position = self._position()
+        examples, size, first = [], 0, None
+        for key, example in rows:
+            first = key if first is None else first
+            examples.append(example)
+            size += _weigh(example)
+            if len(examples) == self.batch_size or size >= self.budget:
+                break
+        if not examples:
+            return None
+        return _Batch(key=first, columns=hf._examples_to_batch(examples), position=position)
+
+    def _position(self) -> dict[str, Any] | None:
+        return self.ex_iterable.state_dict() if self._state_dict else None
+
+    def _mark(self, position: dict[str, Any] | None) -> None:
+        if self._state_dict:
+            self._state_dict["previous_state"] = position
+            self._state_dict["num_examples_since_previous_state"] = 0
+
+    def shuffle_data_sources(self, generator: Any) -> BoundedMap:
+        return self.around(super().shuffle_data_sources(generator), self.budget)
+
+    def shard_data_sources(self, *args: Any, **kwargs: Any) -> BoundedMap:
+        return self.around(super().shard_data_sources(*args, **kwargs), self.budget)
+
+    def reshard_data_sources(self) -> BoundedMap:
+        return self.around(super().reshard_data_sources(), self.budget)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    key: Any
+    """Of the first row."""
+    columns: dict[str, list[Any]]
+    """What the function is given, then what it has made of it, then nothing."""
+    position: dict[str, Any] | None
+    """Of the source, before the first row."""
+    weight: int = 1
+    """For ``Prefetcher``: batches are counted."""
+
+
+def _is_worker() -> bool:
+    """Whether this process is a worker of torch's loader."""
+    torch_data = sys.modules.get("torch.utils.data")
+    return torch_data is not None and torch_data.get_worker_info() is not None
+
+
+def _weigh(value: Any) -> int:
+    """About the bytes that a value takes; lists of numbers count as tokens of four."""
+    if isinstance(value, str | bytes):
+        return sys.getsizeof(value)
+    if isinstance(value, dict):
+        return sum(map(_weigh, value.values()))
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int | float):
+            return _TOKEN_BYTES * len(value)
+        return sum(map(_weigh, value))
+    return _TOKEN_BYTES
+
+
 def _wanted(cfg: Any) -> StreamSettings:
     settings = stream_settings(cfg)
     if settings is None:
@@ -406,31 +561,18 @@ def _wanted(cfg: Any) -> StreamSettings:
 def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
     """A dataset that Hugging Face loaded, with our reader and our buffers."""
     paths = shard_sources(loaded)
-    if not settings.force and not _are_large(loaded, paths, settings.min_file_bytes):
-        raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
+    if not settings.force:
+        num_bytes = 0
+        for path in paths:
+            try:
+                address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
+                sources, _ = find_files(address, storage_options=options)
+            except DataError:
+                break  # a file that hides its size counts as large
+            num_bytes += sum(source.num_bytes for source in sources)
+            if num_bytes >= settings.min_file_bytes:
+                break
+        else:
+            raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
     dataset = through_reader(loaded, memory_budget=settings.memory_budget)
     return bounded(dataset, settings.buffer_bytes)
-
-
-def _are_large(loaded: Any, paths: list[str], least: int) -> bool:
-    """Whether files add up to so many bytes; one that hides its size counts as large."""
-    total = 0
-    for path in paths:
-        try:
-            address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
-            sources, _ = find_files(address, storage_options=options)
-        except DataError:
-            return True
-        total += sum(source.num_bytes for source in sources)
-        if total >= least:
-            return True
-    return False
-
-
-def _require_right_skip(loaded: Any, skip: int) -> None:
-    """datasets 4.8 skips wrongly past its first table, where it skips tables and not rows."""
-    if loaded.features is None:
-        return
-    first = next(iter(loaded._ex_iterable.iter_arrow()), None)
-    if first is None or skip >= len(first[1]):
-        raise Unfamiliar("datasets itself skips other rows than asked for, past its first table")

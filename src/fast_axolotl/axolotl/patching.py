@@ -8,7 +8,9 @@ an error after that is ``Final``: the caller gets it.
 
 Two guards: the sources of all that ours relies on have known fingerprints, looked at when a module
 is patched; and the objects are those that these sources define, looked at in every call, since
-others patch at run time, too. Cost: a few milliseconds a function once, then some 50 ns.
+others patch at run time, too. Cost: a few milliseconds a function once, then some 50 ns. A
+fingerprint is of a definition's text, found by name in its file: no import of the host is needed,
+and another Python makes no difference to a function that was not edited.
 
 Modules that imported a function by name hold the function itself. They are swept: every module
 attribute that *is* the original becomes the wrapper. Out of reach stay partials, closures and
@@ -18,16 +20,20 @@ default arguments made before, which go on calling the original: slower, never w
 from __future__ import annotations
 
 import functools
-import importlib
+import hashlib
+import importlib.util
+import inspect
+import itertools
 import logging
+import pkgutil
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
-
-from fast_axolotl.integrations.fingerprints import fingerprint, num_decorators
 
 __all__ = [
     "MARK",
@@ -38,6 +44,7 @@ __all__ = [
     "Reliance",
     "Replacement",
     "Unfamiliar",
+    "fingerprint",
     "mismatch",
 ]
 
@@ -346,7 +353,7 @@ def _is_in_place(item: Replacement, record: _Record) -> bool:
 
 
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
-    load = functools.cache(functools.partial(_load, item.ours))
+    load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     reliance = Reliance(item.relies_on, item.module)
 
     @functools.wraps(original)
@@ -379,12 +386,6 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
     return call
 
 
-def _load(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return loaded
-
-
 def _note(item: Replacement, record: _Record, reason: str) -> None:
     reason = " ".join(reason.split())[:300]
     if reason not in record.fallbacks and len(record.fallbacks) >= _MOST_REASONS:
@@ -405,3 +406,75 @@ def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:
             replacement = pairs.get(id(value))
             if replacement is not None:
                 setattr(module, attribute, replacement)
+
+
+@functools.cache
+def fingerprint(name: str) -> str:
+    """SHA-256 of the source of ``module:qualname``, decorators included; empty if not found.
+
+    Read from the file without importing it. Blank ends of lines do not count.
+    """
+    text = "\n".join(line.rstrip() for line in _definition(name))
+    return hashlib.sha256(text.rstrip().encode()).hexdigest()[:16] if text else ""
+
+
+def num_decorators(name: str) -> int:
+    """How many decorators stand above a definition."""
+    lines = _definition(name)
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
+    definition = re.compile(rf"{indent}(?:async )?(?:def|class) ")
+    above = itertools.takewhile(lambda line: not definition.match(line), lines)
+    return sum(line.startswith(f"{indent}@") for line in above)
+
+
+@functools.cache
+def _definition(name: str) -> tuple[str, ...]:
+    module, _, path = name.partition(":")
+    file = _source_path(module)
+    if file is None:
+        return ()
+    lines = _lines(file)
+    start, indent = 0, ""
+    for part in path.split("."):
+        found = _find(lines, part, start, indent)
+        if found is None:
+            return ()
+        start, indent = found + 1, indent + "    "
+    first = above = start - 1
+    at = f"{indent[4:]}@"
+    # A decorator may take several lines; a blank line ends what belongs to the definition.
+    while above > 0 and lines[above - 1].strip():
+        above -= 1
+        first = above if lines[above].startswith(at) else first
+    return (*lines[first : start - 1], *inspect.getblock(lines[start - 1 :]))
+
+
+def _source_path(module: str) -> Path | None:
+    """The source file of a module, found without importing it or its parent packages."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is None:
+        top, *rest = module.split(".")
+        spec = importlib.util.find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        base = Path(next(iter(spec.submodule_search_locations)), *rest)
+        candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
+        return next((path for path in candidates if path.is_file()), None)
+    path = Path(file)
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+@functools.cache
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _find(lines: list[str], name: str, start: int, indent: str) -> int | None:
+    pattern = re.compile(rf"{indent}(?:async )?(?:def|class) {re.escape(name)}\b")
+    for number in range(start, len(lines)):
+        if pattern.match(lines[number]):
+            return number
+        if indent and re.match(r"(?:def|class|async def|@)", lines[number]):
+            return None
+    return None

@@ -16,7 +16,8 @@ more with a placeholder, to see by the difference where the turn is. Here
 Log lines are collected and written when the whole batch is done, so an input that turns out to be
 unfamiliar has had no effect. Unfamiliar are: subclasses, processors, tools and tool calls, lists as
 contents, training details, ``split_thinking``, tokenizers with methods of their own, and turns for
-which Axolotl would go back to comparing tokens.
+which Axolotl would go back to comparing tokens. Every message has a role and a content of type
+``str`` and beside them plain values at most.
 
 Costs the tokenizer's own time, and a few microseconds a turn.
 """
@@ -25,22 +26,22 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from fast_axolotl.integrations.axolotl_templates import Plan, Renderer, find_renderer
-from fast_axolotl.integrations.axolotl_tokenizers import (
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.templates import Plan, Renderer, find_renderer
+from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
     is_set,
     set_truncation,
     too_long,
 )
-from fast_axolotl.integrations.axolotl_turns import Turn, conversations, difference
-from fast_axolotl.integrations.patching import Unfamiliar
 
-__all__ = ["chat_rows", "check_chat", "tokenize_prompt"]
+__all__ = ["chat_rows", "check_chat", "diff_char_span", "tokenize_prompt"]
 
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
@@ -72,7 +73,17 @@ _RESERVED = frozenset(
 )
 """Names that ``apply_chat_template`` would not hand through to the template."""
 
-Offsets = list[tuple[int, int]]
+_PLAIN = (str, bool, int, float)
+_DETAILS = ("tool_calls", "training_detail", "reasoning_training_detail")
+"""What a turn may hold that Axolotl treats in a way of its own."""
+
+_LAST_IS_NOT_TRAINED = (
+    "Last turn is not trainable, skipping having to find the turn indices. "
+    "This may cause incorrect last EOT/EOS token to be unmasked."
+    "This is likely a dataset design issue. Please ensure last turn is trainable."
+)
+
+Turn = dict[str, Any]
 
 
 def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[int]]]:
@@ -85,6 +96,19 @@ def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[in
     }
 
 
+def diff_char_span(cls: Any, full_text: str, dummy_text: str) -> tuple[int, int]:
+    """Stands in for ``ChatTemplateStrategy._diff_char_span``.
+
+    The stock function compares blocks of ``cls._DIFF_BLOCK`` characters, then one by one, and the
+    end on reversed copies. This one halves the distance; the result does not depend on blocks.
+    """
+    if type(full_text) is not str or type(dummy_text) is not str:
+        raise Unfamiliar("a text is no plain str")
+    if type(cls._DIFF_BLOCK) is not int or cls._DIFF_BLOCK <= 0:
+        raise Unfamiliar("the block size of the comparison is no positive number")
+    return _difference(full_text, dummy_text)
+
+
 def check_chat(strategy: Any) -> None:
     """Unfamiliar, unless ``chat_rows`` can be asked about this strategy's conversations."""
     _Batch.open(strategy)
@@ -93,7 +117,7 @@ def check_chat(strategy: Any) -> None:
 def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids and labels of a batch of conversations."""
     batch = _Batch.open(strategy)
-    rows = conversations(strategy, prompt)
+    rows = _conversations(strategy.prompter, prompt)
     renders = [batch.render(turns) for turns in rows]
     set_truncation(batch.tokenizer, None)
     ids, labels = [], []
@@ -137,7 +161,29 @@ class _Batch:
 
         tokenizer, prompter = strategy.tokenizer, strategy.prompter
         backend = check_tokenizer(tokenizer)
-        _check_strategy(strategy, chat_template)
+        if type(strategy) is not chat_template.ChatTemplateStrategy:
+            raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
+        if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
+            raise Unfamiliar("the prompter has a processor, or is one of its own")
+        owners = (strategy, prompter)
+        if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
+            raise Unfamiliar("the strategy or its prompter has been altered")
+        if prompter.tokenizer is not tokenizer:
+            raise Unfamiliar("prompter and strategy have different tokenizers")
+        if strategy.split_thinking:
+            raise Unfamiliar("split_thinking takes contents apart")
+        if strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0:
+            raise Unfamiliar("the strategy has placeholders of its own")
+        if not (
+            strategy.roles_to_train
+            or strategy.train_on_eos
+            or strategy.train_on_eot
+            or prompter.message_field_training
+            or prompter.message_field_training_detail
+        ):
+            raise Unfamiliar("only the last turn is trained, by the legacy way")
+        if chat_template.LOG.isEnabledFor(logging.DEBUG):
+            raise Unfamiliar("debug messages are written")
         if not is_set(tokenizer, "eos_token"):
             raise Unfamiliar("the tokenizer has no end token")
         options = prompter.chat_template_kwargs
@@ -180,7 +226,7 @@ class _Row:
     turns: list[Turn]
     render: _Render
     ids: list[int]
-    offsets: Offsets
+    offsets: list[tuple[int, int]]
 
     def label(self) -> list[int]:
         """The ids that are trained on, and -100 for the others: ``_tokenize_single_prompt``."""
@@ -235,8 +281,8 @@ class _Row:
         char_start, char_end = self.find_characters(index)
         if char_end <= char_start:
             return -1, -1
-        start = bisect_right(self.offsets, char_start, key=_end_of)
-        end = bisect_left(self.offsets, char_end, key=_start_of)
+        start = bisect_right(self.offsets, char_start, key=itemgetter(1))
+        end = bisect_left(self.offsets, char_end, key=itemgetter(0))
         if start >= len(self.offsets):
             raise Unfamiliar("a turn lies behind the last token")
         if end < start:
@@ -263,46 +309,97 @@ class _Row:
         turns, spans = list(self.turns), []
         for sentinel in _SENTINELS:
             turns[index] = {"role": self.turns[index].get("role"), "content": sentinel}
-            spans.append(difference(self.render.text, self.batch.render(turns).text))
+            spans.append(_difference(self.render.text, self.batch.render(turns).text))
         return min(start for start, _ in spans), max(end for _, end in spans)
 
 
-_LAST_IS_NOT_TRAINED = (
-    "Last turn is not trainable, skipping having to find the turn indices. "
-    "This may cause incorrect last EOT/EOS token to be unmasked."
-    "This is likely a dataset design issue. Please ensure last turn is trainable."
-)
+def _conversations(prompter: Any, prompt: Any) -> list[list[Turn]]:
+    """The turns of each row: ``get_conversation_thread`` after ``remove_none_values``."""
+    columns = {name: values for name, values in prompt.items() if values is not None}
+    if any(type(values) is not list for values in columns.values()):
+        raise Unfamiliar("the prompt is no batch of rows")
+    if not columns.get(prompter.field_messages) or len({*map(len, columns.values())}) != 1:
+        raise Unfamiliar("the batch has no messages")
+    if any(tools is not None and tools != [] for tools in columns.get(prompter.field_tools, ())):
+        raise Unfamiliar("conversations have tools")
+    systems = columns.get(prompter.field_system)
+    rows = []
+    for number, messages in enumerate(columns[prompter.field_messages]):
+        if type(messages) is not list or not messages:
+            raise Unfamiliar("a conversation is no list of messages")
+        turns = list(_turns(prompter, messages))
+        if systems is not None and turns[0]["role"] != "system":
+            if type(systems[number]) is not str:
+                raise Unfamiliar("a system message is no str")
+            turns.insert(0, {"role": "system", "content": systems[number]})
+        if prompter.drop_system_message and turns[0]["role"] == "system":
+            del turns[0]
+        if not turns:
+            raise Unfamiliar("a conversation has no turns")
+        rows.append(turns)
+    return rows
 
 
-def _end_of(offset: tuple[int, int]) -> int:
-    return offset[1]
+def _turns(prompter: Any, messages: list[Any]) -> Iterator[Turn]:
+    mappings = prompter.message_property_mappings
+    mapped, roles = set(mappings.values()), prompter.roles
+    training, detail = prompter.message_field_training, prompter.message_field_training_detail
+    others = [key for key in prompter.chat_template_msg_variables if key not in mapped]
+    for message in messages:
+        if type(message) is not dict:
+            raise Unfamiliar("a message is no dict")
+        turn = {
+            key: message[name] for key, name in mappings.items() if message.get(name) is not None
+        }
+        if type(turn.get("role")) is not str or type(turn.get("content")) is not str:
+            raise Unfamiliar("a message has no role or no content, or one that is no str")
+        turn["role"] = roles.get(turn["role"], turn["role"])
+        for key in others:
+            if message.get(key) is not None:
+                turn[key] = message[key]
+        # A key that is mapped from elsewhere may be there under its own name as well.
+        if type(turn["role"]) is not str or type(turn["content"]) is not str:
+            raise Unfamiliar("a message has a second role or content that is no str")
+        if len(turn) > 2 and (
+            any(type(value) not in _PLAIN for value in turn.values())
+            or not turn.keys().isdisjoint(_DETAILS)
+        ):
+            raise Unfamiliar("a message has tool calls, details, or values that are no plain ones")
+        if message.get(detail) is not None:
+            raise Unfamiliar("a message has training details")
+        if message.get(training) is not None:
+            if type(message[training]) is not bool:
+                raise Unfamiliar("whether a message is trained on is no bool")
+            turn["training"] = message[training]
+        yield turn
 
 
-def _start_of(offset: tuple[int, int]) -> int:
-    return offset[0]
+def _difference(left: str, right: str) -> tuple[int, int]:
+    """Where ``left`` differs from ``right``: after what they begin with, before what they end with.
 
-
-def _check_strategy(strategy: Any, chat_template: Any) -> None:
-    prompter = strategy.prompter
-    if type(strategy) is not chat_template.ChatTemplateStrategy:
-        raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
-    if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
-        raise Unfamiliar("the prompter has a processor, or is one of its own")
-    if any(hasattr(type(owner), name) for owner in (strategy, prompter) for name in vars(owner)):
-        raise Unfamiliar("the strategy or its prompter has been altered")
-    if prompter.tokenizer is not strategy.tokenizer:
-        raise Unfamiliar("prompter and strategy have different tokenizers")
-    if strategy.split_thinking:
-        raise Unfamiliar("split_thinking takes contents apart")
-    if strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0:
-        raise Unfamiliar("the strategy has placeholders of its own")
-    if not (
-        strategy.roles_to_train
-        or strategy.train_on_eos
-        or strategy.train_on_eot
-        or prompter.message_field_training
-        or prompter.message_field_training_detail
-    ):
-        raise Unfamiliar("only the last turn is trained, by the legacy way")
-    if chat_template.LOG.isEnabledFor(logging.DEBUG):
-        raise Unfamiliar("debug messages are written")
+    The invariant of both loops: the first ``same`` characters are equal, the first ``limit + 1``
+    are not (or there are only ``limit``). Steps double, so a difference after k characters costs
+    about 3 k character comparisons.
+    """
+    limit = shorter = min(len(left), len(right))
+    same, step = 0, 16
+    while same < limit:
+        step = min(step, limit - same)
+        if left[same : same + step] == right[same : same + step]:
+            same += step
+            step *= 2
+        else:
+            limit = same + step - 1
+            step = max(1, step // 2)
+    start = same
+    same, limit, step = 0, shorter - start, 16
+    while same < limit:
+        step = min(step, limit - same)
+        left_end, right_end = len(left) - same, len(right) - same
+        if left[left_end - step : left_end] == right[right_end - step : right_end]:
+            same += step
+            step *= 2
+        else:
+            limit = same + step - 1
+            step = max(1, step // 2)
+    return start, len(left) - same

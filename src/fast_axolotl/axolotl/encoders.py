@@ -30,9 +30,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.packing import plan_packs
-from fast_axolotl.packing.lists import SEPARATORS, PackedLists, pack
+from fast_axolotl.packing.lists import SEPARATORS, pack
 
 __all__ = ["encode_packed_streaming", "encode_streaming"]
 
@@ -63,10 +63,16 @@ def encode_streaming(
     """Tokenise texts and, with ``concatenate``, pack them into rows of ``max_tokens``."""
     if isinstance(tokenizer, _Answered):
         raise Unfamiliar(tokenizer.reason)
-    eos, pad = _separators(tokenizer, max_tokens) if concatenate else (0, 0)
-    texts = examples[text_column]
+    eos = pad = 0
+    if concatenate:
+        if type(max_tokens) is not int or max_tokens <= SEPARATORS:
+            raise Unfamiliar(f"max_tokens is {max_tokens!r}")
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        for name, token in (("EOS", eos), ("PAD", pad)):
+            if type(token) is not int or not _INT64.min <= token <= _INT64.max:
+                raise Unfamiliar(f"the {name} token is {token!r}")
     answer = tokenizer(
-        texts,
+        examples[text_column],
         truncation=True,
         max_length=max_tokens - SEPARATORS,
         add_special_tokens=True,
@@ -76,9 +82,9 @@ def encode_streaming(
     rows, masks = answer["input_ids"], answer["attention_mask"]
     odd = _unusual(tokenizer, rows, masks, max_tokens if concatenate else None)
     if odd:
-        told = _Answered(answer, odd, tokenizer)
+        answered = _Answered(answer, odd, tokenizer)
         return dict(
-            streaming.encode_streaming(examples, told, max_tokens, text_column, concatenate)
+            streaming.encode_streaming(examples, answered, max_tokens, text_column, concatenate)
         )
     if not concatenate:
         return {
@@ -87,13 +93,22 @@ def encode_streaming(
             "attention_mask": [row[:] for row in masks],
         }
     packed = pack(rows, max_tokens, pad, eos, LABEL_PAD)
-    _turn_to_floats(packed, rows)
-    streaming.LOG.debug(len(packed.input_ids))
-    return {
+    columns = {
         "input_ids": packed.input_ids,
         "labels": packed.labels,
         "attention_mask": packed.attention_mask,
     }
+    if not all(rows):
+        # A row with an empty document holds floats of 32 bits, in every column.
+        place = 0
+        for number, (edges, _) in enumerate(packed.edges):
+            members = rows[place : place + len(edges)]
+            place += len(edges)
+            if not all(members):
+                for column in columns.values():
+                    column[number] = np.array(column[number], np.float32).tolist()
+    streaming.LOG.debug(len(packed.input_ids))
+    return columns
 
 
 def encode_packed_streaming(
@@ -108,23 +123,43 @@ def encode_packed_streaming(
     """Tokenise rows, drop those outside the limits, shuffle, pack and collate the rest."""
     if isinstance(ds_wrapper, _Answered):
         raise Unfamiliar(ds_wrapper.reason)
-    _require_sizes(bin_size, max_seq_length, batch_size)
+    for name, size, least in (
+        ("max_seq_length", max_seq_length, 1),
+        ("batch_size", batch_size, 1),
+        ("bin_size", 0 if bin_size is None else bin_size, 0),
+    ):
+        if type(size) is not int or not least <= size < 2**31:
+            raise Unfamiliar(f"{name} is {size!r}")
     padding = _padding_of(collate_fn)
 
+    import torch
     from axolotl.utils.data import streaming
+    from axolotl.utils.samplers import multipack
+    from torch.utils.data import RandomSampler
 
     dataset = ds_wrapper(dataset=streaming.Dataset.from_dict(examples))[0]
     rows = _token_rows(dataset, max_seq_length, bool(multipack_attn))
     if isinstance(rows, str):
-        told = _Answered((dataset,), rows)
+        answered = _Answered((dataset,), rows)
         options = (bin_size, max_seq_length, batch_size, multipack_attn)
         fallen: dict[str, list[Any]] = streaming.encode_packed_streaming(
-            collate_fn, told, examples, *options
+            collate_fn, answered, examples, *options
         )
         return fallen
-    capacity = batch_size * max_seq_length
-    indices, offsets = _drawn_packs(rows.lengths, capacity, bin_size or capacity)
-    return _collate(rows.ordered(indices), offsets, padding, collate_fn.multipack_attn)
+    # The bins that ``MultipackBatchSampler`` makes of a ``RandomSampler``, bin after bin.
+    capacity, num_rows = batch_size * max_seq_length, len(rows.lengths)
+    state = torch.get_rng_state()
+    try:
+        drawn = np.fromiter(RandomSampler(range(num_rows)), np.int64, num_rows)
+        multipack.LOG.debug("Using single process for pack_parallel, running sequentially.")
+        plan = plan_packs(
+            rows.lengths[drawn], capacity, max_rows=bin_size or capacity, group_size=GROUP_SIZE
+        )
+    except BaseException:
+        torch.set_rng_state(state)
+        raise
+    ordered = rows.ordered(drawn[plan.indices])
+    return _collate(ordered, plan.offsets, padding, collate_fn.multipack_attn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +182,11 @@ class _Answered:
         return self.original.pad_token_id
 
 
-# encode_streaming
-
-
-def _separators(tokenizer: Any, max_tokens: Any) -> tuple[int, int]:
-    if type(max_tokens) is not int or max_tokens <= SEPARATORS:
-        raise Unfamiliar(f"max_tokens is {max_tokens!r}")
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    for name, token in (("EOS", eos), ("PAD", pad)):
-        if type(token) is not int or not _INT64.min <= token <= _INT64.max:
-            raise Unfamiliar(f"the {name} token is {token!r}")
-    return eos, pad
-
-
 def _unusual(tokenizer: Any, rows: Any, masks: Any, width: int | None) -> str:
     """Why these are not lists of lists of ``int`` beside masks of ones; empty where they are."""
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
     if type(rows) is not list or type(masks) is not list:
         return "the tokenizer gave no lists"
     if {*map(type, rows), *map(type, masks)} - {list}:
@@ -170,28 +195,23 @@ def _unusual(tokenizer: Any, rows: Any, masks: Any, width: int | None) -> str:
         return "tokens and attention masks differ in length"
     if any(mask.count(1) != len(mask) for mask in masks):
         return "the attention mask is not all ones"
-    if not _gives_integers(tokenizer) and not (_are_integers(rows) and _are_integers(masks)):
-        return "a token or a mask is no int of 64 bits"
-    longest = max(map(len, rows), default=0)
-    if width is None:
-        return ""
-    if longest + SEPARATORS > width:
-        return "a text is longer than max_tokens"
-    return "" if all(rows) else _unusual_floats()
-
-
-def _gives_integers(tokenizer: Any) -> bool:
-    """Whether the lists come out of the Rust library as they are: unsigned integers of 32 bits.
-
-    Looking at every type and value would take as long as packing them.
-    """
-    from transformers import PreTrainedTokenizerFast as Fast
-
+    # The lists of a fast tokenizer come out of the Rust library as they are: unsigned integers of
+    # 32 bits. Looking at every type and value would take as long as packing them.
     kind = type(tokenizer)
-    return isinstance(tokenizer, Fast) and all(
-        getattr(kind, name) is getattr(Fast, name)
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+        getattr(kind, name) is getattr(PreTrainedTokenizerFast, name)
         for name in ("__call__", "_encode_plus", "_convert_encoding")
     )
+    if not is_plain and not (_are_integers(rows) and _are_integers(masks)):
+        return "a token or a mask is no int of 64 bits"
+    if width is None:
+        return ""
+    if max(map(len, rows), default=0) + SEPARATORS > width:
+        return "a text is longer than max_tokens"
+    # An empty text makes floats of torch's default type; only one of them rounds as numpy does.
+    if not all(rows) and torch.get_default_dtype() is not torch.float32:
+        return "a text is empty and torch's default is not float32"
+    return ""
 
 
 def _are_integers(rows: _Rows) -> bool:
@@ -200,30 +220,6 @@ def _are_integers(rows: _Rows) -> bool:
     filled = [row for row in rows if row]
     least, most = min(map(min, filled), default=0), max(map(max, filled), default=0)
     return bool(_INT64.min <= least and most <= _INT64.max)
-
-
-def _unusual_floats() -> str:
-    """An empty text makes floats of torch's default type; only one of them rounds as numpy does."""
-    import torch
-
-    is_usual = torch.get_default_dtype() is torch.float32
-    return "" if is_usual else "a text is empty and torch's default is not float32"
-
-
-def _turn_to_floats(packed: PackedLists, rows: _Rows) -> None:
-    """Rows with an empty document hold floats of 32 bits, in every column."""
-    if all(rows):
-        return
-    place = 0
-    for number, (edges, _) in enumerate(packed.edges):
-        members = rows[place : place + len(edges)]
-        place += len(edges)
-        if not all(members):
-            for column in (packed.input_ids, packed.labels, packed.attention_mask):
-                column[number] = np.array(column[number], np.float32).tolist()
-
-
-# encode_packed_streaming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,16 +246,6 @@ class _TokenRows:
         places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
         columns = {name: values[places] for name, values in self.columns.items()}
         return _TokenRows(names=self.names, columns=columns, starts=ends - lengths, lengths=lengths)
-
-
-def _require_sizes(bin_size: Any, max_seq_length: Any, batch_size: Any) -> None:
-    sizes = {"max_seq_length": max_seq_length, "batch_size": batch_size}
-    if bin_size is not None:
-        sizes["bin_size"] = bin_size
-    for name, size in sizes.items():
-        least = 0 if name == "bin_size" else 1
-        if type(size) is not int or not least <= size < 2**31:
-            raise Unfamiliar(f"{name} is {size!r}")
 
 
 def _padding_of(collate_fn: Any) -> _Padding:
@@ -344,27 +330,12 @@ def _flat(column: Any) -> tuple[_Integers, _Integers] | None:
     return np.concatenate(values, dtype=np.int64), offsets
 
 
-def _drawn_packs(lengths: _Integers, capacity: int, max_rows: int) -> tuple[_Integers, _Integers]:
-    """The bins that ``MultipackBatchSampler`` makes of a ``RandomSampler``, bin after bin."""
-    import torch
-    from axolotl.utils.samplers import multipack
-    from torch.utils.data import RandomSampler
-
-    state = torch.get_rng_state()
-    try:
-        drawn = np.fromiter(RandomSampler(range(len(lengths))), np.int64, len(lengths))
-        multipack.LOG.debug("Using single process for pack_parallel, running sequentially.")
-        plan = plan_packs(lengths[drawn], capacity, max_rows=max_rows, group_size=GROUP_SIZE)
-    except BaseException:
-        torch.set_rng_state(state)
-        raise
-    return drawn[plan.indices], plan.offsets
-
-
 def _collate(
     rows: _TokenRows, offsets: _Integers, padding: _Padding, numbered: bool
 ) -> dict[str, list[Any]]:
     """A tensor for each column and bin, padded to the multiple; padding has its own positions."""
+    import torch
+
     columns = dict(rows.columns)
     columns.setdefault("labels", columns["input_ids"])
     columns["position_ids"] = np.arange(rows.lengths.sum()) - np.repeat(rows.starts, rows.lengths)
@@ -377,16 +348,10 @@ def _collate(
         places = -(-(stop - start) // padding.multiple) * padding.multiple
         for name in rows.names:
             values, filling = columns[name][start:stop], padding.values.get(name)
-            result[name].append(_padded(values, places, filling))
+            # A tensor of its own memory; positions in the padding are counted from 0.
+            tensor = torch.empty(places, dtype=torch.int64)
+            array = tensor.numpy()
+            array[: len(values)] = values
+            array[len(values) :] = np.arange(places - len(values)) if filling is None else filling
+            result[name].append(tensor)
     return result
-
-
-def _padded(values: _Integers, places: int, filling: int | None) -> Any:
-    """A tensor of its own memory; ``None`` fills it with positions, counted from 0."""
-    import torch
-
-    tensor = torch.empty(places, dtype=torch.int64)
-    array = tensor.numpy()
-    array[: len(values)] = values
-    array[len(values) :] = np.arange(places - len(values)) if filling is None else filling
-    return tensor

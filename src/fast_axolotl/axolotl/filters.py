@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.integrations.axolotl_data import (
+from fast_axolotl.axolotl.data import (
     column_of,
     get_dataset_lengths,
     list_lengths,
@@ -44,7 +44,7 @@ from fast_axolotl.integrations.axolotl_data import (
     row_numbers,
     rows_between,
 )
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 
 __all__ = ["handle_long_seq_in_dataset", "process_datasets_for_packing"]
 
@@ -64,6 +64,7 @@ _CUT_COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any:
     """For ``axolotl.utils.data.utils.handle_long_seq_in_dataset``."""
     from axolotl.utils.data import utils as stock
+    from axolotl.utils.trainer import filter_sequences_by_length
 
     require_plain(dataset)
     shortest, strategy = cfg.min_sample_len, (cfg.excess_length_strategy or "drop").lower()
@@ -81,16 +82,28 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
         raise Unfamiliar("no row is left")
     words = [f"min_input_len: {np.min(logged)}", f"max_input_len: {np.max(logged)}"]
     dropped = len(keeps) - int(np.count_nonzero(keeps))
+    function: Callable[..., Any]
     if strategy == "truncate":
-        kept = partial(stock.keep_min_len, min_sequence_len=shortest)
+        function = partial(stock.keep_min_len, min_sequence_len=shortest)
         title = f"Filtering Short Sequences (<{shortest})"
-        result = run.filter(dataset, kept, lambda: keeps, title)
-        result = _truncated(run, result, sequence_len)
+        result = run.filter(dataset, function, lambda: keeps, title)
+        function = partial(stock.truncate_long_seq, sequence_len=sequence_len)
+        title = f"Truncating Sequences (target_len={sequence_len})"
+        result = run.map(result, function, partial(_cut, sequence_len=sequence_len), {}, title)
         words += [f"Dropped {dropped} short sequences (<{shortest} tokens)"] * bool(dropped)
         words += [f"Truncated long sequences to max length {sequence_len}"]
     else:
-        result = _in_range(run, dataset, keeps, sequence_len, shortest, strategy == "raise")
-        if dropped and strategy != "raise":
+        is_strict = strategy == "raise"
+        function = partial(
+            filter_sequences_by_length,
+            sequence_len=sequence_len,
+            min_sequence_len=shortest,
+            raise_on_drop=is_strict,
+        )
+        action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
+        title = f"{action} (<{shortest} or >{sequence_len})"
+        result = run.filter(dataset, function, lambda: keeps, title)
+        if dropped and not is_strict:
             words += [
                 f"Dropped {dropped} sequences outside valid range ([{shortest}, {sequence_len}])"
             ]
@@ -102,6 +115,7 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
 def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any) -> Any:
     """For ``axolotl.utils.trainer.process_datasets_for_packing``."""
     from axolotl.utils import trainer as stock
+    from datasets import Value
 
     if cfg.use_pose:
         raise Unfamiliar("PoSE draws random numbers")
@@ -112,7 +126,13 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
     words: list[tuple[Callable[[str], None], str]] = []
     train = _without_columns(cfg, train_dataset, words, stock.LOG)
     evaluation = _without_columns(cfg, eval_dataset, [], stock.LOG) if eval_dataset else None
-    marked = _inner_function(stock.process_datasets_for_packing, "drop_no_trainable_tokens")
+    # Stock defines this function anew at every call; ours is for its fingerprint alone.
+    outer, name = inspect.unwrap(stock.process_datasets_for_packing), "drop_no_trainable_tokens"
+    codes = [item for item in outer.__code__.co_consts if isinstance(item, CodeType)]
+    code = next((item for item in codes if item.co_name == name), None)
+    if code is None:
+        raise Unfamiliar(f"stock has no {name} of its own")
+    marked = FunctionType(code, outer.__globals__, name)
     train = _with_trainable_tokens(run, train, marked, words, stock.LOG, "")
     if evaluation is not None:
         evaluation = _with_trainable_tokens(
@@ -120,9 +140,12 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
         )
     if cfg.group_by_length:
         _lengths_at_least(train, 0)
-        new = {"length": _int64()}
-        title = "Group By Length"
-        train = run.map(train, stock.add_length, _add_length, new, title, batched=False)
+
+        def add_length(table: pa.Table) -> pa.Table:
+            return _set_column(table, "length", pa.array(_token_lengths(table)))
+
+        new, title = {"length": Value("int64")}, "Group By Length"
+        train = run.map(train, stock.add_length, add_length, new, title, batched=False)
     if cfg.sample_packing:
         train = _with_positions(run, train, stock.add_position_ids)
         if cfg.eval_sample_packing and evaluation is not None:
@@ -267,57 +290,34 @@ def _read_ahead(
     return take
 
 
-def _in_range(
-    run: _Run, dataset: Any, keeps: Any, longest: int, shortest: int | None, is_strict: bool
-) -> Any:
-    from axolotl.utils.trainer import filter_sequences_by_length
-
-    function = partial(
-        filter_sequences_by_length,
-        sequence_len=longest,
-        min_sequence_len=shortest,
-        raise_on_drop=is_strict,
-    )
-    action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
-    title = f"{action} (<{shortest} or >{longest})"
-    return run.filter(dataset, function, lambda: keeps, title)
-
-
-def _truncated(run: _Run, dataset: Any, sequence_len: int) -> Any:
-    from axolotl.utils.data.utils import truncate_long_seq
-
-    function = partial(truncate_long_seq, sequence_len=sequence_len)
-    change = partial(_cut, sequence_len=sequence_len)
-    title = f"Truncating Sequences (target_len={sequence_len})"
-    return run.map(dataset, function, change, {}, title)
-
-
 def _cut(table: pa.Table, sequence_len: int) -> pa.Table:
     """Every row that is too long by its ``input_ids`` loses what is past the limit."""
     is_long = of_column(table.column("input_ids"), list_lengths) > sequence_len
     if not is_long.any():
         return table
     for index, name in enumerate(table.column_names):
-        if name in _CUT_COLUMNS:
-            cut = [_cut_lists(chunk, is_long, sequence_len) for chunk in table.column(name).chunks]
-            table = table.set_column(index, table.field(index), cut)
+        if name not in _CUT_COLUMNS:
+            continue
+        chunks = []
+        for array in table.column(name).chunks:
+            lengths = list_lengths(array)
+            if lengths.min() < 0:
+                raise Unfamiliar("a row to be truncated has a null")
+            offsets = array.offsets.to_numpy()
+            first, count = offsets[0], offsets[-1] - offsets[0]
+            wanted = np.where(is_long, np.minimum(lengths, sequence_len), lengths)
+            places = np.arange(count) - np.repeat(offsets[:-1] - first, lengths)
+            is_kept = pa.array(places < np.repeat(wanted, lengths))
+            edges = np.concatenate([[0], np.cumsum(wanted)])
+            chunks.append(
+                type(array).from_arrays(
+                    pa.array(edges, array.offsets.type),
+                    array.values.slice(first, count).filter(is_kept),
+                    type=array.type,
+                )
+            )
+        table = table.set_column(index, table.field(index), chunks)
     return table
-
-
-def _cut_lists(array: pa.Array, is_long: Any, sequence_len: int) -> pa.Array:
-    lengths = list_lengths(array)
-    if lengths.min() < 0:
-        raise Unfamiliar("a row to be truncated has a null")
-    offsets = array.offsets.to_numpy()
-    wanted = np.where(is_long, np.minimum(lengths, sequence_len), lengths)
-    places = np.arange(offsets[-1] - offsets[0]) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    edges = np.concatenate([[0], np.cumsum(wanted)])
-    return type(array).from_arrays(
-        pa.array(edges, array.offsets.type),
-        values.filter(pa.array(places < np.repeat(wanted, lengths))),
-        type=array.type,
-    )
 
 
 def _without_columns(
@@ -385,30 +385,26 @@ def _judge_labels(array: pa.Array) -> Any:
 def _with_positions(
     run: _Run, dataset: Any, function: Callable[..., Any], batched: bool = True
 ) -> Any:
-    from datasets import List
+    from datasets import List, Value
 
     # Where all of the first rows are empty, stock takes their positions for a column of nulls.
     _lengths_at_least(dataset, 1)
     title = "Add position_id column (Sample Packing)"
-    new = {"position_ids": List(_int64()), "length": _int64()}
-    return run.map(dataset, function, _add_positions, new, title, batched)
+    new = {"position_ids": List(Value("int64")), "length": Value("int64")}
 
+    def add_positions(table: pa.Table) -> pa.Table:
+        lengths = _token_lengths(table)
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        # Steps of one, and at every row a step back to 0: a third faster than an arange for each.
+        memory = pa.allocate_buffer(8 * int(edges[-1]))  # from a pool, which numpy's is not
+        positions = np.frombuffer(memory, np.int64)
+        positions.fill(1)
+        positions[0], positions[edges[1:-1]] = 0, 1 - lengths[:-1]
+        np.cumsum(positions, out=positions)
+        lists = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pa.array(positions))
+        return _set_column(_set_column(table, "position_ids", lists), "length", pa.array(lengths))
 
-def _add_positions(table: pa.Table) -> pa.Table:
-    lengths = _token_lengths(table)
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    # Steps of one, and at every row a step back to 0: a third faster than an arange for each.
-    memory = pa.allocate_buffer(8 * int(edges[-1]))  # from a pool, which numpy's is not
-    positions = np.frombuffer(memory, np.int64)
-    positions.fill(1)
-    positions[0], positions[edges[1:-1]] = 0, 1 - lengths[:-1]
-    np.cumsum(positions, out=positions)
-    lists = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pa.array(positions))
-    return _set_column(_set_column(table, "position_ids", lists), "length", pa.array(lengths))
-
-
-def _add_length(table: pa.Table) -> pa.Table:
-    return _set_column(table, "length", pa.array(_token_lengths(table)))
+    return run.map(dataset, function, add_positions, new, title, batched)
 
 
 def _token_lengths(table: pa.Table) -> Any:
@@ -422,12 +418,6 @@ def _set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     if name not in table.column_names:
         return table.append_column(name, values)
     return table.set_column(table.column_names.index(name), name, values)
-
-
-def _int64() -> Any:
-    from datasets import Value
-
-    return Value("int64")
 
 
 def _lengths_at_least(dataset: Any, least: int) -> Any:
@@ -461,15 +451,6 @@ def _is_fragile(kind: pa.DataType) -> bool:
     if hasattr(kind, "value_type"):
         return _is_fragile(kind.value_type)
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
-
-
-def _inner_function(outer: Any, name: str) -> Callable[..., Any]:
-    """A function that stock defines anew at every call; for its fingerprint alone."""
-    outer = inspect.unwrap(outer)
-    for item in outer.__code__.co_consts:
-        if isinstance(item, CodeType) and item.co_name == name:
-            return FunctionType(item, outer.__globals__, name)
-    raise Unfamiliar(f"stock has no {name} of its own")
 
 
 def _fingerprint(

@@ -14,6 +14,13 @@ into Python objects; here the answers are read from Arrow's buffers:
 
 Where rows cannot be proven to come out alike (formats, decoded features, other kinds of datasets,
 anything on which stock fails) ``Unfamiliar`` is raised before anything is done.
+
+    python -m fast_axolotl.axolotl.data TRIAL.json RESULT.json
+
+tries dedupe on its own: Axolotl's function and ours on the rows of a configuration, in one process.
+The rows are those of the files, as Axolotl loads them, before they are tokenised. Which rows are
+kept is compared first; then the two alternate, A B B A. It runs with ``FAST_AXOLOTL=0``, so that
+Axolotl's function is its own; ours is called by name. The import of Axolotl is not timed.
 """
 
 from __future__ import annotations
@@ -22,19 +29,20 @@ import copy
 import json
 import os
 import shutil
+import sys
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
-from fast_axolotl.integrations.patching import Final, Unfamiliar
 from fast_axolotl.kernels.threads import spread
 from fast_axolotl.system import usable_cores
 
@@ -53,6 +61,7 @@ __all__ = [
     "row_numbers",
     "rows_between",
     "save_preprocessed_dataset",
+    "try_dedupe",
 ]
 
 _NULL_ROW = -1
@@ -70,6 +79,12 @@ _LEAST_RUN = 4
 _MOST_INTEGER = 2**63 - 1
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
+
+_TRIAL_ROWS = 100_000
+"""Stock takes some 15 s for so many rows of chat, and its time grows with their number alone."""
+_TRIAL_REPEATS = 5
+_TRIAL_SECONDS = 120.0
+"""After which no further turn of a trial is begun."""
 
 
 class SeenHashes(set[str]):
@@ -147,7 +162,7 @@ def deduplicate_dataset(dataset: Any, seen_hashes: Any = None) -> tuple[Any, Any
         raise Unfamiliar("dedupe was given hashes that are not its own")
     rows = seen.rows
     try:
-        digests = _digests(dataset, rows)
+        digests = _digest_rows(dataset, rows)
     except Exception:
         # Stock goes on with this set, and some ways to read a set pass by its methods.
         seen.materialise()
@@ -160,9 +175,14 @@ def deduplicate_dataset(dataset: Any, seen_hashes: Any = None) -> tuple[Any, Any
 
 def get_dataset_lengths(dataset: Any, from_arrow: Any = False) -> Any:
     """For ``axolotl.utils.samplers.utils.get_dataset_lengths``."""
+
+    def as_int64(array: pa.Array) -> Any:
+        _require_integer(array.type)
+        return array.cast(pa.int64()).fill_null(_NULL_ROW).to_numpy()
+
     require_plain(dataset)
     if "length" in dataset.column_names:
-        lengths = per_row(dataset, "length", _integers)
+        lengths = per_row(dataset, "length", as_int64)
     elif "position_ids" in dataset.column_names:
         lengths = per_row(dataset, "position_ids", _lasts) + 1
     elif from_arrow:
@@ -185,9 +205,16 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
 
     require_known_kind(dataset)
     target = shared.get_prepared_dataset_path(cfg, dataset_hash)
-    _check_target(dataset, target)
+    if any(mark in str(target) for mark in "~:"):
+        raise Unfamiliar(f"{target} may be no path of this machine")
+    folders = {Path(file["filename"]).resolve().parent for file in dataset.cache_files}
+    if target.resolve() in folders:
+        raise Unfamiliar("the dataset lies in the folder that it is to be saved in")
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
+    require_no_decoding(dataset)
     num_workers = cfg.dataset_num_proc or shared.get_default_process_count()
-    num_shards = _num_shards(dataset, num_workers, cfg.num_dataset_shards_to_save)
+    num_shards = _count_shards(dataset, num_workers, cfg.num_dataset_shards_to_save)
     names = [f"data-{index:05d}-of-{num_shards:05d}.arrow" for index in range(num_shards)]
     notes = _notes(dataset, names)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +224,14 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
         _write_shards(dataset, [beside / name for name in names])
         for name, text in notes.items():
             (beside / name).write_text(text, encoding="utf-8")
-        _publish(beside, target, [*names, *notes])
+        if not os.path.lexists(target):
+            beside.rename(target)
+        else:
+            # What others put there stays, as with stock.
+            target.mkdir(exist_ok=True)
+            # The state comes last: it is what names the shards.
+            for name in [*names, *notes]:
+                (beside / name).replace(target / name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     if cfg.push_dataset_to_hub:
@@ -211,6 +245,57 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
         except Exception as error:
             # Saved, and perhaps pushed in part: not to be done twice.
             raise Final(error) from error
+
+
+def try_dedupe(
+    trial: Mapping[str, Any], *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Any]:
+    """Rows, those kept, and the seconds of every turn; or the reason why there are none."""
+    from axolotl.utils.data.shared import load_dataset_with_config
+    from axolotl.utils.data.utils import _deduplicate_dataset
+    from axolotl.utils.dict import DictDefault
+    from datasets import DatasetDict, concatenate_datasets
+
+    loaded = []
+    for entry in trial["datasets"]:
+        config = DictDefault({**entry, "split": entry.get("split") or "train"})
+        rows = load_dataset_with_config(config, use_auth_token=False)
+        loaded.append(next(iter(rows.values())) if isinstance(rows, DatasetDict) else rows)
+    if not loaded:
+        return {"reason": "the configuration has no datasets: to dedupe"}
+    # All rows together, as far as their columns agree.
+    alike = [rows for rows in loaded if rows.features == loaded[0].features]
+    merged = concatenate_datasets(alike) if len(alike) > 1 else alike[0]
+    dataset = merged.select(range(min(len(merged), _TRIAL_ROWS)))
+
+    def kept(answer: tuple[Any, Any]) -> list[int]:
+        chosen = answer[0]
+        indices = chosen._indices
+        return list(range(len(chosen))) if indices is None else indices.column(0).to_pylist()
+
+    wanted = kept(_deduplicate_dataset(dataset))
+    try:
+        ours = kept(deduplicate_dataset(dataset))
+    except Unfamiliar as error:
+        return {"rows": len(dataset), "reason": f"ours leaves these rows to Axolotl: {error}"}
+    outcome: dict[str, Any] = {
+        "rows": len(dataset),
+        "is_cut": len(alike) < len(loaded) or len(merged) > _TRIAL_ROWS,
+        "kept": len(wanted),
+        "is_equal": ours == wanted,
+    }
+    if not outcome["is_equal"]:
+        return {**outcome, "reason": "ours keeps other rows than Axolotl: nothing was timed"}
+    functions = {"stock": _deduplicate_dataset, "ours": deduplicate_dataset}
+    seconds: dict[str, list[float]] = {"stock": [], "ours": []}
+    begin = clock()
+    for name in [*("stock", "ours", "ours", "stock") * _TRIAL_REPEATS][: 2 * _TRIAL_REPEATS]:
+        if name == "stock" and clock() - begin > _TRIAL_SECONDS and len(seconds["ours"]) > 1:
+            break
+        start = clock()
+        functions[name](dataset)
+        seconds[name].append(clock() - start)
+    return {**outcome, "stock_seconds": seconds["stock"], "our_seconds": seconds["ours"]}
 
 
 def require_plain(dataset: Any) -> None:
@@ -284,11 +369,6 @@ def _require_integer(kind: pa.DataType) -> None:
         raise Unfamiliar(f"values of type {kind} where integers are expected")
 
 
-def _integers(array: pa.Array) -> Any:
-    _require_integer(array.type)
-    return array.cast(pa.int64()).fill_null(_NULL_ROW).to_numpy()
-
-
 def _lasts(array: pa.Array) -> Any:
     """The last value of every list; below ``_NULL_ROW`` where there is none."""
     lengths = list_lengths(array)
@@ -341,7 +421,15 @@ def require_known_kind(dataset: Any) -> None:
         raise Unfamiliar("the dataset has a search index")
 
 
-def _digests(dataset: Any, seen: SeenRows) -> Any:
+def require_no_decoding(dataset: Any) -> None:
+    from datasets.features.features import require_decoding
+
+    for name, feature in dataset.features.items():
+        if require_decoding(feature, ignore_decode_attribute=True):
+            raise Unfamiliar(f"column {name!r} is decoded when it is read")
+
+
+def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     """The digest of every row, in the order of the dataset."""
     require_plain(dataset)
     schema = dataset._data.schema
@@ -352,32 +440,24 @@ def _digests(dataset: Any, seen: SeenRows) -> Any:
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
         raise Unfamiliar("the rows seen so far have other columns or types")
-    look = partial(_digest, secret=seen.secret, has_text=_has_text(schema))
+    has_text = _has_text(schema)
+
+    def look(batch: pa.RecordBatch) -> Any:
+        if has_text:
+            batch.validate(full=True)  # stock fails on text that is not UTF-8
+        return digest_batch(batch, seen.secret)
+
     table, indices = dataset._data, dataset._indices
     if indices is None or len(indices) * _FEW >= len(table):
         batches = table.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        found = _joined([look(batch) for batch in batches]).reshape(-1, 2)
-        found = found if indices is None else found[row_numbers(dataset)]
+        digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
+        digests = digests if indices is None else digests[row_numbers(dataset)]
     else:
         parts = _parts(row_numbers(dataset))
         gathered = (table.fast_gather(part).combine_chunks().to_batches()[0] for part in parts)
-        found = _joined([look(batch) for batch in gathered])
+        digests = _joined([look(batch) for batch in gathered])
     seen.types = types
-    return found.reshape(-1).astype(np.uint64, copy=False)
-
-
-def _digest(batch: pa.RecordBatch, secret: Any, has_text: bool) -> Any:
-    if has_text:
-        batch.validate(full=True)  # stock fails on text that is not UTF-8
-    return digest_batch(batch, secret)
-
-
-def require_no_decoding(dataset: Any) -> None:
-    from datasets.features.features import require_decoding
-
-    for name, feature in dataset.features.items():
-        if require_decoding(feature, ignore_decode_attribute=True):
-            raise Unfamiliar(f"column {name!r} is decoded when it is read")
+    return digests.reshape(-1).astype(np.uint64, copy=False)
 
 
 def _is_comparable(kind: pa.DataType) -> bool:
@@ -411,19 +491,7 @@ def _has_text(types: Any) -> bool:
     return _is_text(types) or (hasattr(types, "value_type") and _has_text(types.value_type))
 
 
-def _check_target(dataset: Any, target: Path) -> None:
-    """Raises where stock would fail, or would write elsewhere than to this folder."""
-    if any(mark in str(target) for mark in "~:"):
-        raise Unfamiliar(f"{target} may be no path of this machine")
-    folders = {Path(file["filename"]).resolve().parent for file in dataset.cache_files}
-    if target.resolve() in folders:
-        raise Unfamiliar("the dataset lies in the folder that it is to be saved in")
-    if not len(dataset):
-        raise Unfamiliar("the dataset is empty")
-    require_no_decoding(dataset)
-
-
-def _num_shards(dataset: Any, num_workers: Any, wanted: Any) -> int:
+def _count_shards(dataset: Any, num_workers: Any, wanted: Any) -> int:
     """As many as ``save_to_disk`` makes with the number of processes that Axolotl gives it."""
     from datasets import config
     from datasets.utils.py_utils import convert_file_size_to_int
@@ -458,42 +526,31 @@ def _notes(dataset: Any, names: list[str]) -> dict[str, str]:
 
 
 def _write_shards(dataset: Any, paths: list[Path]) -> None:
+    from datasets import config
+    from datasets.arrow_writer import ArrowWriter
     from datasets.utils import tqdm
 
-    count = len(paths)
-    share, rest = divmod(len(dataset), count)
+    features, num_rows, count = dataset.features, len(dataset), len(paths)
+    share, rest = divmod(num_rows, count)
     edges = [share * index + min(index, rest) for index in range(count + 1)]
-    with tqdm(
-        unit=" examples", total=len(dataset), desc=f"Saving the dataset ({count} shards)"
-    ) as bar:
+    # The rows of a record batch are stock's, so that the files are.
+    step = config.DEFAULT_MAX_BATCH_SIZE
+    with tqdm(unit=" examples", total=num_rows, desc=f"Saving the dataset ({count} shards)") as bar:
 
         def write(first: int, last: int) -> None:
             for index in range(first, last):
-                _write_shard(dataset, paths[index], edges[index], edges[index + 1], bar)
+                path, stop = str(paths[index]), edges[index + 1]
+                with ArrowWriter(features=features, path=path, embed_local_files=True) as writer:
+                    for row in range(edges[index], stop, step):
+                        table = rows_between(dataset, row, min(row + step, stop))
+                        writer.write_table(table)
+                        bar.update(len(table))
+                    writer.finalize()
 
         spread(write, [(index, index + 1) for index in range(count)], usable_cores())
 
 
-def _write_shard(dataset: Any, path: Path, start: int, stop: int, bar: Any) -> None:
-    from datasets import config
-    from datasets.arrow_writer import ArrowWriter
-
-    # The rows of a record batch are stock's, so that the files are.
-    step = config.DEFAULT_MAX_BATCH_SIZE
-    with ArrowWriter(features=dataset.features, path=str(path), embed_local_files=True) as writer:
-        for row in range(start, stop, step):
-            table = rows_between(dataset, row, min(row + step, stop))
-            writer.write_table(table)
-            bar.update(len(table))
-        writer.finalize()
-
-
-def _publish(beside: Path, target: Path, names: list[str]) -> None:
-    """Puts the complete files in place; those that others put there stay, as with stock."""
-    if not os.path.lexists(target):
-        beside.rename(target)
-        return
-    target.mkdir(exist_ok=True)
-    # The state comes last: it is what names the shards.
-    for name in names:
-        (beside / name).replace(target / name)
+if __name__ == "__main__":
+    _, trial_path, result_path = sys.argv
+    outcome = try_dedupe(json.loads(Path(trial_path).read_text(encoding="utf-8")))
+    Path(result_path).write_text(json.dumps(outcome), encoding="utf-8")

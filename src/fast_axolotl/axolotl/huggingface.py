@@ -30,8 +30,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.errors import FastAxolotlError, MissingExtraError
-from fast_axolotl.integrations.patching import Unfamiliar
 from fast_axolotl.reading import Reader, open_dataset
 from fast_axolotl.reading.reader import usable_threads
 
@@ -63,6 +63,9 @@ _SETTINGS = (
     *("features", "keep_linebreaks", "sample_by", "on_mixed_types", "on_bad_files"),
 )
 """Settings of the builders that change rows; Axolotl gives none of them."""
+
+_PLAIN = {"Value", "List", "LargeList", "Sequence", "ClassLabel", "dict", "list"}
+"""Kinds of features whose values are what they are stored as."""
 
 _CODECS = {"gzip", "bz2", "xz", "lz4", "zstd"}
 """Compressions that both open by the file's own address."""
@@ -169,9 +172,27 @@ def shard_sources(dataset: Any) -> list[str]:
         raise Unfamiliar("the dataset is not a plain stream of files")
     if dataset._formatting or dataset._distributed:
         raise Unfamiliar("the dataset is formatted or distributed already")
-    builder = getattr(examples.generate_tables_fn, "__self__", None)
-    _require_plain(builder)
-    paths = [_address(shard) for shard in _shards(examples.kwargs)]
+    builder: Any = getattr(examples.generate_tables_fn, "__self__", None)
+    name, module = type(builder).__name__, type(builder).__module__
+    if name not in _FORMATS or not module.startswith("datasets.packaged_modules."):
+        raise Unfamiliar(f"datasets reads it with {name}, which is left to it")
+    config, usual = builder.config, type(builder.config)()
+    for setting in _SETTINGS:
+        if getattr(config, setting, None) != getattr(usual, setting, None):
+            raise Unfamiliar(f"{setting} is set")
+    features = builder.info.features
+    if features is None and name != "Text":
+        raise Unfamiliar("datasets cannot tell the columns before it has read everything")
+    for column, feature in (features or {}).items():
+        inner: list[Any] = []
+        hf._visit(feature, inner.append)
+        # Others are stored as something else than they are, such as JSON or a matrix.
+        if hf.require_decoding(feature) or {type(item).__name__ for item in inner} - _PLAIN:
+            raise Unfamiliar(f"column {column!r} holds more than plain values")
+    lists = [value for value in examples.kwargs.values() if isinstance(value, list)]
+    count = max(map(len, lists), default=0)
+    shards = _split_gen_kwargs(examples.kwargs, max_num_jobs=max(1, count))
+    paths = [_address(shard) for shard in shards]
     if not paths:
         raise Unfamiliar("the dataset has no files")
     return paths
@@ -292,7 +313,9 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if kinds.is_dictionary(found):
         return fits(found.value_type, wanted)
-    if any(same(found) and same(wanted) for same in (_is_text, _is_bytes)):
+    if _is_text(found) and _is_text(wanted):
+        return True
+    if {found, wanted} <= {pa.binary(), pa.large_binary()}:
         return True
     if _is_list(found) and _is_list(wanted):
         return fits(found.value_type, wanted.value_type)
@@ -328,44 +351,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _require_plain(builder: Any) -> None:
-    """Refuses other builders than the four, settings that change rows, and values to decode."""
-    name = type(builder).__name__
-    module = type(builder).__module__
-    if name not in _FORMATS or not module.startswith("datasets.packaged_modules."):
-        raise Unfamiliar(f"datasets reads it with {name}, which is left to it")
-    config, usual = builder.config, type(builder.config)()
-    for setting in _SETTINGS:
-        if getattr(config, setting, None) != getattr(usual, setting, None):
-            raise Unfamiliar(f"{setting} is set")
-    features = builder.info.features
-    if features is None and name != "Text":
-        raise Unfamiliar("datasets cannot tell the columns before it has read everything")
-    for column, feature in (features or {}).items():
-        if hf.require_decoding(feature) or _has_extension(feature):
-            raise Unfamiliar(f"column {column!r} holds more than plain values")
-
-
-def _has_extension(feature: Any) -> bool:
-    """Whether a feature is stored as something else than it is, such as JSON or a matrix."""
-    found: list[Any] = []
-    plain = ("Value", "List", "LargeList", "Sequence", "ClassLabel", "dict", "list")
-    hf._visit(feature, found.append)
-    return any(type(item).__name__ not in plain for item in found)
-
-
-def _shards(kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    count = max((len(value) for value in kwargs.values() if isinstance(value, list)), default=0)
-    shards: list[dict[str, Any]] = _split_gen_kwargs(kwargs, max_num_jobs=max(1, count))
-    return shards
 
 
 def _address(shard: dict[str, Any]) -> str:

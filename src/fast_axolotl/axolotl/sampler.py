@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fast_axolotl.integrations.patching import MARK, Final, Unfamiliar
+from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
 __all__ = ["batches_length", "generate_batches", "pack_parallel"]
@@ -105,40 +105,32 @@ def batches_length(self: Any) -> int:
     _check_sampler(self, multipack)
     _check_counts(num_count_samples=self.num_count_samples)
     before = self._batches, self.total_tokens_used, self.total_token_slots
+    packed: _Packed | None = None
+    sampled = []
     try:
-        length: int = _count_batches(self, multipack)
-        return length
-    except Final:
-        raise
+        if self._batches is None:
+            packed = _pack(self, multipack)
+            _add_statistics(self, packed)
+        if self._len_across_ranks is None:
+            for _ in range(self.num_count_samples):
+                start_time = time.time()
+                packed = _pack(self, multipack)
+                sampled.append(packed.num_batches)
+                multipack.LOG.debug(f"generate_batches time: {time.time() - start_time}")
+        if packed is not None:
+            self._batches = packed.make()
     except Exception:
         # A sampler of the user's that fails half way: Axolotl begins again from where we began.
         self._batches, self.total_tokens_used, self.total_token_slots = before
         raise
-
-
-def _count_batches(self: Any, multipack: Any) -> Any:
-    packed: _Packed | None = None
-    if self._batches is None:
-        packed = _pack(self, multipack)
-        _add_statistics(self, packed)
-    if self._len_across_ranks is not None:
-        if packed is not None:
-            self._batches = packed.make()
-        return self._len_across_ranks
-    sampled = []
-    for _ in range(self.num_count_samples):
-        start_time = time.time()
-        packed = _pack(self, multipack)
-        sampled.append(packed.num_batches)
-        multipack.LOG.debug(f"generate_batches time: {time.time() - start_time}")
-    if packed is not None:
-        self._batches = packed.make()
-    try:
-        self._len_across_ranks = self.gather_len_batches(min(sampled))
-    except Exception as error:
-        # The ranks have met: asking them again would put this one out of step.
-        raise Final(error) from error
-    return self._len_across_ranks
+    if self._len_across_ranks is None:
+        try:
+            self._len_across_ranks = self.gather_len_batches(min(sampled))
+        except Exception as error:
+            # The ranks have met: asking them again would put this one out of step.
+            raise Final(error) from error
+    length: int = self._len_across_ranks
+    return length
 
 
 def _add_statistics(self: Any, packed: _Packed) -> None:
@@ -166,11 +158,19 @@ def _pack(self: Any, multipack: Any) -> _Packed:
         used -= np.int32(dropped)
     if not self.sequential:
         _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
+    batch_size = self.batch_size
+
+    def make() -> _Batches:
+        packs = cut(indices[plan.indices], plan.offsets[: kept + 1])
+        if batch_size == 1:
+            return [[pack] for pack in packs]
+        return [packs[start : start + batch_size] for start in range(0, kept, batch_size)]
+
     return _Packed(
         num_batches=whole + (kept > whole * self.batch_size),
         used=used,
         slots=kept * self.batch_max_len,
-        make=lambda: _make_batches(indices, plan, kept, self.batch_size),
+        make=make,
     )
 
 
@@ -179,15 +179,6 @@ def _plan(self: Any, lengths: npt.NDArray[np.int32]) -> PackPlan:
         return plan_packs(lengths, self.batch_max_len, method="sequential")
     rows = self.bin_size or self.batch_max_len
     return plan_packs(lengths, self.batch_max_len, max_rows=rows, group_size=self.group_size)
-
-
-def _make_batches(
-    indices: npt.NDArray[np.int64], plan: PackPlan, kept: int, batch_size: int
-) -> _Batches:
-    packs = cut(indices[plan.indices], plan.offsets[: kept + 1])
-    if batch_size == 1:
-        return [[pack] for pack in packs]
-    return [packs[start : start + batch_size] for start in range(0, kept, batch_size)]
 
 
 def _pack_slowly(self: Any, multipack: Any, indices: _Indices) -> _Packed:

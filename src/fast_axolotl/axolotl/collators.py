@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fast_axolotl.integrations.patching import MARK, Unfamiliar
+from fast_axolotl.axolotl.patching import MARK, Unfamiliar
 
 __all__ = ["collate", "collate_packs", "collate_packs_v2", "collate_pretraining", "fetch"]
 
@@ -69,8 +69,29 @@ def collate(self: Any, features: Any, return_tensors: Any = None) -> Any:
         raise Unfamiliar("the features are not a list")
     rows = [_row([feature], without=()) for feature in features]
     batch = _batch(rows, settings)
-    _check_one_kind(features)
-    _pad_features(self, features)
+    # The tokenizer treats lists and arrays differently, and looks at the first to tell.
+    kinds = {type(value) for feature in features for value in feature.values()}
+    if kinds == {list}:
+        if not all(isinstance(feature["input_ids"][0], int) for feature in features):
+            raise Unfamiliar("input_ids are not plain integers")
+    elif kinds != {np.ndarray}:
+        raise Unfamiliar("columns are neither all lists nor all arrays")
+    # Axolotl leaves padded labels and positions in the features that it was given.
+    for name in _PADDED_FIRST:
+        if name not in features[0]:
+            continue
+        longest = max(len(feature[name]) for feature in features)
+        width = _rounded(longest, settings.multiple)
+        for feature in features:
+            value = feature[name]
+            missing = width - len(value)
+            is_positions = name == "position_ids"
+            rest = list(range(missing)) if is_positions else [self.label_pad_token_id] * missing
+            if isinstance(value, list):
+                feature[name] = rest + value if settings.is_left else value + rest
+            else:
+                both = [rest, value] if settings.is_left else [value, rest]
+                feature[name] = np.concatenate(both).astype(np.int64)
     return batch
 
 
@@ -110,6 +131,7 @@ def collate_pretraining(self: Any, features: Any, return_tensors: Any = None) ->
 
 def fetch(self: Any, possibly_batched_index: Any) -> Any:
     """For ``_MapDatasetFetcher.fetch``: the collated batch of some rows, or of packs of rows."""
+    import datasets
     from axolotl.monkeypatch.data import batch_dataset_fetcher
     from axolotl.utils.collators import batching
 
@@ -129,13 +151,33 @@ def fetch(self: Any, possibly_batched_index: Any) -> Any:
         raise Unfamiliar(f"the collator {kind.__name__} is not one that takes arrays")
     _settings(collator, kind.__name__, None)
     is_packed = kind is not batching.DataCollatorForSeq2Seq
-    _check_dataset(self.dataset, (*_COLUMNS, "length") if is_packed else _COLUMNS)
+    dataset = self.dataset
+    if type(dataset) is not datasets.Dataset or dataset._format_type is not None:
+        raise Unfamiliar("the dataset is not a plain one without a format")
+    features, chosen = dataset._info.features, dataset._format_columns
+    if not features or (chosen is not None and not set(chosen) >= set(dataset.column_names)):
+        raise Unfamiliar("the dataset has no features, or gives some columns only")
+    columns = (*_COLUMNS, "length") if is_packed else _COLUMNS
+    for field in dataset._data.schema:
+        arrow_type, feature = field.type, features.get(field.name)
+        is_list = pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)
+        numbers = arrow_type.value_type if is_list else arrow_type
+        if field.name not in columns or not pa.types.is_integer(numbers):
+            raise Unfamiliar(f"the dataset has a column {field.name!r} of {arrow_type}")
+        if is_list != (field.name != "length"):
+            raise Unfamiliar(f"the column {field.name!r} is of {arrow_type}")
+        if is_list:
+            if type(feature) not in (datasets.List, datasets.LargeList):
+                raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
+            feature = feature.feature
+        if type(feature) is not datasets.Value:
+            raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
     index = possibly_batched_index
     if type(index) is not list or not index:
         raise Unfamiliar(f"the index is a {type(index).__name__}, not a list")
     if type(index[0]) is list:
-        return collator([_take(self.dataset, pack) for pack in index])
-    return collator(_take(self.dataset, index))
+        return collator([_take(dataset, pack) for pack in index])
+    return collator(_take(dataset, index))
 
 
 def _packs(features: Any) -> list[list[dict[str, Any]]]:
@@ -241,26 +283,48 @@ def _column(
             padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
     if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
         raise Unfamiliar(f"{name!r} has values that float64 does not hold")
-    return places if settings.tensors == "np" else _tensor(places)
-
-
-def _tensor(places: _Tokens) -> Any:
-    """A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy."""
+    if settings.tensors == "np":
+        return places
     import torch
 
+    # A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy.
     return torch.from_numpy(places).clone()
 
 
 def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
     """What the collator says about padding, where all of it is of the usual kind."""
+    import torch
     from axolotl.utils.collators import batching
+    from transformers import PreTrainedTokenizerBase
 
     if type(self) is not getattr(batching, kind):
         raise Unfamiliar(f"the collator is a {type(self).__name__}")
     tensors = self.return_tensors if return_tensors is None else return_tensors
-    _check_options(self, tensors)
-    tokenizer = self.tokenizer
-    _check_tokenizer(tokenizer)
+    if self.model is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+        raise Unfamiliar("the model prepares decoder_input_ids")
+    if type(tensors) is not str or tensors not in ("pt", "np"):
+        raise Unfamiliar(f"return_tensors is {tensors!r}")
+    if tensors == "pt" and torch.get_default_device().type != "cpu":
+        raise Unfamiliar("tensors are made on another device")
+    if self.padding is True and self.max_length is not None:
+        raise Unfamiliar("max_length is set beside padding=True, which the tokenizer warns about")
+    for name, least in (
+        ("pad_to_multiple_of", 1),
+        ("max_length", 1),
+        ("label_pad_token_id", -_EXACT),
+    ):
+        value = getattr(self, name)
+        if value is not None and (type(value) is not int or not least <= value <= _EXACT):
+            raise Unfamiliar(f"{name} is {value!r}")
+    tokenizer, base = self.tokenizer, PreTrainedTokenizerBase
+    owner, own = type(tokenizer), vars(tokenizer)
+    for name in ("pad", "_pad", "_get_padding_truncation_strategies"):
+        if getattr(owner, name, None) is not getattr(base, name) or name in own:
+            raise Unfamiliar(f"the tokenizer {owner.__name__} has its own {name}")
+    if tokenizer.model_input_names[0] != "input_ids":
+        raise Unfamiliar(f"the tokenizer's main input is {tokenizer.model_input_names[0]}")
+    if tokenizer.padding_side not in ("left", "right"):
+        raise Unfamiliar(f"padding_side is {tokenizer.padding_side!r}")
     strategy, _, max_length, _ = tokenizer._get_padding_truncation_strategies(
         padding=self.padding, max_length=self.max_length, verbose=True
     )
@@ -278,96 +342,6 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
         has_mask="attention_mask" in tokenizer.model_input_names,
         tensors=tensors,
     )
-
-
-def _check_options(self: Any, tensors: Any) -> None:
-    import torch
-
-    if self.model is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
-        raise Unfamiliar("the model prepares decoder_input_ids")
-    if type(tensors) is not str or tensors not in ("pt", "np"):
-        raise Unfamiliar(f"return_tensors is {tensors!r}")
-    if tensors == "pt" and torch.get_default_device().type != "cpu":
-        raise Unfamiliar("tensors are made on another device")
-    if self.padding is True and self.max_length is not None:
-        raise Unfamiliar("max_length is set beside padding=True, which the tokenizer warns about")
-    for name, least in (
-        ("pad_to_multiple_of", 1),
-        ("max_length", 1),
-        ("label_pad_token_id", -_EXACT),
-    ):
-        value = getattr(self, name)
-        if value is not None and (type(value) is not int or not least <= value <= _EXACT):
-            raise Unfamiliar(f"{name} is {value!r}")
-
-
-def _check_tokenizer(tokenizer: Any) -> None:
-    from transformers import PreTrainedTokenizerBase
-
-    kind, own = type(tokenizer), vars(tokenizer)
-    for name in ("pad", "_pad", "_get_padding_truncation_strategies"):
-        if getattr(kind, name, None) is not getattr(PreTrainedTokenizerBase, name) or name in own:
-            raise Unfamiliar(f"the tokenizer {kind.__name__} has its own {name}")
-    if tokenizer.model_input_names[0] != "input_ids":
-        raise Unfamiliar(f"the tokenizer's main input is {tokenizer.model_input_names[0]}")
-    if tokenizer.padding_side not in ("left", "right"):
-        raise Unfamiliar(f"padding_side is {tokenizer.padding_side!r}")
-
-
-def _check_one_kind(features: list[Any]) -> None:
-    """The tokenizer treats lists and arrays differently, and looks at the first to tell."""
-    kinds = {type(value) for feature in features for value in feature.values()}
-    if kinds == {list}:
-        if not all(isinstance(feature["input_ids"][0], int) for feature in features):
-            raise Unfamiliar("input_ids are not plain integers")
-    elif kinds != {np.ndarray}:
-        raise Unfamiliar("columns are neither all lists nor all arrays")
-
-
-def _pad_features(self: Any, features: list[dict[str, Any]]) -> None:
-    """Leaves padded labels and positions in the features that were given, as Axolotl does."""
-    is_right = self.tokenizer.padding_side == "right"
-    for name in _PADDED_FIRST:
-        if name not in features[0]:
-            continue
-        longest = max(len(feature[name]) for feature in features)
-        width = _rounded(longest, self.pad_to_multiple_of)
-        for feature in features:
-            value = feature[name]
-            missing = width - len(value)
-            is_positions = name == "position_ids"
-            rest = list(range(missing)) if is_positions else [self.label_pad_token_id] * missing
-            if isinstance(value, list):
-                feature[name] = value + rest if is_right else rest + value
-            else:
-                both = [value, rest] if is_right else [rest, value]
-                feature[name] = np.concatenate(both).astype(np.int64)
-
-
-def _check_dataset(dataset: Any, columns: Sequence[str]) -> None:
-    """Refuses a dataset whose rows are more than lists of integers."""
-    import datasets
-
-    if type(dataset) is not datasets.Dataset or dataset._format_type is not None:
-        raise Unfamiliar("the dataset is not a plain one without a format")
-    features, chosen = dataset._info.features, dataset._format_columns
-    if not features or (chosen is not None and not set(chosen) >= set(dataset.column_names)):
-        raise Unfamiliar("the dataset has no features, or gives some columns only")
-    for field in dataset._data.schema:
-        kind = field.type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        numbers = kind.value_type if is_list else kind
-        feature = features.get(field.name)
-        if field.name not in columns or not pa.types.is_integer(numbers):
-            raise Unfamiliar(f"the dataset has a column {field.name!r} of {kind}")
-        if is_list != (field.name != "length"):
-            raise Unfamiliar(f"the column {field.name!r} is of {kind}")
-        if is_list:
-            if type(feature) not in (datasets.List, datasets.LargeList):
-                raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
-            feature = feature.feature
-        if type(feature) is not datasets.Value:
-            raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
 
 
 def _take(dataset: Any, index: Any) -> list[dict[str, Any]]:

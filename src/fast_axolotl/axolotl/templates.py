@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fast_axolotl.integrations.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 
 __all__ = ["Plan", "Renderer", "Shape", "find_renderer"]
 

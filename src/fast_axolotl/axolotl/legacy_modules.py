@@ -15,9 +15,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LENDERS", "VirtualModules"]
+__all__ = ["LENDERS", "LegacyModules"]
 
-_VIRTUAL: dict[str, dict[str, str]] = {
+_LEGACY: dict[str, dict[str, str]] = {
     "axolotl.rust_ext": {},
     "axolotl.rust_ext.axolotl_ext": {"streaming_dataset_reader": "streaming_dataset_reader"},
     "axolotl.utils.data.rust_streaming": {
@@ -33,7 +33,7 @@ _VIRTUAL: dict[str, dict[str, str]] = {
         "should_use_rust_streaming": "should_use_rust_streaming",
     },
 }
-"""Virtual module → its attribute → the public name of this package behind it."""
+"""Module name → its attribute → the public name of this package behind it."""
 
 LENDERS: dict[str, dict[str, str]] = {
     "axolotl": {},
@@ -54,7 +54,7 @@ _ON_THE_WAY = {"axolotl": "utils", "axolotl.utils": "data"}
 
 
 @dataclass(slots=True)
-class VirtualModules:
+class LegacyModules:
     """What was put into ``sys.modules`` and Axolotl's packages, to be taken out again."""
 
     _modules: dict[str, ModuleType] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class VirtualModules:
 
     def enter(self) -> None:
         """Enter the virtual modules; one that is there already stays."""
-        for name, targets in _VIRTUAL.items():
+        for name, targets in _LEGACY.items():
             if name in sys.modules:
                 continue
-            module = _VirtualModule(name, targets)
+            module = _LegacyModule(name, targets)
             self._modules[name] = sys.modules[name] = module
             parent, _, child = name.rpartition(".")
             if parent in self._modules:
@@ -103,12 +103,12 @@ class VirtualModules:
             self._placed.append((module, name, value))
 
 
-class _VirtualModule(ModuleType):
+class _LegacyModule(ModuleType):
     """A module whose attributes are public names of this package, resolved on access."""
 
     def __init__(self, name: str, targets: dict[str, str]) -> None:
         super().__init__(name, "Served by fast_axolotl.")
-        is_package = any(other.startswith(f"{name}.") for other in _VIRTUAL)
+        is_package = any(other.startswith(f"{name}.") for other in _LEGACY)
         self.__spec__ = ModuleSpec(name, None, origin="fast_axolotl", is_package=is_package)
         self.__package__ = self.__spec__.parent
         if is_package:

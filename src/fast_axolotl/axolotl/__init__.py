@@ -1,0 +1,256 @@
+"""Make the real Axolotl faster with the same results, and take everything back again.
+
+``install()`` enters the module names of the earlier package and sees to it that Axolotl's
+functions are replaced as their modules load, or at once where they have. Importing the package does
+it. Nothing heavy is loaded: the hooks (wrapt, 40 ms) come when Axolotl is first looked for, the
+table of replacements with them, and each replacement at its first call.
+
+Which functions, and how they are guarded: ``patches`` and ``patching``. In Axolotl's YAML,
+``plugins: [fast_axolotl.integrations.axolotl.FastAxolotlPlugin]`` does the same, later.
+``import axolotl`` means the real one in here, too: all imports are absolute.
+
+``FAST_AXOLOTL=0`` in the environment makes ``install()`` do nothing;
+``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from fast_axolotl.axolotl.legacy_modules import LENDERS, LegacyModules
+
+if TYPE_CHECKING:
+    from fast_axolotl.axolotl.patching import Patch, Patchwork
+
+__all__ = ["Status", "check", "install", "status", "uninstall", "use_line"]
+
+LOG = logging.getLogger("fast_axolotl")
+
+SWITCH = "FAST_AXOLOTL"
+"""The environment variable that turns everything off when it is ``0``."""
+
+SKIP = "FAST_AXOLOTL_SKIP"
+"""The environment variable that names replacements to leave out, with commas between."""
+
+RUN = "FAST_AXOLOTL_RUN"
+"""The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What is installed into Axolotl, and why the rest is not."""
+
+    installed: bool
+    """Whether ``install()`` is in force."""
+    reason: str
+    """Why it is not in force; empty where it is."""
+    virtual_modules: tuple[str, ...]
+    """The names in ``sys.modules`` that this package put there."""
+    patches: tuple[Patch, ...]
+    """Every replacement, in or not; before Axolotl is looked for there is none to tell of."""
+
+
+@dataclass(slots=True)
+class _State:
+    installed: bool = False
+    reason: str = "install() was not called"
+    legacy: LegacyModules = field(default_factory=LegacyModules)
+    patchwork: Patchwork | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+    """Names whose hook wrapt still holds: a hook cannot be taken back, only made inert."""
+    unfinished: set[str] = field(default_factory=set)
+    """Modules that were still being imported when their turn came."""
+    skip: set[str] = field(default_factory=set)
+
+
+_STATE = _State()
+
+
+def install(*, skip: Iterable[str] = ()) -> bool:
+    """Replace what can be replaced; ``False`` where all of it is in, or switched off.
+
+    ``skip`` names replacements to leave out, as ``FAST_AXOLOTL_SKIP`` does. A second call puts back
+    what a reload of Axolotl's modules took out.
+    """
+    if os.environ.get(SWITCH) == "0":
+        _STATE.reason = f"the environment has {SWITCH}=0"
+        return False
+    asked = {*skip, *(name for name in os.environ.get(SKIP, "").split(",") if name)}
+    if _STATE.installed and not asked - _STATE.skip:
+        if _STATE.patchwork is None or "axolotl" not in sys.modules:
+            return False
+        before = [patch.state for patch in _STATE.patchwork.patches()]
+        _guarded("axolotl", partial(_hook_all, is_late=True))
+        return [patch.state for patch in _STATE.patchwork.patches()] != before
+    was_installed, _STATE.installed, _STATE.reason = _STATE.installed, True, ""
+    _STATE.skip |= asked
+    _STATE.legacy.enter()
+    if _STATE.patchwork is not None:
+        _switch_off(_STATE.patchwork)
+    if "axolotl" in sys.modules:
+        _guarded("axolotl", partial(_hook_all, is_late=True))
+    elif not was_installed:
+        sys.meta_path.insert(0, _TRIGGER)
+    return True
+
+
+def uninstall() -> bool:
+    """Take everything out that ``install()`` put in; ``False`` where nothing was installed."""
+    if not _STATE.installed:
+        return False
+    _STATE.installed, _STATE.reason = False, "uninstall() was called"
+    _STATE.legacy.leave()
+    if _STATE.patchwork is not None:
+        _STATE.patchwork.remove()
+    _remove_trigger()
+    _STATE.failures.clear()
+    _STATE.unfinished.clear()
+    _STATE.skip.clear()
+    return True
+
+
+def status() -> Status:
+    """What is installed now, and the reason for what is not."""
+    _take_up_unfinished()
+    patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
+    if _STATE.failures:
+        from fast_axolotl.axolotl.patching import Patch
+
+        failed = (Patch(name, "failed", reason) for name, reason in _STATE.failures.items())
+        patches = (*failed, *patches)
+    return Status(
+        installed=_STATE.installed,
+        reason=_STATE.reason,
+        virtual_modules=_STATE.legacy.present(),
+        patches=patches,
+    )
+
+
+def check() -> tuple[Patch, ...]:
+    """What would be replaced in the Axolotl that is installed, told without importing it."""
+    patchwork = _new_patchwork()
+    _switch_off(patchwork, os.environ.get(SKIP, "").split(","))
+    return patchwork.check()
+
+
+def use_line(patches: Iterable[Patch]) -> str:
+    """One line: which replacements answered, and which calls went to Axolotl's own functions."""
+    calls: dict[str, int] = {}
+    own: list[str] = []
+    for patch in patches:
+        if patch.calls:
+            calls[patch.name] = calls.get(patch.name, 0) + patch.calls
+        own += [f"{patch.name} ×{count} ({reason})" for reason, count in patch.fallbacks]
+    if not calls and not own:
+        return ""
+    used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
+    return f"used {used}" + (f"; Axolotl's own: {', '.join(own)}" if own else "")
+
+
+class _Trigger:
+    """A finder that sets the hooks when ``axolotl`` is first looked for, then steps aside."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "axolotl":
+            return None
+        _remove_trigger()
+        _guarded(name, _hook_all)
+        return importlib.util.find_spec(name)
+
+
+_TRIGGER = _Trigger()
+
+
+def _remove_trigger() -> None:
+    if _TRIGGER in sys.meta_path:
+        sys.meta_path.remove(_TRIGGER)
+
+
+def _hook_all(*, is_late: bool = False) -> None:
+    import wrapt
+
+    if _STATE.patchwork is None:
+        _STATE.patchwork = _new_patchwork()
+        _switch_off(_STATE.patchwork)
+
+        def say_use() -> None:
+            line = use_line(status().patches)
+            if line:
+                print(f"fast-axolotl: {line}", file=sys.stderr)
+
+        # Under ``fast-axolotl run``, the first rank says at its end what was used.
+        if os.environ.get(RUN) == "1" and os.environ.get("LOCAL_RANK", "0") == "0":
+            atexit.register(say_use)
+    for name in dict.fromkeys((*LENDERS, *_STATE.patchwork.modules)):
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            _on_import(name, loaded, is_late=is_late)
+        elif name not in _STATE.waiting:
+            _STATE.waiting.add(name)
+            wrapt.register_post_import_hook(partial(_on_import, name), name)
+
+
+def _new_patchwork() -> Patchwork:
+    from fast_axolotl.axolotl import patches
+    from fast_axolotl.axolotl.patching import Patchwork
+
+    return Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+
+
+def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
+    wanted = set(_STATE.skip if names is None else names) - {""}
+    patchwork.switch_off(wanted)
+    unknown = wanted - {patch.name for patch in patchwork.patches()}
+    if unknown:
+        LOG.warning("fast-axolotl has no replacement named %s", ", ".join(sorted(unknown)))
+
+
+def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
+    _STATE.waiting.discard(name)
+    if not _STATE.installed:
+        return
+    _take_up_unfinished()
+    if is_late and _is_being_imported(module):
+        _STATE.unfinished.add(name)
+    else:
+        _change(name, module, is_late=is_late)
+
+
+def _take_up_unfinished() -> None:
+    """Change the modules that were half imported when their turn came, and no longer are."""
+    for name in list(_STATE.unfinished):
+        module = sys.modules.get(name)
+        if module is not None and not _is_being_imported(module):
+            _STATE.unfinished.discard(name)
+            _change(name, module, is_late=True)
+
+
+def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
+    if name in LENDERS:
+        _guarded(name, partial(_STATE.legacy.lend, module))
+    if _STATE.patchwork is not None:
+        _guarded(name, partial(_STATE.patchwork.apply, module, is_late=is_late))
+
+
+def _is_being_imported(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _guarded(name: str, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001
+        # The one broad except: what is raised here would end the import of Axolotl itself.
+        _STATE.failures[name] = f"{type(error).__name__}: {error}"
+        LOG.warning("fast_axolotl left %s as it is: %s", name, _STATE.failures[name])
