@@ -19,7 +19,7 @@ from fast_axolotl.bench.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from fast_axolotl.integrations.measuring import Order
+from fast_axolotl.integrations.launch import Order
 from fast_axolotl.record import RunRecord, read_run
 from support.axolotl import AGAINST_AXOLOTL
 

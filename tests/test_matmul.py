@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.matmul import measure_matmul_tflops
+from fast_axolotl.integrations.model_shape import measure_matmul_tflops
 
 torch = pytest.importorskip("torch")
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.model_shape import read_shape
-from fast_axolotl.integrations.model_weights import walk_weights
+from fast_axolotl.integrations.model_shape import read_shape, walk_weights
 from fast_axolotl.measure.flops import flops_per_token
 from fast_axolotl.record import ModelShape
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.integrations.profiling import (
+from fast_axolotl.integrations.profiler import (
     Event,
     WindowProfiler,
     clip,
-    device_idle,
     merge,
     read_events,
     subtract,
@@ -230,7 +229,7 @@ def test_a_profile_without_a_device_has_no_device_idle_time() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as made:
         torch.ones(8).sum()
     assert any(event.name == "aten::sum" for event in read_events(made))
-    assert device_idle(made) is None
+    assert window_of(read_events(made), t=0.0, steps=1).device_idle_seconds is None
 
 
 @NEEDS_TORCH

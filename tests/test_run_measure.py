@@ -18,15 +18,9 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.cli.run import _print_summary
-from fast_axolotl.integrations.launch import launch_environment
-from fast_axolotl.integrations.measuring import (
-    Order,
-    _Attached,
-    attach,
-    end_of,
-    order,
-    read_rank,
-)
+from fast_axolotl.integrations.attach import Attachment, attach
+from fast_axolotl.integrations.launch import Order, launch_environment, order
+from fast_axolotl.integrations.training_meter import end_of, read_rank
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
@@ -307,18 +301,19 @@ class StandIn:
 
 
 def test_trainers_of_one_process_share_the_count_of_trainings(tmp_path: Path) -> None:
-    attached = _Attached(Order(run_dir=str(tmp_path)))
-    assert attached._callback(StandIn).folders is attached._callback(StandIn).folders
+    attachment = Attachment(Order(run_dir=str(tmp_path)))
+    first, second = (attachment.callback_for([], StandIn) for _ in range(2))
+    assert first.folders is second.folders
 
 
 def test_a_meter_of_the_user_s_own_is_told_where_it_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attached = _Attached(Order(run_dir=str(tmp_path / "run")))
-    assert not attached._is_joined([object()], StandIn)
-    assert attached._is_joined([StandIn(tmp_path / "run")], StandIn)
+    attachment = Attachment(Order(run_dir=str(tmp_path / "run")))
+    assert attachment.callback_for([object()], StandIn) is not None
+    assert attachment.callback_for([StandIn(tmp_path / "run")], StandIn) is None
     assert capsys.readouterr().err == ""
-    assert attached._is_joined([StandIn("mine")], StandIn)
+    assert attachment.callback_for([StandIn("mine")], StandIn) is None
     assert "which records into mine: see fast-axolotl show mine" in capsys.readouterr().err
 
 
@@ -344,7 +339,7 @@ def test_a_file_that_cannot_be_executed_is_one_line(
 
 def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> None:
     code = (
-        "from fast_axolotl.integrations.supervising import _is_in_the_foreground as ask; "
+        "from fast_axolotl.integrations.launch import _is_in_the_foreground as ask; "
         "print('in front' if ask() else 'behind')"
     )
     source = str(Path(fast_axolotl.__file__).parents[1])
@@ -437,7 +432,7 @@ def test_a_child_process_does_not_take_the_record_of_its_parent(run: Run, tmp_pa
 @NEEDS_TORCH
 def test_a_trainer_s_meter_that_nobody_closed_is_given_up(tmp_path: Path) -> None:
     code = (
-        "import sys; from fast_axolotl.integrations.measuring import GIVEN_UP, open_meter; "
+        "import sys; from fast_axolotl.integrations.training_meter import GIVEN_UP, open_meter; "
         "kept = open_meter('a', source='loop'), "
         "open_meter('b', source='transformers', error_at_exit=GIVEN_UP); sys.exit(1)"
     )

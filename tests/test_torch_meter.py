@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,11 +240,15 @@ def test_steps_are_left_to_who_tells_them(meter: FakeMeter) -> None:
 
 def test_what_follows_a_step_waits_until_the_optimizer_is_done(meter: FakeMeter) -> None:
     model, optimizer = a_model()
-    watch = TorchWatch(meter, after_step=lambda: meter.told.append("after"))  # type: ignore[arg-type]
+    watch = TorchWatch(meter)  # type: ignore[arg-type]
     watch.start()
+    watch.profiler = SimpleNamespace(
+        step_end=lambda: meter.told.append("after"), close=lambda: meter.told.append("closed")
+    )
     train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
     watch.stop()
     assert meter.told[:7] == ["begin", 4, "step", "after", "begin", 4, "step"]
+    assert meter.told[-1] == "closed"
 
 
 def test_a_loop_without_gradients_is_a_span_until_training_goes_on(meter: FakeMeter) -> None:

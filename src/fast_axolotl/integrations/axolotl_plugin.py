@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.axolotl import SWITCH, install, status, uninstall
 from fast_axolotl.integrations.axolotl_config import find_data, read_telling
-from fast_axolotl.integrations.launch import RUN, status_line
-from fast_axolotl.integrations.measuring import Order, order
+from fast_axolotl.integrations.launch import RUN, Order, order, status_line
 from fast_axolotl.integrations.patching import NotAsked
 
 try:
@@ -125,16 +124,7 @@ class FastAxolotlPlugin(BasePlugin):
             return []
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
-        return [
-            MeterCallback(
-                wanted.run_dir,
-                peak_tflops=wanted.peak_tflops,
-                profile_steps=wanted.profile_steps,
-                matmul=wanted.matmul,
-                data_paths=wanted.data_paths,
-                settings={"config": read_telling(cfg)},
-            )
-        ]
+        return [MeterCallback(**asdict(wanted), settings={"config": read_telling(cfg)})]
 
 
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:
