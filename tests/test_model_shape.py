@@ -7,6 +7,7 @@ the outer products that make rotary angles: under 0.1 % even of models this smal
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,11 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.model_shape import read_shape, walk_weights
+from fast_axolotl.integrations.model_shape import (
+    measure_matmul_tflops,
+    read_shape,
+    walk_weights,
+)
 from fast_axolotl.measure.flops import flops_per_token
 from fast_axolotl.record import ModelShape
 
@@ -89,26 +94,26 @@ def test_a_dense_llama_costs_what_the_counter_sees() -> None:
     check(model, shape)
 
 
-def test_grouped_query_attention_has_smaller_weights_and_the_same_attention() -> None:
-    model = make("Llama", num_key_value_heads=1)
+@pytest.mark.parametrize(
+    ("family", "changes", "width", "fewer", "fewer_in_all"),
+    [
+        # Smaller weights of keys and values, and the same attention.
+        ("Llama", {"num_key_value_heads": 1}, 64, 2 * 2 * 64 * 48, 2 * 2 * 64 * 48),
+        # Tied embeddings are counted once, for the output.
+        ("Llama", {"tie_word_embeddings": True}, 64, 0, 160 * 64),
+        # Heads may be wider than the model.
+        ("Qwen3", {"head_dim": 32, "num_key_value_heads": 2}, 4 * 32, None, None),
+    ],
+)
+def test_variants_of_attention_and_output_cost_what_the_counter_sees(
+    family: str, changes: dict[str, Any], width: int, fewer: int | None, fewer_in_all: int | None
+) -> None:
+    model, plain = make(family, **changes), read_shape(make("Llama"))
     shape = read_shape(model)
-    assert shape.attention_width == 64
-    assert shape.num_parameters == read_shape(make("Llama")).num_parameters - 2 * 2 * 64 * 48
-    check(model, shape)
-
-
-def test_tied_embeddings_are_counted_once_for_the_output() -> None:
-    model = make("Llama", tie_word_embeddings=True)
-    shape = read_shape(model)
-    assert shape.num_parameters == read_shape(make("Llama")).num_parameters
-    assert shape.num_total == read_shape(make("Llama")).num_total - 160 * 64
-    check(model, shape)
-
-
-def test_heads_may_be_wider_than_the_model() -> None:
-    model = make("Qwen3", head_dim=32, num_key_value_heads=2)
-    shape = read_shape(model)
-    assert shape.attention_width == 4 * 32
+    assert shape.attention_width == width
+    if fewer is not None:
+        assert shape.num_parameters == plain.num_parameters - fewer
+        assert shape.num_total == (plain.num_total or 0) - (fewer_in_all or 0)
     check(model, shape)
 
 
@@ -406,17 +411,20 @@ def test_what_the_formula_does_not_cover_has_no_flops() -> None:
     assert "no matrices" in read_shape(empty).reasons["model_flops_per_token"]
 
 
-def test_the_data_type_is_that_of_the_arithmetic() -> None:
+def test_the_data_type_is_that_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("Llama")
     assert read_shape(model).dtype == "float32"
     assert read_shape(model, dtype="bf16").dtype == "bfloat16"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert read_shape(model).dtype == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert read_shape(model.to(torch.bfloat16)).dtype == "bfloat16"
-
-
-def test_autocast_tells_the_data_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.float16}.__getitem__)
-    assert read_shape(make("Llama")).dtype == "float16"
+    assert read_shape(model).dtype == "float16"
 
 
 def test_mixed_precision_of_accelerate_tells_the_data_type(
@@ -431,15 +439,6 @@ def test_mixed_precision_of_accelerate_tells_the_data_type(
     assert read_shape(make("Llama")).dtype == "bfloat16"
 
 
-def test_thirty_two_bits_may_be_multiplied_in_tf32() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert read_shape(make("Llama")).dtype == "tf32"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def test_on_a_cpu_no_device_is_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -452,3 +451,22 @@ def test_what_cannot_be_meant_is_refused() -> None:
         read_shape("meta-llama/Llama-3.1-8B")
     with pytest.raises(UsageError, match="above 0"):
         read_shape(make("Llama"), peak_tflops=0.0)
+
+
+def test_the_matmul_rate_is_operations_over_time() -> None:
+    # Every timed call takes 50 ms by this clock, so a block is one matmul.
+    ticks = itertools.count(0.0, 0.05)
+    rate = measure_matmul_tflops("cpu", "float32", 0.5, size=100, clock=lambda: next(ticks))
+    assert rate == pytest.approx(2 * 100**3 / 0.05 / 1e12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
+def test_a_real_matmul_rate_is_positive_and_settings_are_put_back(dtype: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    assert measure_matmul_tflops("cpu", dtype, 0.01, size=64) > 0
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_type_without_a_plain_matmul_is_refused() -> None:
+    with pytest.raises(UsageError, match="float8"):
+        measure_matmul_tflops("cpu", "float8", 0.01, size=16)

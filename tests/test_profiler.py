@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ from fast_axolotl.integrations.profiler import (
     total,
     window_of,
 )
-from fast_axolotl.record import ProfileWindow
+from support.hosts import FakeMeter
 
 NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
@@ -158,26 +156,6 @@ def test_events_are_read_from_the_profiler_s_raw_results() -> None:
     ]
 
 
-class FakeMeter:
-    """Takes down what a window says."""
-
-    def __init__(self) -> None:
-        self.spans: list[str] = []
-        self.windows: list[ProfileWindow] = []
-        self.reasons: dict[str, str] = {}
-
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        self.spans.append(name)
-        yield
-
-    def window(self, window: ProfileWindow) -> None:
-        self.windows.append(window)
-
-    def reason(self, field: str, sentence: str) -> None:
-        self.reasons[field] = sentence
-
-
 @NEEDS_TORCH
 def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
     import torch
@@ -193,7 +171,7 @@ def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
     assert 0 < window.wall_seconds < 60
     assert window.communication_seconds == 0
     assert window.device_idle_seconds is None
-    assert meter.spans == ["profile", "profile"]
+    assert meter.told == ["profile", "end profile"] * 2
 
 
 @NEEDS_TORCH
@@ -219,17 +197,6 @@ def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
             profiler.step_end()
     assert meter.windows == []
     assert "profiler" in meter.reasons["exposed_communication_fraction"]
-
-
-@NEEDS_TORCH
-def test_a_profile_without_a_device_has_no_device_idle_time() -> None:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as made:
-        torch.ones(8).sum()
-    assert any(event.name == "aten::sum" for event in read_events(made))
-    assert window_of(read_events(made), t=0.0, steps=1).device_idle_seconds is None
 
 
 @NEEDS_TORCH
