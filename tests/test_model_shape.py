@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,8 @@ def test_a_dense_llama_costs_what_the_counter_sees() -> None:
     assert shape.num_parameters == 2 * (4 * 64 * 64 + 3 * 64 * 112) + head
     assert shape.num_total == sum(one.numel() for one in model.parameters())
     assert (shape.num_frozen, shape.layers, shape.attention_width) == (0, 2, 64)
+    if not torch.cuda.is_available():
+        assert (shape.device_name, shape.num_devices) == (None, 1)
     assert shape.reasons == {}
     check(model, shape)
 
@@ -174,15 +177,6 @@ def test_lora_costs_four_for_a_frozen_and_six_for_an_adapter_weight() -> None:
     check(model, shape)
 
 
-def test_without_a_gradient_of_the_input_lora_saves_part_of_its_first_layer() -> None:
-    model = add_lora(make("Llama", num_hidden_layers=4))
-    shape = read_shape(model)
-    expected = flops_per_token(shape, LENGTH).model * LENGTH * BATCH
-    # Three projections and two adapters hand nothing on, and the keys, not trained, need nothing.
-    saved = 2 * (3 * 64 * 64 + 2 * 8 * 64 + 64 * LENGTH) * LENGTH * BATCH
-    assert count_flops(model) == pytest.approx(expected - saved, rel=ROTARY)
-
-
 def test_modules_that_lora_saves_whole_are_counted_once_and_trained() -> None:
     plain = make("Llama")
     dense = read_shape(plain).num_parameters
@@ -195,7 +189,7 @@ def test_modules_that_lora_saves_whole_are_counted_once_and_trained() -> None:
     check(model, shape)
 
 
-def test_only_the_active_adapter_is_counted() -> None:
+def test_only_active_adapters_and_of_an_embedding_only_the_second_half_are_counted() -> None:
     peft = pytest.importorskip("peft")
     model = add_lora(make("Llama"))
     one = matrices(read_shape(model))
@@ -203,11 +197,8 @@ def test_only_the_active_adapter_is_counted() -> None:
     assert matrices(read_shape(model)) == one
     model.set_adapter("reference")
     assert read_shape(model).num_adapter == 2 * 16 * (64 + 64)
-
-
-def test_lora_of_an_embedding_multiplies_with_its_second_half_only() -> None:
-    model = add_lora(make("Llama"), target_modules=["embed_tokens"])
-    assert read_shape(model).num_adapter == 8 * 64
+    embedding = add_lora(make("Llama"), target_modules=["embed_tokens"])
+    assert read_shape(embedding).num_adapter == 8 * 64
 
 
 def test_packed_sequences_attend_to_themselves() -> None:
@@ -282,27 +273,18 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def wrap_ddp(model: Any) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(model)
-
-
-def wrap_fsdp_one(model: Any) -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-
-
-def wrap_fsdp_two(model: Any) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(model)
-
-
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("wrap", [torch.compile, wrap_ddp, wrap_fsdp_one, wrap_fsdp_two])
-def test_wrappers_change_nothing(wrap: Callable[[Any], Any]) -> None:
+def test_wrappers_change_nothing() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
     expected = read_shape(make("Llama"))
-    assert read_shape(wrap(make("Llama"))) == expected
+    for wrap in (
+        torch.compile,
+        torch.nn.parallel.DistributedDataParallel,
+        partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
+        fully_shard,
+    ):
+        assert read_shape(wrap(make("Llama"))) == expected
 
 
 def test_sizes_of_known_models_are_the_published_ones() -> None:
@@ -437,13 +419,6 @@ def test_mixed_precision_of_accelerate_tells_the_data_type(
     assert read_shape(make("Llama")).dtype == "float32"
     accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     assert read_shape(make("Llama")).dtype == "bfloat16"
-
-
-def test_on_a_cpu_no_device_is_named() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    shape = read_shape(make("Llama"))
-    assert (shape.device_name, shape.num_devices) == (None, 1)
 
 
 def test_what_cannot_be_meant_is_refused() -> None:

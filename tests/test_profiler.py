@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +22,13 @@ from fast_axolotl.integrations.profiler import (
 )
 from support.hosts import FakeMeter
 
-NEEDS_TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 # Of other profilers than ours, which torch 2.11 warns about wherever they are started.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 
 MS = 1_000_000
+CPU = [torch.profiler.ProfilerActivity.CPU]
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12).map(
     lambda pairs: [(start, start + length) for start, length in pairs]
@@ -156,10 +154,7 @@ def test_events_are_read_from_the_profiler_s_raw_results() -> None:
     ]
 
 
-@NEEDS_TORCH
 def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
-    import torch
-
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 3, first_step=2)
     for _ in range(10):
@@ -174,7 +169,6 @@ def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
     assert meter.told == ["profile", "end profile"] * 2
 
 
-@NEEDS_TORCH
 def test_a_run_that_ends_inside_the_window_keeps_what_was_seen() -> None:
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 100, first_step=1)
@@ -186,12 +180,9 @@ def test_a_run_that_ends_inside_the_window_keeps_what_was_seen() -> None:
     assert len(meter.windows) == 1
 
 
-@NEEDS_TORCH
 def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
     meter = FakeMeter()
-    with profile(activities=[ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=CPU):
         profiler = WindowProfiler(meter, 2, first_step=1)
         for _ in range(4):
             profiler.step_end()
@@ -199,20 +190,16 @@ def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
     assert "profiler" in meter.reasons["exposed_communication_fraction"]
 
 
-@NEEDS_TORCH
 @pytest.mark.parametrize("is_legacy", [False, True])
 def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) -> None:
-    import torch
-
     begin = torch.autograd.profiler.profile._prepare_trace
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 10, first_step=1)
     for _ in range(4):
         torch.ones(8, 8) @ torch.ones(8, 8)
         profiler.step_end()
-    cpu = [torch.profiler.ProfilerActivity.CPU]
     theirs: Any = (
-        torch.autograd.profiler.profile() if is_legacy else torch.profiler.profile(activities=cpu)
+        torch.autograd.profiler.profile() if is_legacy else torch.profiler.profile(activities=CPU)
     )
     with theirs:
         torch.ones(8).sum()
@@ -225,14 +212,11 @@ def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) ->
     assert len(meter.windows) == 1
 
 
-@NEEDS_TORCH
 def test_a_window_that_ends_before_its_first_step_has_a_reason() -> None:
-    import torch
-
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 10, first_step=1)
     profiler.step_end()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=CPU):
         pass
     assert meter.windows == []
     assert "before its first step" in meter.reasons["device_idle_fraction"]

@@ -25,6 +25,7 @@ def run_child(
     cwd: Path | None = None,
     environment: dict[str, str] | None = None,
     timeout: float = 120,
+    start_new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """A command to its end, and what it printed."""
     return subprocess.run(
@@ -36,6 +37,7 @@ def run_child(
         text=True,
         check=False,
         timeout=timeout,
+        start_new_session=start_new_session,
     )
 
 
