@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,7 @@ from fast_axolotl.integrations.profiler import (
     Event,
     WindowProfiler,
     clip,
-    merge,
     read_events,
-    subtract,
     total,
     window_of,
 )
@@ -53,18 +50,18 @@ def host(name: str, start: int, end: int) -> Event:
 
 
 @given(INTERVALS)
-def test_a_union_covers_the_same_cells_once(intervals: list[tuple[int, int]]) -> None:
-    merged = merge(intervals)
-    assert cells(merged) == cells(intervals)
+def test_the_length_of_a_union_counts_each_cell_once(intervals: list[tuple[int, int]]) -> None:
     assert total(intervals) == len(cells(intervals))
-    assert all(before[1] < after[0] for before, after in pairwise(merged))
 
 
 @given(INTERVALS, INTERVALS)
-def test_a_difference_leaves_what_only_the_first_covers(
-    first: list[tuple[int, int]], second: list[tuple[int, int]]
+def test_only_collectives_that_nothing_else_covers_are_exposed(
+    collectives: list[tuple[int, int]], work: list[tuple[int, int]]
 ) -> None:
-    assert cells(subtract(first, second)) == cells(first) - cells(second)
+    events = [kernel("nccl", *interval) for interval in collectives]
+    events += [kernel("gemm", *interval) for interval in work]
+    exposed = window_of(events, t=0.0, steps=1).exposed_communication_seconds
+    assert exposed == pytest.approx(len(cells(collectives) - cells(work)) / 1000)
 
 
 @given(INTERVALS, st.integers(0, 40), st.integers(0, 40))

@@ -4,7 +4,7 @@ The profiler's raw events are intervals of time. Per window, with ``|x|`` the le
 
     busy      = kernels, copies and fills of the device, merged
     idle      = |window| − |busy|
-    exposed   = |collectives ∖ everything else that ran|
+    exposed   = |collectives ∪ everything else that ran| − |everything else|
 
 On a GPU a collective is a kernel with ``nccl`` in its name. Without one, collectives are gloo's own
 marks (``gloo:all_reduce``), and what else ran are torch's operators (``aten::…``).
@@ -37,16 +37,14 @@ __all__ = [
     "Event",
     "WindowProfiler",
     "clip",
-    "merge",
     "open_profile",
     "read_events",
-    "subtract",
     "total",
     "window_of",
 ]
 
 Interval = tuple[int, int]
-"""Begin and end in nanoseconds."""
+"""Begin and end in nanoseconds, not negative."""
 
 STEP_MARK = "ProfilerStep#"
 """What torch's profiler calls the marks that its ``step()`` makes."""
@@ -70,37 +68,6 @@ class Event(NamedTuple):
     """An annotation, which covers work but is none."""
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union, as disjoint intervals in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        elif end > start:
-            merged.append((start, end))
-    return merged
-
-
-def subtract(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
-    """What of some intervals lies in none of the others."""
-    left: list[Interval] = []
-    holes = merge(taken)
-    first = 0
-    for start, end in merge(intervals):
-        while first < len(holes) and holes[first][1] <= start:
-            first += 1
-        position = first
-        while position < len(holes) and holes[position][0] < end:
-            if holes[position][0] > start:
-                left.append((start, holes[position][0]))
-            start = max(start, holes[position][1])
-            position += 1
-        if start < end:
-            left.append((start, end))
-    return left
-
-
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     """The parts inside a window."""
     low, high = window
@@ -111,7 +78,11 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 
 def total(intervals: Iterable[Interval]) -> int:
     """The length of the union."""
-    return sum(end - start for start, end in merge(intervals))
+    length = reached = 0
+    for start, end in sorted(intervals):
+        length += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return length
 
 
 def open_profile() -> Any:
@@ -151,14 +122,14 @@ def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow
         idle_seconds = None
         reasons["device_idle_seconds"] = "the profiler saw no work on an accelerator"
     inside = [event for event in collectives if window[0] <= event.start < window[1]]
-    spans = clip(_intervals(collectives), window)
+    spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
     return ProfileWindow(
         t=t,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
         device_idle_seconds=idle_seconds,
         communication_seconds=total(spans) * _NANO,
-        exposed_communication_seconds=total(subtract(spans, _intervals(work))) * _NANO,
+        exposed_communication_seconds=(total([*spans, *other]) - total(other)) * _NANO,
         collectives=tuple(
             round((event.end - event.start) * _NANO, 9)
             for event in sorted(inside, key=lambda event: event.start)
