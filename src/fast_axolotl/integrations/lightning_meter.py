@@ -38,15 +38,16 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
     The arguments are those of ``TrainingMeter``.
     """
 
-    _step = 0
-    _trainer: Callable[[], Any] = staticmethod(lambda: None)
+    def _prepare(self) -> None:
+        self._step = 0
+        self._trainer: Callable[[], Any] = lambda: None
 
     @never_raises
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open a meter and hook into torch's loaders."""
         self._step = trainer.global_step
         self._trainer = weakref.ref(trainer)
-        self.begin(
+        self._begin(
             pl_module,
             source="lightning",
             rank=(trainer.global_rank, trainer.world_size, trainer.local_rank),
@@ -67,46 +68,46 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Perhaps an optimizer step ended."""
-        if self.meter is None or self.watch is None or trainer.global_step == self._step:
+        if self.meter is None or self._watch is None or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        self.watch.step()
-        if self.is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
+        self._watch.step()
+        if self._is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
             pl_module.log_dict(log_figures(self.meter), on_step=True, on_epoch=False)
 
     @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation is no training."""
-        if self.watch is not None and not self.span_name:
-            self.begin_span("evaluate")
+        if self._watch is not None and not self._span_name:
+            self._begin_span("evaluate")
 
     @never_raises
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on."""
-        self.end_span()
+        self._end_span()
 
     @never_raises
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the meter."""
-        self.finish()
+        self._finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the meter with the error that ends the training."""
-        self.fail(exception)
+        self._fail(exception)
 
-    def is_training(self, dataset: Any) -> bool:
+    def _is_training(self, dataset: Any) -> bool:
         """Whether it is that of a training loader, outside of a validation."""
         # Loaders may be made anew for an epoch, so they are looked up every time.
         known = list(_datasets(getattr(self._trainer(), "train_dataloader", None)))
-        return not self.span_name and (not known or any(dataset is item for item in known))
+        return not self._span_name and (not known or any(dataset is item for item in known))
 
-    def close(self, reason: Any, error: str = "") -> None:
+    def _close(self, reason: Any, error: str = "") -> None:
         """End the record; the trainer's own ``save_checkpoint`` is back."""
         trainer = self._trainer()
         if trainer is not None:
             # The attribute of the instance goes, the method of the class is back.
             vars(trainer).pop("save_checkpoint", None)
-        super().close(reason, error)
+        super()._close(reason, error)
 
 
 def _datasets(loaders: Any) -> Iterator[Any]:

@@ -79,7 +79,7 @@ def never_raises(event: _Event) -> _Event:
             LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
             with suppress(Exception):
                 # What was broken may be in the way here, too.
-                self.close("exception", f"the meter failed: {type(error).__name__}: {error}")
+                self._close("exception", f"the meter failed: {type(error).__name__}: {error}")
             return None
 
     return call  # type: ignore[return-value]
@@ -116,11 +116,11 @@ class TrainingMeter:
         """The meter of the training at work, or of the last one."""
         self.folders: list[Path] = []
         """Of the trainings so far."""
-        self.watch: TorchWatch | None = None
+        self._watch: TorchWatch | None = None
         """The hooks of the training at work; ``None`` where there is none."""
-        self.span_name = ""
+        self._span_name = ""
         """Of the span that is open."""
-        self.is_logging = log
+        self._is_logging = log
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
         self._matmul = matmul
@@ -128,12 +128,16 @@ class TrainingMeter:
         self._sample_system = sample_system
         self._settings = dict(settings or {})
         self._span: AbstractContextManager[Any] | None = None
+        self._prepare()
 
-    def is_training(self, dataset: Any) -> bool:
+    def _prepare(self) -> None:
+        """Set up what a callback needs of its own before a training begins."""
+
+    def _is_training(self, dataset: Any) -> bool:
         """Whether fetches of a dataset are the training's."""
         raise NotImplementedError
 
-    def begin(
+    def _begin(
         self,
         model: Any,
         *,
@@ -150,7 +154,7 @@ class TrainingMeter:
         """
         yield_to_trainer()
         # One that has not ended (a batch that did not fit, tried again with a smaller one).
-        self.close("exception", GIVEN_UP)
+        self._close("exception", GIVEN_UP)
         self.folders.append(next_folder(self.run_dir, len(self.folders) + 1))
         self.meter = open_meter(
             self.folders[-1],
@@ -166,32 +170,32 @@ class TrainingMeter:
         self.meter.settings(**{**(settings or {}), **self._settings})
         if model is not None:
             record_model(self.meter, model, matmul=self._matmul, **shape)
-        self.watch = TorchWatch(
+        self._watch = TorchWatch(
             self.meter,
             optimizers=False,
-            is_training=self.is_training,
-            before_fetch=self.end_span,
+            is_training=self._is_training,
+            before_fetch=self._end_span,
             profile_steps=self._profile_steps,
         )
-        self.watch.use_this_thread()
-        self.watch.start()
+        self._watch.use_this_thread()
+        self._watch.start()
 
-    def begin_span(self, name: str) -> None:
+    def _begin_span(self, name: str) -> None:
         """Time that is no training begins."""
         assert self.meter is not None
-        self.span_name, self._span = name, self.meter.span(name)
+        self._span_name, self._span = name, self.meter.span(name)
         self._span.__enter__()
 
-    def end_span(self) -> None:
+    def _end_span(self) -> None:
         """Training goes on; nothing happens where no span is open."""
-        span, self._span, self.span_name = self._span, None, ""
+        span, self._span, self._span_name = self._span, None, ""
         if span is not None:
             span.__exit__(None, None, None)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """The training has ended well: one line says what bounds it, and where to read on."""
-        is_open = self.watch is not None
-        self.close("finished")
+        is_open = self._watch is not None
+        self._close("finished")
         meter = self.meter
         # ``run --measure`` prints it all.
         if is_open and meter is not None and meter.rank == 0 and not os.environ.get(MEASURE):
@@ -200,14 +204,14 @@ class TrainingMeter:
             print(f"fast-axolotl: {headline} See: fast-axolotl show {folder}", file=sys.stderr)
 
     @never_raises
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The training has ended in an error."""
-        self.close(*end_of(error))
+        self._close(*end_of(error))
 
-    def close(self, reason: Any, error: str = "") -> None:
+    def _close(self, reason: Any, error: str = "") -> None:
         """Let go of torch and end the record; nothing happens where both have been done."""
-        self.end_span()
-        watch, self.watch = self.watch, None
+        self._end_span()
+        watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
         if self.meter is not None:

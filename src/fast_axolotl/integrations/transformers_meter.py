@@ -23,7 +23,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -45,9 +44,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     The arguments are those of ``TrainingMeter``.
     """
 
-    @wraps(TrainingMeter.__init__)  # type: ignore[misc]
-    def __init__(self, run_dir: str | Path, **options: Any) -> None:
-        super().__init__(run_dir, **options)
+    def _prepare(self) -> None:
         self._thread = 0
         self._dataset: Any = None
         self._num_evaluations = 0
@@ -83,7 +80,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         # Length and packing where a trainer's arguments know them: Axolotl's and TRL's do.
         length = getattr(args, "max_seq_length", None) or getattr(args, "max_length", None)
         packed = getattr(args, "sample_packing", None) or getattr(args, "packing", None)
-        self.begin(
+        self._begin(
             known.get("model"),
             source="transformers",
             rank=(args.process_index, args.world_size, args.local_process_index),
@@ -97,24 +94,24 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     @never_raises
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """What the end of the last epoch had announced is over."""
-        self.end_span()
+        self._end_span()
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """An optimizer step ended."""
-        if self.watch is not None:
-            self.watch.step()
+        if self._watch is not None:
+            self._watch.step()
 
     @never_raises
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any
     ) -> None:
         """Add our figures, before anyone who reports them looks."""
-        if logs is None or self.meter is None or self.watch is None or "loss" not in logs:
+        if logs is None or self.meter is None or self._watch is None or "loss" not in logs:
             return
         self._logged_step = state.global_step
         self.meter.log(state.global_step, logs)
-        if self.is_logging:
+        if self._is_logging:
             figures = log_figures(self.meter)
             logs.update(figures)
             # The trainer's own history holds a copy.
@@ -124,71 +121,71 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Close the meter."""
-        self.finish()
+        self._finish()
 
     @property
-    def is_here(self) -> bool:
+    def _is_here(self) -> bool:
         """Whether a training is at work in this very thread."""
-        return self.watch is not None and self._thread == threading.get_ident()
+        return self._watch is not None and self._thread == threading.get_ident()
 
     @never_raises
-    def open_span(self, args: Any, state: Any, control: Any) -> None:
+    def _open_span(self, args: Any, state: Any, control: Any) -> None:
         """Begin the first span that the flags announce, none where they announce nothing."""
-        if self.watch is None:
+        if self._watch is None:
             return
-        self.end_span()
+        self._end_span()
         strategy = getattr(args.save_strategy, "value", args.save_strategy)
         self._is_evaluation_announced = bool(control.should_evaluate)
         self._is_save_due = control.should_save or strategy == "best"
         if control.should_log and state.global_step != self._logged_step:
-            self.begin_span("log")
+            self._begin_span("log")
         elif control.should_save and not control.should_evaluate:
-            self.begin_span("checkpoint")
+            self._begin_span("checkpoint")
 
     @never_raises
-    def next_span(self, done: str, control: Any) -> None:
+    def _next_span(self, done: str, control: Any) -> None:
         """End a span whose event has come, and begin the one that follows."""
-        if self.span_name != done:
+        if self._span_name != done:
             return
-        self.end_span()
+        self._end_span()
         if done == "log" and control.should_save and not self._is_evaluation_announced:
-            self.begin_span("checkpoint")
+            self._begin_span("checkpoint")
 
     @never_raises
-    def begin_evaluation(self) -> None:
+    def _begin_evaluation(self) -> None:
         """Evaluation is a span, without training fetches. Inside another, it is part of that."""
         self._num_evaluations += 1
-        if self._num_evaluations == 1 and self.watch is not None:
-            self.end_span()
-            self.begin_span("evaluate")
+        if self._num_evaluations == 1 and self._watch is not None:
+            self._end_span()
+            self._begin_span("evaluate")
 
     @never_raises
-    def end_evaluation(self) -> None:
+    def _end_evaluation(self) -> None:
         """An evaluation is done."""
         self._num_evaluations -= 1
         if self._num_evaluations:
             return
-        self.end_span()
+        self._end_span()
         # A checkpoint follows what the trainer evaluates, not what a callback does. Whether a best
         # model is saved is only decided once the evaluation is done.
-        if self._is_evaluation_announced and self.watch is not None:
+        if self._is_evaluation_announced and self._watch is not None:
             self._is_evaluation_announced = False
             if self._is_save_due:
-                self.begin_span("checkpoint")
+                self._begin_span("checkpoint")
 
-    def is_training(self, dataset: Any) -> bool:
+    def _is_training(self, dataset: Any) -> bool:
         """Whether it is the training loader's, outside of an evaluation."""
         if self._num_evaluations:
             return False
         return self._dataset is None or dataset is self._dataset
 
-    def close(self, reason: Any, error: str = "") -> None:
+    def _close(self, reason: Any, error: str = "") -> None:
         """End the record; evaluations are no longer of interest."""
         if self in _ACTIVE:
             _ACTIVE.remove(self)
         self._num_evaluations = 0
         self._is_evaluation_announced = False
-        super().close(reason, error)
+        super()._close(reason, error)
 
 
 class _Tail(TrainerCallback):  # type: ignore[misc]
@@ -198,16 +195,16 @@ class _Tail(TrainerCallback):  # type: ignore[misc]
         self._head = head
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head.open_span(args, state, control)
+        self._head._open_span(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head.open_span(args, state, control)
+        self._head._open_span(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head.next_span("log", control)
+        self._head._next_span("log", control)
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head.next_span("checkpoint", control)
+        self._head._next_span("checkpoint", control)
 
 
 _ACTIVE: list[MeterCallback] = []
@@ -227,14 +224,14 @@ def _hook_transformers() -> None:
 
     @contextmanager
     def report_evaluation(trainer: Any) -> Iterator[None]:
-        heads = [head for head in _ACTIVE if head.is_here]
+        heads = [head for head in _ACTIVE if head._is_here]
         for head in heads:
-            head.begin_evaluation()
+            head._begin_evaluation()
         try:
             yield
         finally:
             for head in reversed(heads):
-                head.end_evaluation()
+                head._end_evaluation()
 
     @contextmanager
     def report_failure(trainer: Any) -> Iterator[None]:
@@ -243,8 +240,8 @@ def _hook_transformers() -> None:
         except BaseException as error:
             own = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
             for head in tuple(_ACTIVE):
-                if head.is_here and head in own:
-                    head.fail(error)
+                if head._is_here and head in own:
+                    head._fail(error)
             raise
 
     _bracket(CallbackHandler, "add_callback", keep_meters_in_place)
