@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from fast_axolotl.integrations.lightning_meter import MeterCallback  # noqa: E402
 from fast_axolotl.record import read_run  # noqa: E402
-from support.hosts import end_of, spans_of, total  # noqa: E402
+from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # Lightning advises on the number of workers, and more.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -106,9 +106,6 @@ def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
 def test_a_fault_of_the_callback_leaves_the_fit_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr("fast_axolotl.integrations.lightning_meter.log_figures", break_down)
     trainer = fit(tmp_path)
     assert trainer.global_step == 10

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -263,28 +262,22 @@ def test_parameters_that_are_packed_or_sharded_tell_their_logical_shape() -> Non
     assert found == {"up": (4, 8, 16), "down": (4, 16, 8)}
 
 
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_wrappers_change_nothing() -> None:
+def test_wrappers_change_nothing(tmp_path: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     expected = read_shape(make("Llama"))
-    for wrap in (
-        torch.compile,
-        torch.nn.parallel.DistributedDataParallel,
-        partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
-        fully_shard,
-    ):
-        assert read_shape(wrap(make("Llama"))) == expected
+    group = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", init_method=group, rank=0, world_size=1)
+    try:
+        for wrap in (
+            torch.compile,
+            torch.nn.parallel.DistributedDataParallel,
+            partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
+            fully_shard,
+        ):
+            assert read_shape(wrap(make("Llama"))) == expected
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_sizes_of_known_models_are_the_published_ones() -> None:

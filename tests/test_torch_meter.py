@@ -24,7 +24,7 @@ from fast_axolotl.integrations.torch_meter import (  # noqa: E402
 )
 from fast_axolotl.measure import measure  # noqa: E402
 from fast_axolotl.record import read_run  # noqa: E402
-from support.hosts import FakeMeter, end_of, total  # noqa: E402
+from support.hosts import FakeMeter, break_down, end_of, total  # noqa: E402
 
 # Forking beside the threads that earlier tests have left behind warns on Python 3.12 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -252,9 +252,6 @@ def test_a_thread_that_fetches_ahead_is_not_the_training(meter: FakeMeter) -> No
 def test_a_broken_meter_leaves_the_training_alone(
     meter: FakeMeter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(batch: Any) -> None:
-        raise ZeroDivisionError("ours")
-
     meter.fetch_end = break_down  # type: ignore[method-assign]
     with watch_torch(meter):
         assert len(list(DataLoader(Numbers(10), batch_size=4))) == 3

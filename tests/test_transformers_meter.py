@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
 from fast_axolotl.record import RankRecord, read_run  # noqa: E402
-from support.hosts import end_of, spans_of, total  # noqa: E402
+from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # transformers, accelerate and torch warn of one another; forked workers beside threads do, too.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -341,9 +341,6 @@ def test_a_fault_of_the_callback_leaves_the_training_alone(
     caplog: pytest.LogCaptureFixture,
     part: str,
 ) -> None:
-    def break_down(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr(f"fast_axolotl.integrations.{part}", break_down)
     trainer = make(logging_strategy="steps", logging_steps=2)
     trainer.train()
