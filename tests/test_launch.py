@@ -134,15 +134,6 @@ def test_zero_turns_everything_off(run: Run) -> None:
     )
 
 
-def test_a_command_that_is_not_there_and_a_wrong_name_are_clear_errors(run: Run) -> None:
-    done = run("--", "no-such-command-here")
-    assert done.returncode == 2
-    assert "there is no command 'no-such-command-here' on PATH" in done.stderr
-    done = run("--skip", "dedup", "--", "true")
-    assert done.returncode == 2
-    assert "no replacement is named 'dedup'; there are dedupe, save" in done.stderr
-
-
 def test_a_command_beside_our_python_is_found_without_path() -> None:
     assert find_program(Path(sys.executable).name, {"PATH": "/nowhere"}) == sys.executable
 

@@ -171,17 +171,6 @@ def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     assert done.returncode == 5, done.stderr
 
 
-def test_flags_of_a_measured_run_need_it_to_be_measured(run: Run, tmp_path: Path) -> None:
-    done = run("--profile-steps", "5", "--", "true")
-    assert done.returncode == 2
-    assert "add --measure" in done.stderr
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank-0.jsonl").write_text("")
-    done = run("--measure", "--output", "run", "--", "true")
-    assert done.returncode == 2
-    assert "run holds a record already; give another --output" in done.stderr
-
-
 @NEEDS_TORCH
 def test_a_loop_in_torch_is_measured_with_no_line_edited_and_its_child_is_not(
     run: Run, tmp_path: Path
@@ -366,16 +355,11 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
     assert (found is None) == (folder == '"own"')
     assert found is None or found > 0.3
-
-
-def test_a_meter_that_samples_by_itself_did_not_see_the_start_of_the_process(
-    tmp_path: Path,
-) -> None:
-    with measure(tmp_path) as meter:
+    # A meter that samples by itself did not see the start of its process.
+    with measure(tmp_path / "alone") as meter:
         list(meter.watch([[1, 2]] * 3))
-    found = read_figures(tmp_path)
-    assert found.values["start_to_step_seconds"] is None
-    assert found.reasons["start_to_step_seconds"] == "nobody watched the process from its start"
+    reasons = read_figures(tmp_path / "alone").reasons
+    assert reasons["start_to_step_seconds"] == "nobody watched the process from its start"
 
 
 @NEEDS_TORCH

@@ -359,21 +359,16 @@ def test_tasks_that_take_turns_are_all_trained(meter: FakeMeter) -> None:
     assert meter.told.count("step") == 10
 
 
-def test_loaders_read_side_by_side_are_all_trained(meter: FakeMeter) -> None:
-    model, optimizer = a_model()
-    pairs = zip(*(DataLoader(Numbers(16), batch_size=4) for _ in range(2)), strict=True)
-    with watch_torch(meter):
-        for first, second in pairs:
-            model(first + second).sum().backward()
-            optimizer.step()
-    assert "evaluate" not in meter.told
-    assert meter.told.count(4) == 8
-
-
-def test_a_new_dataset_for_each_epoch_is_trained_from_its_first_fetch(meter: FakeMeter) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_loaders_read_side_by_side_and_a_new_dataset_for_each_epoch_are_trained(
+    meter: FakeMeter, at_once: int
+) -> None:
     model, optimizer = a_model()
     with watch_torch(meter):
-        for _ in range(3):
-            train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+        for _ in range(1 if at_once > 1 else 3):
+            loaders = [DataLoader(Numbers(16), batch_size=4) for _ in range(at_once)]
+            for batches in zip(*loaders, strict=True):
+                model(sum(batches)).sum().backward()
+                optimizer.step()
     assert "evaluate" not in meter.told
-    assert meter.told.count(4) == 6
+    assert meter.told.count(4) == (8 if at_once > 1 else 12)

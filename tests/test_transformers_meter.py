@@ -245,17 +245,6 @@ def test_every_dataset_of_an_evaluation_is_in_its_span(train: Train) -> None:
     assert total(rank, "wall_seconds") < took - spans["evaluate"]
 
 
-def test_a_best_model_that_was_not_saved_leaves_the_loop_alone(train: Train) -> None:
-    rank = train(
-        evaluate=Rows(4),
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="best",
-        metric_for_best_model="eval_loss",
-    )
-    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
-
-
 def test_epochs_are_marked_and_the_end_of_one_can_evaluate(train: Train) -> None:
     rank = train(
         rows=Rows(8),
@@ -308,14 +297,15 @@ def test_an_evaluation_by_a_callback_of_the_user_is_a_span(
     assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
-def test_an_evaluation_before_the_first_step_is_a_span_even_of_the_training_data(
+def test_evaluations_of_the_training_data_that_save_nothing_leave_the_loop_alone(
     train: Train,
 ) -> None:
     rows = Rows(20, WAIT)
-    every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 100}
-    rank = train(rows=rows, evaluate=rows, **every)
-    assert spans_of(rank)["evaluate"] >= 20 * WAIT
-    assert total(rank, "fetches") == 7
+    every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4}
+    best = {"save_strategy": "best", "metric_for_best_model": "eval_loss"}
+    rank = train(rows=rows, evaluate=rows, **every, **best)
+    assert spans_of(rank)["evaluate"] >= 2 * 20 * WAIT
+    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
 def test_bracketed_methods_look_and_work_as_before_without_a_training(
