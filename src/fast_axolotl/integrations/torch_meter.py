@@ -64,7 +64,7 @@ def watch_torch(
 def yield_to_trainer() -> None:
     """A trainer begins: what a plain loop has recorded of its own accord was not the training."""
     for watch in tuple(_WATCHES):
-        if watch.opens_meter:
+        if watch.open_meter is not None:
             watch.stop()
             if watch.meter is not None:
                 watch.meter.close("finished")
@@ -95,8 +95,7 @@ class TorchWatch:
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
-        self.opens_meter = open_meter is not None
-        self._open_meter = open_meter
+        self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
@@ -251,9 +250,9 @@ class TorchWatch:
         """Open the meter of a plain loop, but not in a loader's worker."""
         from torch.utils.data import get_worker_info
 
-        if self._open_meter is None or get_worker_info() is not None:
+        if self.open_meter is None or get_worker_info() is not None:
             return False
-        self.meter = self._open_meter()
+        self.meter = self.open_meter()
         if self.meter is None:
             return False
         self.use_this_thread()
