@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.integrations.measuring import MEASURE
+from fast_axolotl.integrations.launch import MEASURE
 from fast_axolotl.measure import actions, measure
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.feeding import feed

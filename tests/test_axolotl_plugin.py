@@ -1,7 +1,9 @@
-"""The plugin: our keys in Axolotl's schema, and what the configuration switches."""
+"""The plugin: our keys in Axolotl's schema, what they switch, and the meter in real trainings."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,9 +13,23 @@ from typing import Any
 import pytest
 
 import fast_axolotl
+from fast_axolotl.bench.axolotl_inputs import (
+    preprocess_config,
+    train_config,
+    write_config,
+    write_model,
+    write_rows,
+)
+from fast_axolotl.integrations.launch import Order
+from fast_axolotl.record import RunRecord, read_run
 from support.axolotl import AGAINST_AXOLOTL
+from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
+from support.hosts import end_of, total
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
+STEPS = 8
+
+Import = Callable[[str], Any]
 
 
 def test_without_axolotl_the_plugin_says_what_is_missing() -> None:
@@ -24,24 +40,14 @@ def test_without_axolotl_the_plugin_says_what_is_missing() -> None:
         "try:\n    axolotl.FastAxolotlPlugin\n"
         "except MissingExtraError as error:\n    print(error)\n"
     )
-    source = str(Path(fast_axolotl.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "pip install axolotl" in done.stdout
+    assert "pip install axolotl" in run_python(code).stdout
 
 
-class TestAgainstAxolotl:
+class TestKeys:
     pytestmark = AGAINST_AXOLOTL
 
     @pytest.fixture
-    def manager(
-        self, stock: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[Any]:
+    def manager(self, stock: Import, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         base = stock("axolotl.integrations.base")
         monkeypatch.setattr(base.PluginManager, "_instance", None)
         monkeypatch.setattr(base.PluginManager, "plugins", {})
@@ -49,25 +55,24 @@ class TestAgainstAxolotl:
         fast_axolotl.uninstall()
 
     @pytest.fixture
-    def config(self, stock: Callable[[str], Any]) -> Callable[..., Any]:
+    def plugin(self, manager: Any) -> Any:
+        manager.register(PLUGIN)
+        return manager.plugins[PLUGIN]
+
+    @pytest.fixture
+    def config(self, stock: Import) -> Callable[..., Any]:
         dict_default = stock("axolotl.utils.dict").DictDefault
-
-        def make(**keys: Any) -> Any:
-            return dict_default(
-                {
-                    "base_model": "model",
-                    "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
-                    "learning_rate": 1e-4,
-                    "micro_batch_size": 1,
-                    "gradient_accumulation_steps": 1,
-                    **keys,
-                }
-            )
-
-        return make
+        always = {
+            "base_model": "model",
+            "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
+            "learning_rate": 1e-4,
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": 1,
+        }
+        return lambda **keys: dict_default({**always, **keys})
 
     def test_keys_of_ours_survive_validation(
-        self, stock: Callable[[str], Any], manager: Any, config: Callable[..., Any]
+        self, stock: Import, manager: Any, config: Callable[..., Any]
     ) -> None:
         keys = {
             "dataset_use_rust_streaming": True,
@@ -75,9 +80,9 @@ class TestAgainstAxolotl:
             "fast_axolotl_memory_budget": 1024,
             "fast_axolotl_skip": ["save"],
         }
-        given = config(plugins=[PLUGIN], **keys)
-        stock("axolotl.cli.config").prepare_plugins(given)
-        checked = stock("axolotl.utils.config").validate_config(given)
+        written = config(plugins=[PLUGIN], **keys)
+        stock("axolotl.cli.config").prepare_plugins(written)
+        checked = stock("axolotl.utils.config").validate_config(written)
         assert {key: checked[key] for key in keys} == keys
         assert not checked.fast_axolotl_buffer_tokens
 
@@ -91,66 +96,138 @@ class TestAgainstAxolotl:
         ],
     )
     def test_wrong_types_are_refused_by_name(
-        self,
-        stock: Callable[[str], Any],
-        manager: Any,
-        config: Callable[..., Any],
-        key: str,
-        value: object,
+        self, stock: Import, plugin: Any, config: Callable[..., Any], key: str, value: object
     ) -> None:
-        given = config(plugins=[PLUGIN], **{key: value})
-        manager.register(PLUGIN)
         with pytest.raises(ValueError, match=key):
-            stock("axolotl.utils.config").validate_config(given)
+            stock("axolotl.utils.config").validate_config(config(plugins=[PLUGIN], **{key: value}))
 
-    def test_registering_installs_and_tells(
-        self, manager: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        manager.register(PLUGIN)
-        manager.plugins[PLUGIN].register(config(fast_axolotl_skip=["save"]))
-        assert fast_axolotl.status().installed
-        line = capsys.readouterr().err
-        assert line.startswith("fast-axolotl: Axolotl ")
-        assert "switched off: save" in line
-
-    def test_false_in_the_configuration_turns_everything_off(
-        self, manager: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        fast_axolotl.install()
-        manager.register(PLUGIN)
-        manager.plugins[PLUGIN].register(config(fast_axolotl=False))
-        assert not fast_axolotl.status().installed
-        assert "fast_axolotl: false" in capsys.readouterr().err
-
-    def test_other_ranks_are_silent(
+    def test_registering_installs_and_tells_on_the_first_rank(
         self,
-        manager: Any,
+        plugin: Any,
         config: Callable[..., Any],
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        plugin.register(config(fast_axolotl_skip=["save"]))
+        assert fast_axolotl.status().installed
+        line = capsys.readouterr().err
+        assert line.startswith("fast-axolotl: Axolotl ")
+        assert "switched off: save" in line
         monkeypatch.setenv("LOCAL_RANK", "1")
-        manager.register(PLUGIN)
-        manager.plugins[PLUGIN].register(config())
+        plugin.register(config())
         assert "fast-axolotl:" not in capsys.readouterr().err
 
-    def test_our_keys_bring_the_plugin_along(
-        self, stock: Callable[[str], Any], manager: Any, config: Callable[..., Any]
+    def test_false_in_the_configuration_turns_everything_off(
+        self, plugin: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fast_axolotl.install()
+        plugin.register(config(fast_axolotl=False))
+        assert not fast_axolotl.status().installed
+        assert "fast_axolotl: false" in capsys.readouterr().err
+
+    def test_our_keys_and_nothing_else_bring_the_plugin_along(
+        self, stock: Import, manager: Any, config: Callable[..., Any]
     ) -> None:
         module = stock("axolotl.cli.config")
         fast_axolotl.install()
-        given = config(dataset_use_rust_streaming=True)
-        module.prepare_plugins(given)
-        assert given.plugins == [PLUGIN]
-        checked = stock("axolotl.utils.config").validate_config(given)
+        without = config()
+        module.prepare_plugins(without)
+        assert not without.plugins
+        assert not manager.plugins
+        written = config(dataset_use_rust_streaming=True)
+        module.prepare_plugins(written)
+        assert written.plugins == [PLUGIN]
+        checked = stock("axolotl.utils.config").validate_config(written)
         assert checked.dataset_use_rust_streaming is True
 
-    def test_without_keys_of_ours_the_plugins_stay_as_they_are(
-        self, stock: Callable[[str], Any], manager: Any, config: Callable[..., Any]
-    ) -> None:
-        module = stock("axolotl.cli.config")
-        fast_axolotl.install()
-        given = config()
-        module.prepare_plugins(given)
-        assert not given.plugins
-        assert not manager.plugins
+    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self, tmp_path: Path) -> None:
+        from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
+
+        (tmp_path / "rows.jsonl").write_text("")
+        rows = str(tmp_path / "rows.jsonl")
+        config = {"output_dir": "out", "datasets": [{"path": rows}, {"path": "owner/hub"}]}
+        assert measure_order(config, None) is None
+        assert measure_order({**config, "fast_axolotl_measure": False}, None) is None
+        for value, folder in ((True, "out/fast-axolotl-measure"), ("runs/a", "runs/a")):
+            checked = FastAxolotlArgs(fast_axolotl_measure=value).fast_axolotl_measure
+            found = measure_order({**config, "fast_axolotl_measure": checked}, None)
+            assert found == Order(run_dir=folder, data_paths=(rows,))
+        asked = Order(run_dir="elsewhere", profile_steps=3)
+        assert measure_order(config, asked) == Order(
+            run_dir="elsewhere", profile_steps=3, data_paths=(rows,)
+        )
+
+
+class Trainings:
+    """A model and data, and trainings of Axolotl on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write_model(folder / "model")
+        self.data = write_rows("chat", folder / "chat.jsonl", 400)
+
+    def train(self, name: str, *before: str, **keys: Any) -> subprocess.CompletedProcess[str]:
+        prepare = preprocess_config(
+            "chat", self.folder / "model", self.data, self.folder / "prepared"
+        )
+        config = {**train_config(prepare, self.folder / name), "sequence_len": 512}
+        config |= {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
+        config |= {"gradient_accumulation_steps": 2, "num_epochs": 4, **keys}
+        path = write_config(config, self.folder / f"{name}.yml")
+        variables = {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "AXOLOTL_DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = (*before, "axolotl", "train", str(path), "--launcher", "python")
+        done = run_child(*command, environment=clean_environment(**variables), timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    def last_log(self, name: str) -> dict[str, Any]:
+        [state] = (self.folder / name).glob("checkpoint-*/trainer_state.json")
+        history: list[dict[str, Any]] = json.loads(state.read_text())["log_history"]
+        return [entry for entry in history if "loss" in entry][-1]
+
+
+class TestMeter:
+    pytestmark = AGAINST_AXOLOTL
+
+    @pytest.fixture(scope="class")
+    def trainings(self, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+        return Trainings(tmp_path_factory.mktemp("axolotl"))
+
+    def check(self, record: RunRecord) -> None:
+        assert list(record.ranks) == [0]
+        rank = record.ranks[0]
+        assert rank.start.source == "axolotl"
+        assert (total(rank, "steps"), total(rank, "fetches")) == (STEPS, 2 * STEPS + 1)
+        assert total(rank, "trainable_tokens") > 0
+        assert total(rank, "rows") > total(rank, "samples")  # packed
+        assert rank.values["num_workers"] == 1
+        assert rank.values["gradient_accumulation"] == 2
+        assert rank.values["sample_packing"] is True
+        assert rank.values["config"]["sequence_len"] == 512
+        [shape] = rank.models
+        assert (shape.layers, shape.is_packed, shape.sequence_len) == (2, True, 512)
+        assert end_of(Path(record.path)) == ("finished", "")
+        assert record.system is not None
+        assert any(sample.pss_bytes for sample in record.system.samples)
+
+    def test_a_key_of_the_yaml_measures_the_training(self, trainings: Trainings) -> None:
+        trainings.train("plugin", plugins=[PLUGIN], fast_axolotl_measure=True)
+        record = read_run(trainings.folder / "plugin" / "fast-axolotl-measure")
+        self.check(record)
+        assert record.ranks[0].values["data_paths"] == [str(trainings.folder / "prepared")]
+        last = trainings.last_log("plugin")
+        for name in ("stall_fraction", "tokens_per_second", "working_set_gb"):
+            assert last[f"fast_axolotl/{name}"] >= 0
+
+    def test_run_measures_an_axolotl_that_is_left_as_it_is(self, trainings: Trainings) -> None:
+        folder = trainings.folder / "record"
+        flags = ("--measure", "--no-accelerate", "--output", str(folder), "--")
+        done = trainings.train("stock", *FAST_AXOLOTL, "run", *flags)
+        self.check(read_run(folder))
+        assert "fast-axolotl: used" not in done.stderr
+        assert "Inconclusive" in done.stderr
+        assert "fast_axolotl/stall_fraction" in trainings.last_log("stock")

@@ -330,30 +330,39 @@ def test_what_trainers_import_is_where_it_was_with_the_same_parameters() -> None
 
 
 def members(module: str, name: str) -> Any:
-    """The public methods of a class with their parameters, or those of a function."""
+    """The public methods of a class with their parameters, inherited ones of ours, too; or those of
+    a function."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8")
     assert re.search(rf"\b{name}\b", text), f"{module} has no {name} any more"
-    tree = ast.parse(text)
-    for node in tree.body:
-        if getattr(node, "name", "") == name:
-            if isinstance(node, ast.FunctionDef):
-                return ast.unparse(node.args)
-            return {
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.unparse(node.args)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            homes = {base: home_of(module, text, base) for base in map(ast.unparse, node.bases)}
+            inherited = [members(home, base) for base, home in homes.items() if home]
+            own = {
                 item.name: ast.unparse(item.args)
-                for item in node.body  # type: ignore[attr-defined]
+                for item in node.body
                 if isinstance(item, ast.FunctionDef)
                 if item.name == "__init__" or not item.name.startswith("_")
             }
-    # Named here, and defined in a module that is imported from here.
+            return {key: value for kind in (*inherited, own) for key, value in kind.items()}
+    home = home_of(module, text, name)
+    assert home, f"{module}.{name} is not defined in any module that it names"
+    return members(home, name)
+
+
+def home_of(module: str, text: str, name: str) -> str | None:
+    """Which of the modules of ours that are named in a module's text defines something."""
     homes = re.findall(r"fast_axolotl(?:\.\w+)+", text)
     for home in sorted(set(homes) - {module}):
         file = Path(fast_axolotl.__file__).parents[1].joinpath(*home.split(".")).with_suffix(".py")
         if file.exists() and re.search(rf"^(class|def) {name}\b", file.read_text("utf-8"), re.M):
-            return members(home, name)
-    pytest.fail(f"{module}.{name} is not defined in any module that it names")
+            return home
+    return None
 
 
 def make_files(folder: Path) -> None:

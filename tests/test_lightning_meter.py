@@ -17,7 +17,8 @@ import torch  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from fast_axolotl.integrations.lightning_meter import MeterCallback  # noqa: E402
-from fast_axolotl.record import RankRecord, read_run  # noqa: E402
+from fast_axolotl.record import read_run  # noqa: E402
+from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # Lightning advises on the number of workers, and more.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -52,8 +53,8 @@ class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
-def fit(folder: Path, module: Any, *, validate: Any = None, **options: Any) -> Any:
-    given: dict[str, Any] = {
+def fit(folder: Path, module: Any = None, *, validate: Any = None, **options: Any) -> Any:
+    arguments = {
         "accelerator": "cpu",
         "max_steps": 10,
         "logger": False,
@@ -62,70 +63,52 @@ def fit(folder: Path, module: Any, *, validate: Any = None, **options: Any) -> A
         "enable_model_summary": False,
         "default_root_dir": folder,
         "log_every_n_steps": 2,
+        **options,
     }
     callback = MeterCallback(folder / "run", sample_system=False)
-    trainer = lightning.Trainer(callbacks=[callback], **given | options)
-    trainer.fit(module, a_loader(100), validate)
+    trainer = lightning.Trainer(callbacks=[callback], **arguments)
+    trainer.fit(module or Module(), a_loader(100), validate)
     return trainer
 
 
-def rank_of(folder: Path) -> RankRecord:
-    return read_run(folder).ranks[0]
-
-
 def test_fetches_steps_and_figures_of_a_fit(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, Module(), accumulate_grad_batches=2)
-    rank = rank_of(tmp_path / "run")
+    trainer = fit(tmp_path, accumulate_grad_batches=2)
+    rank = read_run(tmp_path / "run").ranks[0]
     assert rank.start.source == "lightning"
-    assert sum(block.steps for block in rank.blocks) == 10
-    assert sum(block.fetches for block in rank.blocks) == 20
-    assert sum(block.host_wait_seconds for block in rank.blocks) >= 20 * WAIT
-    assert rank.values["gradient_accumulation"] == 2
-    assert rank.values["batch_size"] == 2
-    assert rank.end is not None
-    assert rank.end.reason == "finished"
+    assert (total(rank, "steps"), total(rank, "fetches")) == (10, 20)
+    assert total(rank, "host_wait_seconds") >= 20 * WAIT
+    assert (rank.values["gradient_accumulation"], rank.values["batch_size"]) == (2, 2)
+    assert end_of(tmp_path / "run") == ("finished", "")
     assert 0 <= float(trainer.callback_metrics["fast_axolotl/stall_fraction"]) <= 1
 
 
 def test_validation_and_checkpoints_are_spans(tmp_path: Path) -> None:
     trainer = fit(
         tmp_path,
-        Module(),
         validate=a_loader(12),
         val_check_interval=5,
         num_sanity_val_steps=1,
         enable_checkpointing=True,
     )
-    rank = rank_of(tmp_path / "run")
-    spans: dict[str, float] = {}
-    for block in rank.blocks:
-        for name, seconds in block.spans.items():
-            spans[name] = spans.get(name, 0.0) + seconds
-    assert spans["evaluate"] >= 6 * WAIT
-    assert spans["checkpoint"] > 0
-    assert sum(block.fetches for block in rank.blocks) == 10
+    rank = read_run(tmp_path / "run").ranks[0]
+    assert spans_of(rank)["evaluate"] >= 6 * WAIT
+    assert spans_of(rank)["checkpoint"] > 0
+    assert total(rank, "fetches") == 10
     assert "save_checkpoint" not in vars(trainer)
 
 
 def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         fit(tmp_path, Module(fails_at=6))
-    end = rank_of(tmp_path / "run").end
-    assert end is not None
-    assert (end.reason, end.error) == ("exception", "OSError: the disk is gone")
+    assert end_of(tmp_path / "run") == ("exception", "OSError: the disk is gone")
 
 
 def test_a_fault_of_the_callback_leaves_the_fit_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("ours")
-
     monkeypatch.setattr("fast_axolotl.integrations.lightning_meter.log_figures", break_down)
-    trainer = fit(tmp_path, Module())
+    trainer = fit(tmp_path)
     assert trainer.global_step == 10
     assert "stopped measuring: ZeroDivisionError: ours" in caplog.text
     assert "save_checkpoint" not in vars(trainer)
-    end = rank_of(tmp_path / "run").end
-    assert end is not None
-    assert end.error == "the meter failed: ZeroDivisionError: ours"
+    assert end_of(tmp_path / "run")[1] == "the meter failed: ZeroDivisionError: ours"

@@ -7,8 +7,9 @@ the outer products that make rotary angles: under 0.1 % even of models this smal
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.model_shape import read_shape
-from fast_axolotl.integrations.model_weights import walk_weights
+from fast_axolotl.integrations.model_shape import (
+    measure_matmul_tflops,
+    read_shape,
+    walk_weights,
+)
 from fast_axolotl.measure.flops import flops_per_token
 from fast_axolotl.record import ModelShape
 
@@ -86,30 +90,32 @@ def test_a_dense_llama_costs_what_the_counter_sees() -> None:
     assert shape.num_parameters == 2 * (4 * 64 * 64 + 3 * 64 * 112) + head
     assert shape.num_total == sum(one.numel() for one in model.parameters())
     assert (shape.num_frozen, shape.layers, shape.attention_width) == (0, 2, 64)
+    if not torch.cuda.is_available():
+        assert (shape.device_name, shape.num_devices) == (None, 1)
     assert shape.reasons == {}
     check(model, shape)
 
 
-def test_grouped_query_attention_has_smaller_weights_and_the_same_attention() -> None:
-    model = make("Llama", num_key_value_heads=1)
+@pytest.mark.parametrize(
+    ("family", "changes", "width", "fewer", "fewer_in_all"),
+    [
+        # Smaller weights of keys and values, and the same attention.
+        ("Llama", {"num_key_value_heads": 1}, 64, 2 * 2 * 64 * 48, 2 * 2 * 64 * 48),
+        # Tied embeddings are counted once, for the output.
+        ("Llama", {"tie_word_embeddings": True}, 64, 0, 160 * 64),
+        # Heads may be wider than the model.
+        ("Qwen3", {"head_dim": 32, "num_key_value_heads": 2}, 4 * 32, None, None),
+    ],
+)
+def test_variants_of_attention_and_output_cost_what_the_counter_sees(
+    family: str, changes: dict[str, Any], width: int, fewer: int | None, fewer_in_all: int | None
+) -> None:
+    model, plain = make(family, **changes), read_shape(make("Llama"))
     shape = read_shape(model)
-    assert shape.attention_width == 64
-    assert shape.num_parameters == read_shape(make("Llama")).num_parameters - 2 * 2 * 64 * 48
-    check(model, shape)
-
-
-def test_tied_embeddings_are_counted_once_for_the_output() -> None:
-    model = make("Llama", tie_word_embeddings=True)
-    shape = read_shape(model)
-    assert shape.num_parameters == read_shape(make("Llama")).num_parameters
-    assert shape.num_total == read_shape(make("Llama")).num_total - 160 * 64
-    check(model, shape)
-
-
-def test_heads_may_be_wider_than_the_model() -> None:
-    model = make("Qwen3", head_dim=32, num_key_value_heads=2)
-    shape = read_shape(model)
-    assert shape.attention_width == 4 * 32
+    assert shape.attention_width == width
+    if fewer is not None:
+        assert shape.num_parameters == plain.num_parameters - fewer
+        assert shape.num_total == (plain.num_total or 0) - (fewer_in_all or 0)
     check(model, shape)
 
 
@@ -170,15 +176,6 @@ def test_lora_costs_four_for_a_frozen_and_six_for_an_adapter_weight() -> None:
     check(model, shape)
 
 
-def test_without_a_gradient_of_the_input_lora_saves_part_of_its_first_layer() -> None:
-    model = add_lora(make("Llama", num_hidden_layers=4))
-    shape = read_shape(model)
-    expected = flops_per_token(shape, LENGTH).model * LENGTH * BATCH
-    # Three projections and two adapters hand nothing on, and the keys, not trained, need nothing.
-    saved = 2 * (3 * 64 * 64 + 2 * 8 * 64 + 64 * LENGTH) * LENGTH * BATCH
-    assert count_flops(model) == pytest.approx(expected - saved, rel=ROTARY)
-
-
 def test_modules_that_lora_saves_whole_are_counted_once_and_trained() -> None:
     plain = make("Llama")
     dense = read_shape(plain).num_parameters
@@ -191,7 +188,7 @@ def test_modules_that_lora_saves_whole_are_counted_once_and_trained() -> None:
     check(model, shape)
 
 
-def test_only_the_active_adapter_is_counted() -> None:
+def test_only_active_adapters_and_of_an_embedding_only_the_second_half_are_counted() -> None:
     peft = pytest.importorskip("peft")
     model = add_lora(make("Llama"))
     one = matrices(read_shape(model))
@@ -199,11 +196,8 @@ def test_only_the_active_adapter_is_counted() -> None:
     assert matrices(read_shape(model)) == one
     model.set_adapter("reference")
     assert read_shape(model).num_adapter == 2 * 16 * (64 + 64)
-
-
-def test_lora_of_an_embedding_multiplies_with_its_second_half_only() -> None:
-    model = add_lora(make("Llama"), target_modules=["embed_tokens"])
-    assert read_shape(model).num_adapter == 8 * 64
+    embedding = add_lora(make("Llama"), target_modules=["embed_tokens"])
+    assert read_shape(embedding).num_adapter == 8 * 64
 
 
 def test_packed_sequences_attend_to_themselves() -> None:
@@ -268,37 +262,22 @@ def test_parameters_that_are_packed_or_sharded_tell_their_logical_shape() -> Non
     assert found == {"up": (4, 8, 16), "down": (4, 16, 8)}
 
 
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
+def test_wrappers_change_nothing(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-
-def wrap_ddp(model: Any) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(model)
-
-
-def wrap_fsdp_one(model: Any) -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-
-
-def wrap_fsdp_two(model: Any) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(model)
-
-
-@pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("wrap", [torch.compile, wrap_ddp, wrap_fsdp_one, wrap_fsdp_two])
-def test_wrappers_change_nothing(wrap: Callable[[Any], Any]) -> None:
     expected = read_shape(make("Llama"))
-    assert read_shape(wrap(make("Llama"))) == expected
+    group = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", init_method=group, rank=0, world_size=1)
+    try:
+        for wrap in (
+            torch.compile,
+            torch.nn.parallel.DistributedDataParallel,
+            partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
+            fully_shard,
+        ):
+            assert read_shape(wrap(make("Llama"))) == expected
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_sizes_of_known_models_are_the_published_ones() -> None:
@@ -407,17 +386,20 @@ def test_what_the_formula_does_not_cover_has_no_flops() -> None:
     assert "no matrices" in read_shape(empty).reasons["model_flops_per_token"]
 
 
-def test_the_data_type_is_that_of_the_arithmetic() -> None:
+def test_the_data_type_is_that_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("Llama")
     assert read_shape(model).dtype == "float32"
     assert read_shape(model, dtype="bf16").dtype == "bfloat16"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert read_shape(model).dtype == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert read_shape(model.to(torch.bfloat16)).dtype == "bfloat16"
-
-
-def test_autocast_tells_the_data_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.float16}.__getitem__)
-    assert read_shape(make("Llama")).dtype == "float16"
+    assert read_shape(model).dtype == "float16"
 
 
 def test_mixed_precision_of_accelerate_tells_the_data_type(
@@ -432,24 +414,27 @@ def test_mixed_precision_of_accelerate_tells_the_data_type(
     assert read_shape(make("Llama")).dtype == "bfloat16"
 
 
-def test_thirty_two_bits_may_be_multiplied_in_tf32() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert read_shape(make("Llama")).dtype == "tf32"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_on_a_cpu_no_device_is_named() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    shape = read_shape(make("Llama"))
-    assert (shape.device_name, shape.num_devices) == (None, 1)
-
-
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(UsageError, match="torch module"):
         read_shape("meta-llama/Llama-3.1-8B")
     with pytest.raises(UsageError, match="above 0"):
         read_shape(make("Llama"), peak_tflops=0.0)
+
+
+def test_the_matmul_rate_is_operations_over_time() -> None:
+    # Every timed call takes 50 ms by this clock, so a block is one matmul.
+    ticks = itertools.count(0.0, 0.05)
+    rate = measure_matmul_tflops("cpu", "float32", 0.5, size=100, clock=lambda: next(ticks))
+    assert rate == pytest.approx(2 * 100**3 / 0.05 / 1e12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
+def test_a_real_matmul_rate_is_positive_and_settings_are_put_back(dtype: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    assert measure_matmul_tflops("cpu", dtype, 0.01, size=64) > 0
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_type_without_a_plain_matmul_is_refused() -> None:
+    with pytest.raises(UsageError, match="float8"):
+        measure_matmul_tflops("cpu", "float8", 0.01, size=16)

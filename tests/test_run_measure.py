@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import fast_axolotl
 from fast_axolotl.cli.run import _print_summary
-from fast_axolotl.integrations.launch import launch_environment
-from fast_axolotl.integrations.measuring import (
-    Order,
-    _Attached,
-    attach,
-    end_of,
-    order,
-    read_rank,
-)
+from fast_axolotl.integrations.attach import Attachment, attach
+from fast_axolotl.integrations.launch import Order, launch_environment, order
+from fast_axolotl.integrations.training_meter import end_of as describe_end
+from fast_axolotl.integrations.training_meter import read_rank
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.run_folders import find_folders, next_folder
+from support.children import (
+    FAST_AXOLOTL,
+    SOURCE,
+    clean_environment,
+    run_child,
+    run_python,
+)
+from support.hosts import end_of, total
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -67,12 +68,10 @@ print("trained")
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
-    source = Path(fast_axolotl.__file__).parents[1]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
     return subprocess.Popen(
-        [sys.executable, "-m", "fast_axolotl", "run", *command],
+        [*FAST_AXOLOTL, "run", *command],
         cwd=folder,
-        env={**inherited, "PYTHONPATH": str(source)},
+        env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -82,19 +81,12 @@ def start(folder: Path, *command: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    def run_it(*command: str) -> subprocess.CompletedProcess[str]:
-        child = start(tmp_path, *command)
-        try:
-            out, err = child.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            raise
-        return subprocess.CompletedProcess(command, child.returncode, out, err)
-
-    return run_it
+    return lambda *command: run_child(*FAST_AXOLOTL, "run", *command, cwd=tmp_path)
 
 
-def test_an_order_travels_through_the_environment(tmp_path: Path) -> None:
+def test_an_order_travels_through_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = Order(
         run_dir=str(tmp_path / "run"),
         peak_tflops=989.4,
@@ -109,11 +101,7 @@ def test_an_order_travels_through_the_environment(tmp_path: Path) -> None:
     assert order({"PATH": "p"}) is None
     bare = Order(run_dir=str(tmp_path))
     assert order(bare.variables()) == bare
-
-
-def test_an_order_of_a_relative_folder_means_the_same_folder_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # A relative folder means the same one everywhere.
     monkeypatch.chdir(tmp_path)
     assert Order(run_dir="run").variables()["FAST_AXOLOTL_MEASURE"] == str(tmp_path / "run")
 
@@ -125,16 +113,11 @@ def test_the_rank_is_the_launcher_s() -> None:
 
 
 def test_the_end_of_a_record_names_what_ended_the_run() -> None:
-    assert end_of(None) == ("finished", "")
-    assert end_of(KeyboardInterrupt()) == ("interrupted", "KeyboardInterrupt")
-    assert end_of(OSError("gone")) == ("exception", "OSError: gone")
-    assert end_of(SystemExit(0)) == ("finished", "")
-    assert end_of(SystemExit(3)) == ("exception", "SystemExit: 3")
-
-
-def test_trainings_of_one_callback_have_folders_side_by_side() -> None:
-    assert next_folder("runs/a", 1) == Path("runs/a")
-    assert next_folder("runs/a", 3) == Path("runs/a-3")
+    assert describe_end(None) == ("finished", "")
+    assert describe_end(KeyboardInterrupt()) == ("interrupted", "KeyboardInterrupt")
+    assert describe_end(OSError("gone")) == ("exception", "OSError: gone")
+    assert describe_end(SystemExit(0)) == ("finished", "")
+    assert describe_end(SystemExit(3)) == ("exception", "SystemExit: 3")
 
 
 def test_nothing_is_attached_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +140,18 @@ def test_a_command_that_is_no_python_is_measured_from_outside(run: Run, tmp_path
     assert "Inconclusive" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signals_are_passed_on_to_the_command(tmp_path: Path, number: signal.Signals) -> None:
-    script = f"trap 'echo caught; exit 9' {int(number)}; echo ready; while :; do sleep 0.05; done"
+def test_signals_are_passed_on_to_the_command(tmp_path: Path) -> None:
+    traps = "trap 'echo TERM' TERM; trap 'echo INT' INT; trap 'echo USR1; exit 9' USR1"
+    script = f"{traps}; echo ready; while :; do sleep 0.05; done"
     child = start(tmp_path, "--measure", "--output", "run", "--", "sh", "-c", script)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    child.send_signal(number)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        child.send_signal(number)
+        assert child.stdout.readline() == f"{number.name.removeprefix('SIG')}\n"
+    child.send_signal(signal.SIGUSR1)
     out, err = child.communicate(timeout=60)
-    assert (child.returncode, out) == (9, "caught\n"), err
+    assert (child.returncode, out) == (9, "USR1\n"), err
     assert (tmp_path / "run" / "system.jsonl").is_file()
 
 
@@ -185,34 +171,39 @@ def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     assert done.returncode == 5, done.stderr
 
 
-def test_flags_of_a_measured_run_need_it_to_be_measured(run: Run, tmp_path: Path) -> None:
-    done = run("--profile-steps", "5", "--", "true")
-    assert done.returncode == 2
-    assert "add --measure" in done.stderr
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank-0.jsonl").write_text("")
-    done = run("--measure", "--output", "run", "--", "true")
-    assert done.returncode == 2
-    assert "run holds a record already; give another --output" in done.stderr
-
-
 @NEEDS_TORCH
-def test_a_loop_in_torch_is_measured_with_no_line_edited(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
+def test_a_loop_in_torch_is_measured_with_no_line_edited_and_its_child_is_not(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "child.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "for batch in DataLoader(torch.ones(6, 4)):\n"
+        "    pass\n"
+    )
+    (tmp_path / "loop.py").write_text(
+        LOOP.replace(
+            "    if len(sys.argv) > 1:",
+            "    if not os.path.exists('done'):\n"
+            "        import subprocess\n"
+            "        open('done', 'w').close()\n"
+            "        subprocess.run([sys.executable, 'child.py'], check=True)\n"
+            "    if len(sys.argv) > 1:",
+        )
+    )
     done = run("--measure", "--output", "run", "--", sys.executable, "loop.py")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "Inconclusive" in done.stderr
     record = read_run(tmp_path / "run")
-    assert list(record.ranks) == [0]
+    assert sorted(path.name for path in (tmp_path / "run").glob("rank*")) == ["rank-0.jsonl"]
     rank = record.ranks[0]
     assert rank.start.source == "torch"
-    assert sum(block.steps for block in rank.blocks) == 40
-    assert sum(block.fetches for block in rank.blocks) == 40
-    assert sum(block.host_wait_seconds for block in rank.blocks) >= 40 * 0.002
-    assert rank.end is not None
-    assert rank.end.reason == "finished"
+    assert (total(rank, "steps"), total(rank, "fetches")) == (40, 40)
+    assert total(rank, "host_wait_seconds") >= 40 * 0.002
+    assert rank.values["gradient_accumulation"] == 1
+    assert end_of(tmp_path / "run") == ("finished", "")
     assert record.system is not None
     assert record.system.start.root_pid == rank.start.pid
-    assert "Inconclusive" in done.stderr
 
 
 @NEEDS_TORCH
@@ -221,9 +212,7 @@ def test_an_error_in_a_loop_is_the_command_s_and_the_record_s(run: Run, tmp_path
     done = run("--measure", "--output", "run", "--", sys.executable, "loop.py", "row 7")
     assert done.returncode == 1
     assert "ValueError: row 7" in done.stderr
-    end = read_run(tmp_path / "run").ranks[0].end
-    assert end is not None
-    assert (end.reason, end.error) == ("exception", "ValueError: row 7")
+    assert end_of(tmp_path / "run") == ("exception", "ValueError: row 7")
 
 
 @NEEDS_TORCH
@@ -239,7 +228,7 @@ def test_two_ranks_of_torchrun_leave_a_file_each(run: Run, tmp_path: Path) -> No
     assert sorted(record.ranks) == [0, 1]
     for number, rank in record.ranks.items():
         assert (rank.start.rank, rank.start.world_size) == (number, 2)
-        assert sum(block.steps for block in rank.blocks) == 40
+        assert total(rank, "steps") == 40
         [window] = rank.windows
         assert window.steps == 10
         assert len(window.collectives) >= 10
@@ -256,46 +245,25 @@ def record(folder: Path, steps: int) -> None:
 
 
 def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = time.time() - 1.0
-    first, second, third = (next_folder(tmp_path / "run", number) for number in (1, 2, 3))
-    record(first, 5)
-    record(second, 40)
-    record(third, 5)
-    old = next_folder(tmp_path / "run", 4)
-    record(old, 60)
+    first, second, third, old = (next_folder(tmp_path / "run", number) for number in (1, 2, 3, 4))
+    for folder, steps in ((first, 5), (second, 40), (third, 5), (old, 60)):
+        record(folder, steps)
     os.utime(old / "rank-0.jsonl", (begin - 60, begin - 60))
     assert find_folders(first, begin) == [first, second, third]
     _print_summary(str(first), begin)
     err = capsys.readouterr().err
     assert f"this training of 3 has the most steps; the others: {first}, {third}" in err
     assert f"to see this again: fast-axolotl show {second}" in err
-
-
-class TerminalText(io.StringIO):
-    """What looks like a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_in_a_terminal_the_summary_is_no_longer_than_a_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(tmp_path / "run", 40)
-    monkeypatch.setattr(sys, "stderr", text := TerminalText())
+    # In a terminal it is no longer than a screen.
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
-    _print_summary(str(tmp_path / "run"), time.time() - 60.0)
-    lines = re.sub(r"\x1b\[[0-?]*[a-zA-Z]", "", text.getvalue()).splitlines()
-    assert len(lines) <= 24, text.getvalue()
-    assert lines[0].startswith(" Inconclusive (short)")
-    labels = [line.split("  ")[0] for line in lines]
-    assert {"Why", "Next", "stall", "step", "first step"} <= set(labels)
-    assert any(line.startswith("– tokens/s: ") for line in lines)
-    assert lines[-1] == f"Every figure: fast-axolotl show {tmp_path / 'run'}"
-    assert max(map(len, lines[:-1])) <= 80
+    _print_summary(str(first), begin)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 25
+    assert f"Every figure: fast-axolotl show {second}" in lines
 
 
 class StandIn:
@@ -306,30 +274,31 @@ class StandIn:
         self.folders: list[Path] = []
 
 
-def test_trainers_of_one_process_share_the_count_of_trainings(tmp_path: Path) -> None:
-    attached = _Attached(Order(run_dir=str(tmp_path)))
-    assert attached._callback(StandIn).folders is attached._callback(StandIn).folders
-
-
-def test_a_meter_of_the_user_s_own_is_told_where_it_records(
+def test_a_trainer_gets_a_callback_unless_it_has_one_whose_folder_is_then_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attached = _Attached(Order(run_dir=str(tmp_path / "run")))
-    assert not attached._is_joined([object()], StandIn)
-    assert attached._is_joined([StandIn(tmp_path / "run")], StandIn)
+    attachment = Attachment(Order(run_dir=str(tmp_path / "run")))
+    first, second = (attachment.callback_for([object()], StandIn) for _ in range(2))
+    # Trainers of one process share the count of trainings.
+    assert first.folders is second.folders
+    assert attachment.callback_for([StandIn(tmp_path / "run")], StandIn) is None
     assert capsys.readouterr().err == ""
-    assert attached._is_joined([StandIn("mine")], StandIn)
+    assert attachment.callback_for([StandIn("mine")], StandIn) is None
     assert "which records into mine: see fast-axolotl show mine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("first_line", "code", "text"),
+    ("flags", "first_line", "code", "text"),
     [
-        ("echo hello", 126, "is neither a program nor begins with #!"),
-        ("#!/no/such/interpreter", 127, "names an interpreter in its first line (#!) that is not"),
+        ((), "echo hello", 126, "is neither a program nor begins with #!"),
+        (
+            ("--measure", "--output", "run"),
+            "#!/no/such/interpreter",
+            127,
+            "names an interpreter in its first line (#!) that is not",
+        ),
     ],
 )
-@pytest.mark.parametrize("flags", [(), ("--measure", "--output", "run")])
 def test_a_file_that_cannot_be_executed_is_one_line(
     run: Run, tmp_path: Path, flags: tuple[str, ...], first_line: str, code: int, text: str
 ) -> None:
@@ -344,32 +313,21 @@ def test_a_file_that_cannot_be_executed_is_one_line(
 
 def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> None:
     code = (
-        "from fast_axolotl.integrations.supervising import _is_in_the_foreground as ask; "
+        "from fast_axolotl.integrations.launch import _is_in_the_foreground as ask; "
         "print('in front' if ask() else 'behind')"
     )
-    source = str(Path(fast_axolotl.__file__).parents[1])
     pid, terminal = pty.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": source})
+        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": SOURCE})
     said = b""
-    try:
+    with suppress(OSError):  # the other end is closed
         while chunk := os.read(terminal, 1024):
             said += chunk
-    except OSError:
-        pass  # the other end is closed
     os.close(terminal)
     os.waitpid(pid, 0)
     assert said.decode().strip() == "in front"
-    alone = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": source},
-        start_new_session=True,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert alone.stdout.strip() == "behind"
+    assert run_python(code, start_new_session=True).stdout.strip() == "behind"
 
 
 @pytest.mark.parametrize("folder", ['os.environ["FAST_AXOLOTL_MEASURE"]', '"own"'])
@@ -397,60 +355,20 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
     assert (found is None) == (folder == '"own"')
     assert found is None or found > 0.3
-
-
-def test_a_meter_that_samples_by_itself_did_not_see_the_start_of_the_process(
-    tmp_path: Path,
-) -> None:
-    with measure(tmp_path) as meter:
+    # A meter that samples by itself did not see the start of its process.
+    with measure(tmp_path / "alone") as meter:
         list(meter.watch([[1, 2]] * 3))
-    found = read_figures(tmp_path)
-    assert found.values["start_to_step_seconds"] is None
-    assert found.reasons["start_to_step_seconds"] == "nobody watched the process from its start"
-
-
-@NEEDS_TORCH
-def test_a_child_process_does_not_take_the_record_of_its_parent(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text(
-        "import torch\n"
-        "from torch.utils.data import DataLoader\n"
-        "for batch in DataLoader(torch.ones(6, 4)):\n"
-        "    pass\n"
-    )
-    loop = LOOP.replace(
-        "    if len(sys.argv) > 1:",
-        "    if batch is not None and not os.path.exists('done'):\n"
-        "        import subprocess\n"
-        "        open('done', 'w').close()\n"
-        "        subprocess.run([sys.executable, 'child.py'], check=True)\n"
-        "    if len(sys.argv) > 1:",
-    )
-    (tmp_path / "loop.py").write_text(loop)
-    done = run("--measure", "--output", "run", "--", sys.executable, "loop.py")
-    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
-    rank = read_run(tmp_path / "run").ranks[0]
-    assert sum(block.steps for block in rank.blocks) == 40
-    assert rank.values["gradient_accumulation"] == 1
-    assert sorted(path.name for path in (tmp_path / "run").glob("rank*")) == ["rank-0.jsonl"]
+    reasons = read_figures(tmp_path / "alone").reasons
+    assert reasons["start_to_step_seconds"] == "nobody watched the process from its start"
 
 
 @NEEDS_TORCH
 def test_a_trainer_s_meter_that_nobody_closed_is_given_up(tmp_path: Path) -> None:
     code = (
-        "import sys; from fast_axolotl.integrations.measuring import GIVEN_UP, open_meter; "
+        "import sys; from fast_axolotl.integrations.training_meter import GIVEN_UP, open_meter; "
         "kept = open_meter('a', source='loop'), "
         "open_meter('b', source='transformers', error_at_exit=GIVEN_UP); sys.exit(1)"
     )
-    source = str(Path(fast_axolotl.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": source, "FAST_AXOLOTL_MEASURE": ""},
-        check=False,
-    )
-    assert done.returncode == 1
-    ends = [read_run(tmp_path / name).ranks[0].end for name in "ab"]
-    assert [(end.reason, end.error) for end in ends if end is not None] == [
-        ("finished", ""),
-        ("exception", "the training was given up"),
-    ]
+    assert run_python(code, cwd=tmp_path).returncode == 1
+    assert end_of(tmp_path / "a") == ("finished", "")
+    assert end_of(tmp_path / "b") == ("exception", "the training was given up")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +20,11 @@ from fast_axolotl.integrations.torch_meter import (  # noqa: E402
     read_settings,
     ready_batches,
     watch_torch,
+    yield_to_trainer,
 )
 from fast_axolotl.measure import measure  # noqa: E402
 from fast_axolotl.record import read_run  # noqa: E402
+from support.hosts import FakeMeter, break_down, end_of, total  # noqa: E402
 
 # Forking beside the threads that earlier tests have left behind warns on Python 3.12 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -46,47 +48,6 @@ class Numbers(Dataset):  # type: ignore[type-arg]
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.ones(10, 4))
-
-
-class FakeMeter:
-    """Takes down what the hooks say."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.depths: list[int | None] = []
-        self.known: dict[str, Any] = {}
-        self.reasons: dict[str, str] = {}
-
-    def fetch_begin(self, queue_depth: int | None = None) -> None:
-        self.told.append("begin")
-        self.depths.append(queue_depth)
-
-    def fetch_end(self, batch: Any) -> None:
-        self.told.append(len(batch))
-
-    def exhausted(self) -> None:
-        self.told.append("exhausted")
-
-    def fetch_failed(self, error: BaseException | None = None) -> None:
-        self.told.append(type(error).__name__)
-
-    def step(self) -> None:
-        self.told.append("step")
-
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        self.told.append(name)
-        yield
-        self.told.append(f"end {name}")
-
-    def settings(self, **values: Any) -> None:
-        self.known.update(values)
-
-    def reason(self, field: str, sentence: str) -> None:
-        self.reasons[field] = sentence
-
-    def window(self, window: Any) -> None:
-        self.told.append(window)
 
 
 @pytest.fixture
@@ -113,23 +74,19 @@ EPOCH = ["begin", 4, "begin", 4, "begin", 2, "begin", "exhausted"]
 """Ten rows in batches of four."""
 
 
+@pytest.mark.parametrize("dataset", [Numbers(10), Stream()], ids=["rows", "stream"])
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"num_workers": 2},
-        {"num_workers": 2, "persistent_workers": True},
         {"num_workers": 1, "in_order": False},
+        {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", [Numbers, Stream])
 def test_every_fetch_of_a_loader_is_told_once(
-    meter: FakeMeter, kind: Callable[..., Any], options: dict[str, Any]
+    meter: FakeMeter, dataset: Any, options: dict[str, Any]
 ) -> None:
-    dataset = Numbers(10) if kind is Numbers else Stream()
-    if kind is Stream and options.get("num_workers", 0) == 2:
-        options = {**options, "num_workers": 1}
     loader = DataLoader(dataset, batch_size=4, **options)
     with watch_torch(meter):
         train(loader)
@@ -142,7 +99,7 @@ def test_every_fetch_of_a_loader_is_told_once(
         "batch_size": 4,
         "pin_memory": False,
         "persistent_workers": options.get("persistent_workers", False),
-        "streaming": kind is Stream,
+        "streaming": isinstance(dataset, Stream),
     }
 
 
@@ -159,13 +116,6 @@ def test_the_files_of_a_stream_are_counted_through_adapters(meter: FakeMeter) ->
         assert (meter.known["streaming"], meter.known["num_shards"]) == (True, 3)
 
 
-def test_a_spawned_worker_is_the_same_to_the_meter(meter: FakeMeter) -> None:
-    loader = DataLoader(Numbers(10), batch_size=4, num_workers=1, multiprocessing_context="spawn")
-    with watch_torch(meter):
-        train(loader)
-    assert meter.told == EPOCH
-
-
 def test_a_pinning_thread_is_the_same_to_the_meter(
     meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +128,7 @@ def test_a_pinning_thread_is_the_same_to_the_meter(
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     with watch_torch(meter):
-        train(DataLoader(Numbers(10), batch_size=4, num_workers=1, pin_memory=True))
+        train(DataLoader(Numbers(10), batch_size=4, num_workers=2, pin_memory=True))
     assert meter.told == EPOCH
     assert meter.known["pin_memory"] is True
 
@@ -222,28 +172,29 @@ def test_a_wrapper_set_upon_ours_stays_when_we_go(
     assert ITERATOR.__next__ is before
 
 
-def test_steps_are_told_by_the_first_optimizer_alone(meter: FakeMeter) -> None:
+@pytest.mark.parametrize("optimizers", [True, False])
+def test_steps_are_told_by_the_first_optimizer_alone_or_left_to_who_tells_them(
+    meter: FakeMeter, optimizers: bool
+) -> None:
     model, optimizer = a_model()
     other = torch.optim.Adam(model.parameters())
-    with watch_torch(meter):
+    with watch_torch(meter, optimizers=optimizers):
         train(DataLoader(Numbers(8), batch_size=4), optimizer, other, model=model)
-    assert meter.told == ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
-
-
-def test_steps_are_left_to_who_tells_them(meter: FakeMeter) -> None:
-    model, optimizer = a_model()
-    with watch_torch(meter, optimizers=False):
-        train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
-    assert "step" not in meter.told
+    step = ["step"] if optimizers else []
+    assert meter.told == ["begin", 4, *step, "begin", 4, *step, "begin", "exhausted"]
 
 
 def test_what_follows_a_step_waits_until_the_optimizer_is_done(meter: FakeMeter) -> None:
     model, optimizer = a_model()
-    watch = TorchWatch(meter, after_step=lambda: meter.told.append("after"))  # type: ignore[arg-type]
+    watch = TorchWatch(meter)  # type: ignore[arg-type]
     watch.start()
+    watch.profiler = SimpleNamespace(
+        step_end=lambda: meter.told.append("after"), close=lambda: meter.told.append("closed")
+    )
     train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
     watch.stop()
     assert meter.told[:7] == ["begin", 4, "step", "after", "begin", 4, "step"]
+    assert meter.told[-1] == "closed"
 
 
 def test_a_loop_without_gradients_is_a_span_until_training_goes_on(meter: FakeMeter) -> None:
@@ -284,28 +235,23 @@ def test_a_thread_that_fetches_ahead_is_not_the_training(meter: FakeMeter) -> No
     loader = DataLoader(Numbers(8), batch_size=4)
 
     def fetch_ahead() -> None:
-        train(loader)
+        thread = threading.Thread(target=train, args=(loader,))
+        thread.start()
+        thread.join()
 
     with watch_torch(meter):
         model(torch.ones(1, 4)).sum().backward()
-        thread = threading.Thread(target=fetch_ahead)
-        thread.start()
-        thread.join()
+        fetch_ahead()
         optimizer.step()
         assert "another thread" in meter.reasons["stall_fraction"]
         meter.told.clear()
-        thread = threading.Thread(target=fetch_ahead)
-        thread.start()
-        thread.join()
+        fetch_ahead()
         assert meter.told == []
 
 
 def test_a_broken_meter_leaves_the_training_alone(
     meter: FakeMeter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(batch: Any) -> None:
-        raise ZeroDivisionError("ours")
-
     meter.fetch_end = break_down  # type: ignore[method-assign]
     with watch_torch(meter):
         assert len(list(DataLoader(Numbers(10), batch_size=4))) == 3
@@ -313,23 +259,22 @@ def test_a_broken_meter_leaves_the_training_alone(
     assert "stopped measuring" in caplog.text
 
 
-def test_a_meter_is_opened_by_the_first_training_fetch(meter: FakeMeter) -> None:
-    opened = []
-
-    def open_meter() -> FakeMeter:
-        opened.append(meter)
-        return meter
-
-    watch = TorchWatch(None, open_meter=open_meter)
+def test_a_meter_is_opened_by_the_first_training_fetch_and_given_up_to_a_trainer(
+    meter: FakeMeter,
+) -> None:
+    opened: list[Any] = []
+    closed: list[Any] = []
+    meter.close = closed.append  # type: ignore[attr-defined]
+    loader = DataLoader(Numbers(4), batch_size=4)
+    watch = TorchWatch(None, open_meter=lambda: opened.append(meter) or meter)  # type: ignore[func-returns-value, arg-type, return-value]
     watch.start()
-    try:
-        with torch.no_grad():
-            train(DataLoader(Numbers(4), batch_size=4))
-        assert opened == []
-        train(DataLoader(Numbers(4), batch_size=4))
-    finally:
-        watch.stop()
-    assert opened == [meter]
+    with torch.no_grad():
+        train(loader)
+    assert opened == []
+    train(loader)
+    yield_to_trainer()
+    train(loader)
+    assert (opened, closed) == ([meter], ["finished"])
     assert meter.told == ["begin", 4, "begin", "exhausted"]
 
 
@@ -355,15 +300,13 @@ def test_waits_and_steps_of_a_loop_end_up_in_its_record(tmp_path: Path) -> None:
     with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
         train(loader, optimizer, model=model)
     rank = read_run(tmp_path).ranks[0]
-    assert sum(block.steps for block in rank.blocks) == 24
-    assert sum(block.samples for block in rank.blocks) == 96
+    assert (total(rank, "steps"), total(rank, "samples")) == (24, 96)
     steady = [block for block in rank.blocks if block.phase == "steady"]
     waited = sum(block.host_wait_seconds for block in steady)
     assert waited >= 19 * 0.004
     assert waited / sum(block.wall_seconds for block in steady) > 0.3
     assert rank.values["num_workers"] == 0
-    assert rank.end is not None
-    assert rank.end.reason == "finished"
+    assert end_of(tmp_path) == ("finished", "")
 
 
 def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(
@@ -416,21 +359,16 @@ def test_tasks_that_take_turns_are_all_trained(meter: FakeMeter) -> None:
     assert meter.told.count("step") == 10
 
 
-def test_loaders_read_side_by_side_are_all_trained(meter: FakeMeter) -> None:
-    model, optimizer = a_model()
-    pairs = zip(*(DataLoader(Numbers(16), batch_size=4) for _ in range(2)), strict=True)
-    with watch_torch(meter):
-        for first, second in pairs:
-            model(first + second).sum().backward()
-            optimizer.step()
-    assert "evaluate" not in meter.told
-    assert meter.told.count(4) == 8
-
-
-def test_a_new_dataset_for_each_epoch_is_trained_from_its_first_fetch(meter: FakeMeter) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_loaders_read_side_by_side_and_a_new_dataset_for_each_epoch_are_trained(
+    meter: FakeMeter, at_once: int
+) -> None:
     model, optimizer = a_model()
     with watch_torch(meter):
-        for _ in range(3):
-            train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+        for _ in range(1 if at_once > 1 else 3):
+            loaders = [DataLoader(Numbers(16), batch_size=4) for _ in range(at_once)]
+            for batches in zip(*loaders, strict=True):
+                model(sum(batches)).sum().backward()
+                optimizer.step()
     assert "evaluate" not in meter.told
-    assert meter.told.count(4) == 6
+    assert meter.told.count(4) == (8 if at_once > 1 else 12)

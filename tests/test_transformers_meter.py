@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,9 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
-import fast_axolotl  # noqa: E402
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
 from fast_axolotl.record import RankRecord, read_run  # noqa: E402
+from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # transformers, accelerate and torch warn of one another; forked workers beside threads do, too.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -36,29 +33,27 @@ LENGTH = 16
 class Rows(Dataset):  # type: ignore[type-arg]
     """Token rows; each takes some time to read."""
 
-    def __init__(self, count: int, seconds: float = 0.0) -> None:
-        self.count, self.seconds = count, seconds
+    def __init__(self, count: int, seconds: float = 0.0, fails_at: int | None = None) -> None:
+        self.count, self.seconds, self.fails_at = count, seconds, fails_at
+        self.num_read = 0
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         time.sleep(self.seconds)
+        self.num_read += 1
+        if self.num_read == self.fails_at:
+            raise OSError("the disk is gone")
         ids = torch.arange(LENGTH) % 50
         mask = (torch.arange(LENGTH) < 12).long()
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "labels": torch.where(mask > 0, ids, -100),
-        }
+        labels = torch.where(mask > 0, ids, -100)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    def __init__(self, count: int) -> None:
-        self.count = count
-
     def __iter__(self) -> Iterator[Any]:
-        yield from (Rows(self.count)[index] for index in range(self.count))
+        yield from (Rows(100)[index] for index in range(100))
 
 
 class Reporter(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
@@ -71,11 +66,14 @@ class Reporter(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
         self.logs.append(dict(logs))
 
 
-class Saver(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-    """A callback that asks for a checkpoint after ours has seen the step."""
+class AtStepEnd(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+    """A callback of the user's that does something after ours has seen the step."""
+
+    def __init__(self, action: Callable[[Any, Any], None]) -> None:
+        self.action = action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        control.should_save = state.global_step == 8
+        self.action(state, control)
         return control
 
 
@@ -92,83 +90,102 @@ def model() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def train(
-    model: Any,
-    folder: Path,
-    *,
-    rows: Any = None,
-    callbacks: list[Any] | None = None,
-    resume: str | None = None,
-    evaluate: Any = None,
-    **options: Any,
-) -> Any:
-    given: dict[str, Any] = {
-        "per_device_train_batch_size": 2,
-        "max_steps": 10,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-    arguments = transformers.TrainingArguments(output_dir=str(folder / "out"), **given | options)
-    trainer = transformers.Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows if rows is not None else Rows(200),
-        eval_dataset=evaluate,
-        callbacks=callbacks or [MeterCallback(folder / "run", sample_system=False)],
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(model: Any, tmp_path: Path) -> Make:
+    """Makes a trainer that records into ``run``, beside callbacks and with options of a test."""
+
+    def make_trainer(
+        *callbacks: Any,
+        rows: Any = None,
+        evaluate: Any = None,
+        meter: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        arguments = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 2,
+            "per_device_eval_batch_size": 2,
+            "max_steps": 6,
+            "logging_strategy": "no",
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            **options,
+        }
+        own = MeterCallback(tmp_path / "run", **{"sample_system": False, **(meter or {})})
+        return transformers.Trainer(
+            model=model,
+            args=transformers.TrainingArguments(**arguments),
+            train_dataset=Rows(200) if rows is None else rows,
+            eval_dataset=evaluate,
+            callbacks=[*callbacks, own],
+        )
+
+    return make_trainer
+
+
+@pytest.fixture
+def train(make: Make, tmp_path: Path) -> Callable[..., RankRecord]:
+    """Trains, and gives the record of it."""
+
+    def train_once(*callbacks: Any, **options: Any) -> RankRecord:
+        make(*callbacks, **options).train()
+        return read_run(tmp_path / "run").ranks[0]
+
+    return train_once
+
+
+Train = Callable[..., RankRecord]
+
+
+def test_fetches_steps_settings_and_the_model_are_recorded(train: Train, tmp_path: Path) -> None:
+    settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
+    rank = train(
+        rows=Rows(400, WAIT / 2),
+        gradient_accumulation_steps=2,
+        meter={"matmul": True, "settings": settings},
     )
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def rank_of(folder: Path, number: int = 0) -> RankRecord:
-    return read_run(folder).ranks[number]
-
-
-def spans_of(rank: RankRecord) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for block in rank.blocks:
-        for name, seconds in block.spans.items():
-            found[name] = found.get(name, 0.0) + seconds
-    return found
-
-
-def test_fetches_and_steps_of_accumulation_are_counted(model: Any, tmp_path: Path) -> None:
-    train(model, tmp_path, rows=Rows(400, WAIT / 2), gradient_accumulation_steps=2)
-    rank = rank_of(tmp_path / "run")
     assert rank.start.source == "transformers"
-    assert sum(block.steps for block in rank.blocks) == 10
+    assert total(rank, "steps") == 6
     # accelerate is one batch ahead.
-    assert sum(block.fetches for block in rank.blocks) == 21
-    assert sum(block.host_wait_seconds for block in rank.blocks) >= 21 * WAIT
-    assert sum(block.real_tokens or 0 for block in rank.blocks) == 21 * 2 * 12
-    assert sum(block.padded_tokens or 0 for block in rank.blocks) == 21 * 2 * LENGTH
-    assert rank.end is not None
-    assert rank.end.reason == "finished"
-    values = rank.values
-    assert (values["gradient_accumulation"], values["num_workers"]) == (2, 0)
-    assert (values["batch_size"], values["dispatcher"]) == (2, False)
+    assert total(rank, "fetches") == 13
+    assert total(rank, "host_wait_seconds") >= 13 * WAIT
+    assert total(rank, "real_tokens") == 13 * 2 * 12
+    assert total(rank, "padded_tokens") == 13 * 2 * LENGTH
+    assert end_of(tmp_path / "run") == ("finished", "")
+    assert (rank.values["gradient_accumulation"], rank.values["num_workers"]) == (2, 0)
+    # Those of the user go before those that were read.
+    assert {name: rank.values[name] for name in settings} == settings
     [shape] = rank.models
     assert shape.layers == 1
     assert shape.num_parameters > 0
+    assert (shape.matmul_tflops or 0.0) > 0
 
 
-def test_workers_and_their_queue_are_seen(model: Any, tmp_path: Path) -> None:
-    train(model, tmp_path, dataloader_num_workers=1, dataloader_prefetch_factor=3)
-    rank = rank_of(tmp_path / "run")
+def test_workers_and_their_queue_are_seen(train: Train) -> None:
+    rank = train(dataloader_num_workers=1, dataloader_prefetch_factor=3)
     assert (rank.values["num_workers"], rank.values["prefetch_factor"]) == (1, 3)
+    assert rank.values["dispatcher"] is False
     depths = [block.queue_depth for block in rank.blocks]
     assert all(depth is not None and 0 <= depth <= 3 for depth in depths)
 
 
 def test_figures_join_the_logs_before_reporters_that_were_there_first(
-    model: Any, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
+    has_board = importlib.util.find_spec("tensorboard") is not None
     reporter = Reporter()
-    callbacks = [reporter, MeterCallback(tmp_path / "run", sample_system=False)]
-    trainer = train(model, tmp_path, callbacks=callbacks, logging_strategy="steps", logging_steps=2)
+    trainer = make(
+        reporter,
+        logging_strategy="steps",
+        logging_steps=2,
+        report_to=["tensorboard"] if has_board else [],
+    )
+    trainer.train()
     last = [logs for logs in reporter.logs if "loss" in logs][-1]
     for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
         assert isinstance(last[f"fast_axolotl/{name}"], float), last
@@ -176,71 +193,60 @@ def test_figures_join_the_logs_before_reporters_that_were_there_first(
     assert "fast_axolotl/stall_fraction" in history[-1]
     order = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     assert (order[0], order[-1]) == ("MeterCallback", "_Tail")
+    assert order.count("_Tail") == 1
+    if has_board:
+        written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
+        assert b"train/fast_axolotl/stall_fraction" in written
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard"
-)
-def test_tensorboard_shows_our_figures(model: Any, tmp_path: Path) -> None:
-    train(
-        model,
-        tmp_path,
-        report_to=["tensorboard"],
-        logging_strategy="steps",
-        logging_steps=5,
-    )
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
-    assert b"train/fast_axolotl/stall_fraction" in written
-
-
-def test_logs_stay_as_they_are_where_figures_are_not_wanted(model: Any, tmp_path: Path) -> None:
+def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_logged(
+    train: Train,
+) -> None:
     reporter = Reporter()
-    callbacks = [MeterCallback(tmp_path / "run", sample_system=False, log=False), reporter]
-    train(model, tmp_path, callbacks=callbacks, logging_strategy="steps", logging_steps=5)
-    assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
 
+    def save(state: Any, control: Any) -> None:
+        control.should_save = state.global_step == 8
 
-def test_logging_evaluation_and_checkpoints_are_spans(model: Any, tmp_path: Path) -> None:
-    callbacks = [MeterCallback(tmp_path / "run", sample_system=False), Saver()]
-    train(
-        model,
-        tmp_path,
-        callbacks=callbacks,
-        evaluate=Rows(8, WAIT),
+    rank = train(
+        reporter,
+        AtStepEnd(save),
+        meter={"log": False},
+        max_steps=10,
+        evaluate=Rows(8, 5 * WAIT),
         eval_strategy="steps",
         eval_steps=6,
         logging_strategy="steps",
         logging_steps=4,
     )
-    rank = rank_of(tmp_path / "run")
     spans = spans_of(rank)
     assert set(spans) >= {"log", "evaluate", "checkpoint"}
-    # Evaluated after step 6 and at the end: eight rows each.
-    assert spans["evaluate"] >= 8 * WAIT
+    assert spans["evaluate"] >= 8 * 5 * WAIT
     # Its loader's fetches are not the training's.
-    assert sum(block.fetches for block in rank.blocks) == 11
-    assert sum(block.host_wait_seconds for block in rank.blocks) < 8 * WAIT
+    assert total(rank, "fetches") == 11
+    assert total(rank, "host_wait_seconds") < 8 * 5 * WAIT
+    assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
 
 
-def test_a_best_model_that_was_not_saved_leaves_the_loop_alone(model: Any, tmp_path: Path) -> None:
-    train(
-        model,
-        tmp_path,
-        evaluate=Rows(4),
+def test_every_dataset_of_an_evaluation_is_in_its_span(train: Train) -> None:
+    begin = time.perf_counter()
+    rank = train(
+        evaluate={name: Rows(8, WAIT) for name in "abc"},
         eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="best",
-        metric_for_best_model="eval_loss",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=3,
+        max_steps=7,
     )
-    rank = rank_of(tmp_path / "run")
-    assert sum(block.steps for block in rank.blocks) == 10
-    assert sum(block.fetches for block in rank.blocks) == 11
+    took = time.perf_counter() - begin
+    spans = spans_of(rank)
+    assert spans["evaluate"] >= 2 * 3 * 8 * WAIT
+    assert spans["checkpoint"] > 0
+    assert total(rank, "fetches") == 8
+    assert total(rank, "wall_seconds") < took - spans["evaluate"]
 
 
-def test_epochs_are_marked_and_the_end_of_one_can_evaluate(model: Any, tmp_path: Path) -> None:
-    train(
-        model,
-        tmp_path,
+def test_epochs_are_marked_and_the_end_of_one_can_evaluate(train: Train) -> None:
+    rank = train(
         rows=Rows(8),
         evaluate=Rows(4, WAIT),
         max_steps=-1,
@@ -248,251 +254,117 @@ def test_epochs_are_marked_and_the_end_of_one_can_evaluate(model: Any, tmp_path:
         eval_strategy="epoch",
         logging_strategy="epoch",
     )
-    rank = rank_of(tmp_path / "run")
-    assert sum(block.steps for block in rank.blocks) == 12
-    assert sum(block.fetches for block in rank.blocks) == 12
+    assert (total(rank, "steps"), total(rank, "fetches")) == (12, 12)
     assert len([mark for mark in rank.marks if mark.name == "epoch"]) == 2
     assert spans_of(rank)["evaluate"] >= 2 * 4 * WAIT
 
 
-def test_a_resumed_run_counts_what_it_trains_itself(model: Any, tmp_path: Path) -> None:
-    train(model, tmp_path, save_strategy="steps", save_steps=6, max_steps=6)
-    callbacks = [MeterCallback(tmp_path / "again", sample_system=False)]
-    checkpoint = str(tmp_path / "out" / "checkpoint-6")
-    train(model, tmp_path, callbacks=callbacks, resume=checkpoint)
-    rank = rank_of(tmp_path / "again")
-    assert sum(block.steps for block in rank.blocks) == 4
-    assert sum(block.fetches for block in rank.blocks) == 5
-    assert rank.values["resumed_at_step"] == 6
-
-
-def test_a_second_training_gets_a_folder_beside_the_first(model: Any, tmp_path: Path) -> None:
-    trainer = train(model, tmp_path, max_steps=2)
+def test_trainings_after_the_first_get_folders_and_count_for_themselves(
+    make: Make, tmp_path: Path
+) -> None:
+    trainer = make(save_strategy="steps", save_steps=4, max_steps=4)
     trainer.train()
-    assert sum(block.steps for block in rank_of(tmp_path / "run").blocks) == 2
-    assert sum(block.steps for block in rank_of(tmp_path / "run-2").blocks) == 2
+    trainer.args.max_steps = 6
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    assert total(read_run(tmp_path / "run").ranks[0], "steps") == 4
+    rank = read_run(tmp_path / "run-2").ranks[0]
+    assert (total(rank, "steps"), total(rank, "fetches")) == (2, 3)
+    assert rank.values["resumed_at_step"] == 4
 
 
-def test_a_streamed_dataset_is_read_by_the_dispatcher(model: Any, tmp_path: Path) -> None:
-    train(
-        model,
-        tmp_path,
-        rows=Stream(100),
-        accelerator_config={"dispatch_batches": True},
-    )
-    rank = rank_of(tmp_path / "run")
+def test_a_streamed_dataset_is_read_by_the_dispatcher(train: Train) -> None:
+    rank = train(rows=Stream(), accelerator_config={"dispatch_batches": True})
     assert rank.values["dispatcher"] is True
-    assert sum(block.steps for block in rank.blocks) == 10
-    assert sum(block.fetches for block in rank.blocks) == 11
-
-
-def test_a_training_that_fails_is_recorded_at_the_end_of_the_process(tmp_path: Path) -> None:
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from pathlib import Path\n"
-        "import test_transformers_meter as parts\n"
-        "model = parts.transformers.LlamaForCausalLM(parts.transformers.LlamaConfig(\n"
-        "    vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,\n"
-        "    num_attention_heads=2, num_key_value_heads=2))\n"
-        "class Bad(parts.Rows):\n"
-        "    def __getitem__(self, index):\n"
-        "        if self.seconds > 6:\n"
-        "            raise OSError('the disk is gone')\n"
-        "        self.seconds += 0.5\n"
-        "        return parts.Rows(9)[index]\n"
-        f"parts.train(model, Path({str(tmp_path)!r}), rows=Bad(200))\n"
-    )
-    source = str(Path(fast_axolotl.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    rank = rank_of(tmp_path / "run")
-    assert rank.end is not None
-    assert (rank.end.reason, rank.end.error) == ("exception", "OSError: the disk is gone")
-    assert [mark.name for mark in rank.marks if mark.name == "error"] == ["error"]
-
-
-class Evaluator(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-    """A callback of the user's that evaluates on its own."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-        self.trainer: Any = None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 3:
-            self.trainer.evaluate(self.rows)
-
-
-def a_trainer(model: Any, folder: Path, **options: Any) -> Any:
-    given: dict[str, Any] = {
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,
-        "max_steps": 6,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-    others = {
-        name: options.pop(name) for name in ("train_dataset", "eval_dataset") if name in options
-    }
-    callbacks = options.pop("callbacks", [MeterCallback(folder / "run", sample_system=False)])
-    return transformers.Trainer(
-        model=model,
-        args=transformers.TrainingArguments(output_dir=str(folder / "out"), **given | options),
-        callbacks=callbacks,
-        **{"train_dataset": Rows(40), **others},
-    )
-
-
-def test_every_dataset_of_an_evaluation_is_in_its_span(model: Any, tmp_path: Path) -> None:
-    trainer = a_trainer(
-        model,
-        tmp_path,
-        eval_dataset={name: Rows(8, WAIT) for name in "abc"},
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="steps",
-        save_steps=3,
-        max_steps=7,
-    )
-    begin = time.perf_counter()
-    trainer.train()
-    took = time.perf_counter() - begin
-    rank = rank_of(tmp_path / "run")
-    spans = spans_of(rank)
-    assert spans["evaluate"] >= 2 * 3 * 8 * WAIT
-    assert spans["checkpoint"] > 0
-    assert sum(block.fetches for block in rank.blocks) == 8
-    assert sum(block.wall_seconds for block in rank.blocks) < took - spans["evaluate"]
+    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
 @pytest.mark.parametrize("is_training_data", [False, True])
 def test_an_evaluation_by_a_callback_of_the_user_is_a_span(
-    model: Any, tmp_path: Path, is_training_data: bool
+    make: Make, tmp_path: Path, is_training_data: bool
 ) -> None:
     rows = Rows(20, WAIT)
-    evaluator = Evaluator(rows if is_training_data else Rows(20, WAIT))
-    callbacks = [evaluator, MeterCallback(tmp_path / "run", sample_system=False)]
-    trainer = a_trainer(model, tmp_path, train_dataset=rows, callbacks=callbacks)
-    evaluator.trainer = trainer
+    other = rows if is_training_data else Rows(20, WAIT)
+
+    def evaluate(state: Any, control: Any) -> None:
+        if state.global_step == 3:
+            trainer.evaluate(other)
+
+    trainer = make(AtStepEnd(evaluate), rows=rows)
     trainer.train()
-    rank = rank_of(tmp_path / "run")
+    rank = read_run(tmp_path / "run").ranks[0]
     assert spans_of(rank)["evaluate"] >= 20 * WAIT
     assert "checkpoint" not in spans_of(rank)
-    assert sum(block.fetches for block in rank.blocks) == 7
-    assert sum(block.steps for block in rank.blocks) == 6
+    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
-def test_an_evaluation_before_the_first_step_is_a_span_even_of_the_training_data(
-    model: Any, tmp_path: Path
+def test_evaluations_of_the_training_data_that_save_nothing_leave_the_loop_alone(
+    train: Train,
 ) -> None:
     rows = Rows(20, WAIT)
-    trainer = a_trainer(
-        model,
-        tmp_path,
-        train_dataset=rows,
-        eval_dataset=rows,
-        eval_on_start=True,
-        eval_strategy="steps",
-        eval_steps=100,
-    )
-    trainer.train()
-    rank = rank_of(tmp_path / "run")
-    assert spans_of(rank)["evaluate"] >= 20 * WAIT
-    assert sum(block.fetches for block in rank.blocks) == 7
+    every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4}
+    best = {"save_strategy": "best", "metric_for_best_model": "eval_loss"}
+    rank = train(rows=rows, evaluate=rows, **every, **best)
+    assert spans_of(rank)["evaluate"] >= 2 * 20 * WAIT
+    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
 def test_bracketed_methods_look_and_work_as_before_without_a_training(
-    model: Any, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
-    trainer = a_trainer(model, tmp_path)
+    trainer = make()
     found = inspect.signature(transformers.Trainer.evaluate).parameters
     assert list(found) == ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"]
     assert "eval_loss" in trainer.evaluate(Rows(4))
     assert len(trainer.predict(Rows(4)).predictions) == 4
     assert not (tmp_path / "run").exists()
+    assert list(inspect.signature(MeterCallback).parameters)[:2] == ["run_dir", "peak_tflops"]
 
 
-def test_the_matmul_rate_is_measured_where_it_is_asked_for(model: Any, tmp_path: Path) -> None:
-    asked = MeterCallback(tmp_path / "run", sample_system=False, matmul=True)
-    train(model, tmp_path, callbacks=[asked])
-    [shape] = rank_of(tmp_path / "run").models
-    assert shape.matmul_tflops is not None
-    assert shape.matmul_tflops > 0
-
-
-def test_settings_of_the_user_go_before_those_that_were_read(model: Any, tmp_path: Path) -> None:
-    settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
-    callback = MeterCallback(tmp_path / "run", sample_system=False, settings=settings)
-    a_trainer(model, tmp_path, callbacks=[callback]).train()
-    values = rank_of(tmp_path / "run").values
-    assert (values["batch_size"], values["dispatcher"], values["corpus"]) == (2, "mine", "c4")
-    assert values["num_workers"] == 0
-
-
-@pytest.mark.parametrize("part", ["open_meter", "log_figures", "TorchWatch"])
+@pytest.mark.parametrize(
+    "part",
+    ["training_meter.open_meter", "training_meter.TorchWatch", "transformers_meter.log_figures"],
+)
 def test_a_fault_of_the_callback_leaves_the_training_alone(
-    model: Any,
+    make: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     part: str,
 ) -> None:
-    def break_down(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(f"fast_axolotl.integrations.transformers_meter.{part}", break_down)
-    trainer = a_trainer(model, tmp_path, logging_strategy="steps", logging_steps=2)
+    monkeypatch.setattr(f"fast_axolotl.integrations.{part}", break_down)
+    trainer = make(logging_strategy="steps", logging_steps=2)
     trainer.train()
     assert trainer.state.global_step == 6
     assert "stopped measuring: ZeroDivisionError: ours" in caplog.text
-    if part != "open_meter":
-        end = rank_of(tmp_path / "run").end
-        assert end is not None
-        assert end.error == "the meter failed: ZeroDivisionError: ours"
+    if "open_meter" not in part:
+        assert end_of(tmp_path / "run")[1] == "the meter failed: ZeroDivisionError: ours"
 
 
+@pytest.mark.parametrize("is_loader_s", [False, True])
 def test_an_error_that_is_swallowed_ends_the_record_all_the_same(
-    model: Any, tmp_path: Path
+    make: Make, tmp_path: Path, is_loader_s: bool
 ) -> None:
-    class Bad(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 4:
-                raise RuntimeError("out of luck")
+    def fail(state: Any, control: Any) -> None:
+        if state.global_step == 5:
+            raise OSError("the disk is gone")
 
-    callbacks = [Bad(), MeterCallback(tmp_path / "run", sample_system=False)]
-    with pytest.raises(RuntimeError, match="out of luck"):
-        a_trainer(model, tmp_path, callbacks=callbacks).train()
-    end = rank_of(tmp_path / "run").end
-    assert end is not None
-    assert (end.reason, end.error) == ("exception", "RuntimeError: out of luck")
+    with pytest.raises(OSError, match="the disk is gone"):
+        make(AtStepEnd(fail), rows=Rows(200, fails_at=9 if is_loader_s else None)).train()
+    assert end_of(tmp_path / "run") == ("exception", "OSError: the disk is gone")
+    marks = [mark.name for mark in read_run(tmp_path / "run").ranks[0].marks]
+    assert marks.count("error") == is_loader_s
 
 
 def test_a_training_tried_again_gets_a_folder_and_the_first_is_given_up(
-    model: Any, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
-    class TooLarge(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-        tries = 0
+    tries: list[int] = []
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.tries += 1
-            if self.tries == 2:
-                raise RuntimeError("CUDA out of memory.")
+    def fail_once(state: Any, control: Any) -> None:
+        tries.append(state.global_step)
+        if len(tries) == 2:
+            raise RuntimeError("CUDA out of memory.")
 
-    callbacks = [TooLarge(), MeterCallback(tmp_path / "run", sample_system=False)]
-    a_trainer(model, tmp_path, callbacks=callbacks, auto_find_batch_size=True).train()
-    end = rank_of(tmp_path / "run").end
-    assert end is not None
-    assert (end.reason, end.error) == ("exception", "the training was given up")
-    assert sum(block.steps for block in rank_of(tmp_path / "run-2").blocks) == 6
+    make(AtStepEnd(fail_once), auto_find_batch_size=True).train()
+    assert end_of(tmp_path / "run") == ("exception", "the training was given up")
+    assert total(read_run(tmp_path / "run-2").ranks[0], "steps") == 6

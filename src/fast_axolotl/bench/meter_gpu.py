@@ -176,7 +176,7 @@ def _run_loop(
     torch: Any, queue_work: Callable[[], None], wait: float, is_synchronised: bool, folder: Path
 ) -> dict[str, Any]:
     """The meter over every step, the profiler over those after the warm-up."""
-    from fast_axolotl.integrations.profiling import device_idle, open_profile
+    from fast_axolotl.integrations.profiler import open_profile, read_events, window_of
     from fast_axolotl.measure import measure
 
     profiler = open_profile()
@@ -200,8 +200,9 @@ def _run_loop(
         torch.cuda.synchronize()
         profiler.stop()
         summary = meter.summary()
-    seen = device_idle(profiler)
-    idle = None if seen is None else seen.idle_fraction
+    window = window_of(read_events(profiler), t=0.0, steps=_STEPS)
+    idle_seconds = window.device_idle_seconds
+    idle = None if idle_seconds is None else idle_seconds / window.wall_seconds
     device = summary.device_stall_fraction
     return {
         "wait_seconds": wait,

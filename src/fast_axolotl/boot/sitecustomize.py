@@ -39,7 +39,7 @@ def _accelerate() -> None:
 
 
 def _measure() -> None:
-    from fast_axolotl.integrations.measuring import attach
+    from fast_axolotl.integrations.attach import attach
 
     attach()
 

@@ -25,7 +25,7 @@ from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.live import LiveRun
-    from fast_axolotl.integrations.measuring import Order
+    from fast_axolotl.integrations.launch import Order
 
 __all__ = ["RUN_EXAMPLES", "STATUS_EXAMPLES", "run", "status"]
 
@@ -104,8 +104,12 @@ def run(
 
     FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
-    from fast_axolotl.integrations.launch import find_program, launch_environment, status_line
-    from fast_axolotl.integrations.measuring import Order
+    from fast_axolotl.integrations.launch import (
+        Order,
+        find_program,
+        launch_environment,
+        status_line,
+    )
 
     names = parse_names(skip) if skip else ()
     _check_names(names)
@@ -134,7 +138,7 @@ def run(
 
 
 def _take_over(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
-    from fast_axolotl.integrations.supervising import cannot_start
+    from fast_axolotl.integrations.launch import cannot_start
 
     sys.stdout.flush()
     try:
@@ -176,7 +180,7 @@ def _run_measured(
     live: bool,
     quiet: bool,
 ) -> NoReturn:
-    from fast_axolotl.integrations.supervising import end_as
+    from fast_axolotl.integrations.launch import end_as
 
     _say(f"measuring into {order.run_dir}")
     begin = time.time()
@@ -198,7 +202,7 @@ def _supervise(
     program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
 ) -> tuple[int, LiveRun | None]:
     """The command's exit code, and the view where there is one."""
-    from fast_axolotl.integrations.supervising import supervise
+    from fast_axolotl.integrations.launch import supervise
 
     data_path = order.data_paths[0] if order.data_paths else None
     if not live:

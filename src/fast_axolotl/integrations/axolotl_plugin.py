@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fast_axolotl.axolotl import RUN, SWITCH, install, status, uninstall
 from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.integrations.axolotl_config import find_data, read_telling
-from fast_axolotl.integrations.launch import status_line
-from fast_axolotl.integrations.measuring import Order, order
+from fast_axolotl.integrations.launch import Order, order, status_line
 
 try:
     from axolotl.integrations.base import BasePlugin
@@ -35,10 +33,31 @@ __all__ = [
     "FastAxolotlPlugin",
     "measure_order",
     "prepare_plugins",
+    "recorded_keys",
 ]
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 """What stands under ``plugins:``."""
+
+_RECORDED = (
+    "adapter",
+    "attn_implementation",
+    "base_model",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+    "dataset_use_rust_streaming",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "micro_batch_size",
+    "pad_to_sequence_len",
+    "pretraining_dataset",
+    "sample_packing",
+    "sequence_len",
+    "streaming",
+    "streaming_multipack_buffer_size",
+    "torch_compile",
+)
+"""Keys that decide how fast the data comes and how long a step takes."""
 
 
 class FastAxolotlArgs(BaseModel):
@@ -125,27 +144,32 @@ class FastAxolotlPlugin(BasePlugin):
             return []
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
-        return [
-            MeterCallback(
-                wanted.run_dir,
-                peak_tflops=wanted.peak_tflops,
-                profile_steps=wanted.profile_steps,
-                matmul=wanted.matmul,
-                data_paths=wanted.data_paths,
-                settings={"config": read_telling(cfg)},
-            )
-        ]
+        return [MeterCallback(**asdict(wanted), settings={"config": recorded_keys(cfg)})]
+
+
+def recorded_keys(cfg: Any) -> dict[str, Any]:
+    """What of a configuration a record holds."""
+    return {key: cfg[key] for key in _RECORDED if cfg.get(key) is not None}
 
 
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:
     """What to measure: as ``fast-axolotl run --measure`` asked, else as the configuration does."""
-    if asked is not None:
-        return asked if asked.data_paths else replace(asked, data_paths=find_data(cfg))
-    wanted = cfg.get("fast_axolotl_measure")
-    if not wanted:
-        return None
-    folder = Path(cfg["output_dir"]) / "fast-axolotl-measure" if wanted is True else Path(wanted)
-    return Order(run_dir=str(folder), data_paths=find_data(cfg))
+    if asked is None:
+        wanted = cfg.get("fast_axolotl_measure")
+        if not wanted:
+            return None
+        own = Path(cfg["output_dir"]) / "fast-axolotl-measure"
+        asked = Order(run_dir=str(own if wanted is True else Path(wanted)))
+    if asked.data_paths:
+        return asked
+    # What training reads: prepared rows where there are any, else the datasets' own files.
+    prepared = cfg.get("dataset_prepared_path")
+    if prepared and not cfg.get("streaming") and Path(prepared).is_dir():
+        return replace(asked, data_paths=(str(prepared),))
+    sets = [*(cfg.get("datasets") or []), *(cfg.get("pretraining_dataset") or [])]
+    paths = (item.get("data_files") or item.get("path") for item in sets)
+    files = tuple(path for path in paths if isinstance(path, str) and Path(path).exists())
+    return replace(asked, data_paths=files)
 
 
 def prepare_plugins(cfg: Any) -> NoReturn:

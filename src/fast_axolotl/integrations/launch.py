@@ -1,43 +1,111 @@
-"""Start a command so that every Axolotl in its process tree is accelerated, and tell about it.
+"""Start a command so that every Axolotl in its process tree is accelerated, and what trains is
+measured; watch it from outside, and end as it ends.
 
-The environment carries it: a switch, and a folder in front of ``PYTHONPATH`` whose
+The environment carries it: switches, and a folder in front of ``PYTHONPATH`` whose
 ``sitecustomize`` imports this package when ``axolotl`` is first looked for. It survives ``exec``,
 ``accelerate launch``, ``torchrun`` and spawned workers. It does not reach other machines, nor
-interpreters that ignore ``PYTHONPATH``.
+interpreters that ignore ``PYTHONPATH``. An ``Order`` to measure travels in it, too; what trains in
+there reads it back and records itself: see ``attach``.
 
-With an order to measure, a second switch makes what trains in there record itself; see
-``measuring``. Watching the process tree from outside: ``supervising``.
+A measured command is a child in this process's group, so the terminal's own signals (Ctrl-C) reach
+it by themselves. Signals sent to this process alone are passed on. A child killed by a signal is
+followed by the same death here, so that whoever started this sees what it would have seen of the
+command. Not passed on: SIGKILL and SIGSTOP, which cannot be. Kill the command itself then.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from fast_axolotl.axolotl import RUN, SKIP, SWITCH, check
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.measuring import Order
 
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch
 
 __all__ = [
+    "MEASURE",
+    "Order",
     "axolotl_version",
+    "cannot_start",
+    "end_as",
     "find_program",
     "launch_environment",
+    "order",
     "status_line",
+    "supervise",
 ]
+
+MEASURE = "FAST_AXOLOTL_MEASURE"
+"""The environment variable that names the folder to record into; ``measure`` knows it, too."""
+PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
+PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
+MATMUL = "FAST_AXOLOTL_MATMUL"
+DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """How a shell is told to set a variable for one command."""
 
 _BOOT = Path(__file__).parents[1] / "boot"
+
+_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+_PASSED_ON = (
+    *_FROM_THE_TERMINAL,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be measured, and how: the arguments of a trainer's ``MeterCallback``."""
+
+    run_dir: str
+    peak_tflops: float | None = None
+    profile_steps: int = 0
+    matmul: bool = False
+    data_paths: tuple[str, ...] = ()
+
+    def variables(self) -> dict[str, str]:
+        """The variables that ``order`` reads this from, in a child wherever it runs."""
+        return {
+            MEASURE: str(Path(self.run_dir).absolute()),
+            PEAK_TFLOPS: "" if self.peak_tflops is None else repr(self.peak_tflops),
+            PROFILE_STEPS: str(self.profile_steps),
+            MATMUL: "1" if self.matmul else "",
+            DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
+        }
+
+
+def order(environment: Mapping[str, str] | None = None) -> Order | None:
+    """What the environment asks for; ``None``: nothing."""
+    variables = os.environ if environment is None else environment
+    folder = variables.get(MEASURE)
+    if not folder:
+        return None
+    peak, steps, paths = (
+        variables.get(key, "") for key in (PEAK_TFLOPS, PROFILE_STEPS, DATA_PATHS)
+    )
+    return Order(
+        run_dir=folder,
+        peak_tflops=float(peak) if peak else None,
+        profile_steps=int(steps) if steps else 0,
+        matmul=variables.get(MATMUL) == "1",
+        data_paths=tuple(filter(None, paths.split(os.pathsep))),
+    )
 
 
 def launch_environment(
@@ -63,24 +131,21 @@ def launch_environment(
 def find_program(name: str, environment: Mapping[str, str]) -> str:
     """The file of a command: on ``PATH``, or beside the Python that runs this package."""
     beside = str(Path(sys.executable).parent)
-    found = shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=beside)
-    if found is None:
-        raise UsageError(_why_not_found(name, beside))
-    return found
-
-
-def _why_not_found(name: str, beside: str) -> str:
-    path = Path(name)
+    program = shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=beside)
+    if program is not None:
+        return program
     if _ASSIGNMENT.match(name):
-        return f"no shell runs the command, so {name!r} sets nothing: write env {name} COMMAND"
-    if "/" in name and path.is_dir():
-        return f"{name!r} is a folder, not a command"
-    if "/" in name and path.is_file():
-        return f"{name!r} is not executable: chmod +x it, or name its interpreter before it"
-    return (
-        f"there is no command {name!r} on PATH or in {beside}; "
-        "activate the environment that has it, or give its full path"
-    )
+        text = f"no shell runs the command, so {name!r} sets nothing: write env {name} COMMAND"
+    elif "/" in name and Path(name).is_dir():
+        text = f"{name!r} is a folder, not a command"
+    elif "/" in name and Path(name).is_file():
+        text = f"{name!r} is not executable: chmod +x it, or name its interpreter before it"
+    else:
+        text = (
+            f"there is no command {name!r} on PATH or in {beside}; "
+            "activate the environment that has it, or give its full path"
+        )
+    raise UsageError(text)
 
 
 def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
@@ -116,3 +181,134 @@ def axolotl_version() -> str | None:
 def _names(patches: Iterable[Patch], *states: str) -> list[str]:
     """Switches with a replacement in one of the states, each once."""
     return list(dict.fromkeys(patch.name for patch in patches if patch.state in states))
+
+
+def supervise(
+    program: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    run_dir: str | Path,
+    *,
+    data_path: str | None = None,
+    streams: Mapping[str, Any] | None = None,
+    meanwhile: Callable[[Callable[[], bool]], None] | None = None,
+) -> int:
+    """Run the command to its end and record its process tree; its exit code, as Popen tells it.
+
+    ``streams`` are the command's ``stdin``, ``stdout`` and ``stderr`` where they are not those of
+    this process. ``meanwhile`` is called once the command runs, with a function that tells whether
+    it still does; it must not raise. A command that cannot be started is a ``UsageError``.
+    """
+    from fast_axolotl.measure.sampler import SystemSampler
+    from fast_axolotl.record import LineWriter
+
+    with _PassedSignals() as signals:
+        sys.stdout.flush()
+        try:
+            child = subprocess.Popen(
+                list(command), executable=program, env=dict(environment), **(streams or {})
+            )
+        except OSError as error:
+            raise cannot_start(program, error) from error
+        signals.pass_to(child.pid)
+        writer = LineWriter(Path(run_dir) / "system.jsonl")
+        sampler = SystemSampler(child.pid, writer, data_path=data_path, source="run")
+        sampler.start()
+        if meanwhile is not None:
+            meanwhile(lambda: _peek(child, os.WNOHANG) is None)
+        code = _peek(child, 0)
+        assert code is not None
+        reason: Literal["finished", "exception", "interrupted"] = "exception"
+        if code in (0, -signal.SIGINT, 128 + signal.SIGINT):
+            reason = "interrupted" if code else "finished"
+        sampler.stop(reason, f"exit code {code}" if code else "")
+        # Once the child is waited for, its number may be another process's.
+        signals.pass_to(None)
+        return child.wait()
+
+
+def _peek(child: subprocess.Popen[bytes], flags: int) -> int | None:
+    """A child's exit code, ``None`` while it runs; waits for it unless ``flags`` say no hang.
+
+    Where the system can, an ended child stays a zombie, whose counters can still be read.
+    """
+    if not hasattr(os, "waitid"):
+        return child.poll() if flags else child.wait()
+    ended: Any = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | flags)
+    if ended is None:
+        return None
+    return int(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+
+def end_as(code: int) -> NoReturn:
+    """Exit with a child's code; die of the signal that it died of."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    raise SystemExit(code if code >= 0 else 128 - code)
+
+
+def cannot_start(program: str, error: OSError) -> UsageError:
+    """What to say of a file that can be executed by its mode, and yet not by the system."""
+    if error.errno == errno.ENOEXEC:
+        text = "is neither a program nor begins with #! and its interpreter; add that line"
+    elif error.errno == errno.ENOENT:
+        text = "names an interpreter in its first line (#!) that is not there; correct that line"
+    else:
+        text = f"cannot be started: {error.strerror or error}"
+    return UsageError(f"{program} {text}")
+
+
+class _PassedSignals:
+    """Passes the signals of this process on to another; those that come too early, later."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._early: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _PassedSignals:
+        # What is ignored here (nohup, a background job) stays so in the child, too.
+        heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._hear) for number in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, action in self._before.items():
+            signal.signal(number, action)
+
+    def pass_to(self, pid: int | None) -> None:
+        """Who gets the signals from now on; ``None``: nobody."""
+        self._pid = pid
+        early, self._early = self._early, []
+        for number in early:
+            self._hear(number, None)
+
+    def _hear(self, number: int, frame: object) -> None:
+        if number in _FROM_THE_TERMINAL and _is_in_the_foreground():
+            return
+        if self._pid is None:
+            self._early.append(number)
+        else:
+            # Not ``Popen.send_signal``, which would reap a child that has ended.
+            os.kill(self._pid, number)
+
+
+def _is_in_the_foreground() -> bool:
+    """Whether the terminal's signals go to this process and its children alike.
+
+    The terminal that controls them is asked, whatever stdin is.
+    """
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,9 +1,16 @@
-"""What FLOPs are computed from, read off a live model: its weights, its config, its device.
+"""What MFU is computed from: the weights and the config of a live model, the rate of its device.
 
 Works on any ``torch.nn.Module`` with a config of transformers' kind, wrapped by PEFT, DDP, FSDP,
 DeepSpeed or ``torch.compile`` or not. What the formula does not cover says so: a reason under
 ``model_flops_per_token`` means that FLOPs are not known at all, one under another name that a part
 is left out, and which.
+
+Weights are found by a walk over the modules, not over ``parameters()``: what a module says of
+itself (``in_features``, ``out_features``) stays true when its weight is quantised into bytes,
+sharded by FSDP or DeepSpeed, or replaced by something that is no parameter at all. Costs one visit
+per module. Left out, because a token is not multiplied with them: embeddings that are looked up,
+biases and norms, towers for images or sound (their tokens are not the text's), the copies that PEFT
+keeps of modules it replaced, and adapters that are not active.
 
 Does not look at activations: a model that skips layers, or runs one twice, is counted as built.
 """
@@ -11,15 +18,21 @@ Does not look at activations: a model that skips layers, or runs one twice, is c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.model_weights import Weight, count_weights, walk_weights
+from fast_axolotl.errors import MissingExtraError, UsageError
 from fast_axolotl.measure.peaks import normalise_dtype
 from fast_axolotl.record import ModelShape
 
-__all__ = ["read_shape"]
+if TYPE_CHECKING:
+    from fast_axolotl.measure import Meter
+
+__all__ = ["Weight", "measure_matmul_tflops", "read_shape", "record_model", "walk_weights"]
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
 """How configs call the number of experts that a token meets."""
@@ -27,6 +40,30 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num
 _FULL = ("full_attention", "attention")
 _NEAR = ("sliding_attention", "chunked_attention")
 """Names of layer types: attention over everything, and over a window."""
+_EXPERTS = "experts"
+"""Name of the module that holds the routed experts, in every model family of transformers that has
+them; those every token meets are called ``shared_expert(s)``."""
+
+GPU_SIZE = 8192
+"""Rows and columns of a timed matmul: past 4096, the rate of data-centre GPUs no longer grows."""
+CPU_SIZE = 1024
+_BLOCK_SECONDS = 0.05
+"""A block of matmuls is timed as a whole: long against the cost of a synchronise."""
+
+
+def record_model(meter: Meter, model: Any, *, matmul: bool = False, **known: Any) -> None:
+    """Record the shape of a model, with ``matmul`` its device's own rate, too; or why not."""
+    try:
+        shape = read_shape(model, **known)
+        if matmul:
+            device = next(model.parameters()).device
+            shape = replace(shape, matmul_tflops=measure_matmul_tflops(device, shape.dtype))
+        meter.model(shape)
+    except Exception as error:  # noqa: BLE001
+        # The one broad except: a model of any make must train, whether its shape is read or not.
+        sentence = f"the model's shape could not be read: {type(error).__name__}: {error}"
+        for field in ("mfu", "hfu", "model_flops_per_token"):
+            meter.reason(field, sentence)
 
 
 def read_shape(
@@ -52,145 +89,292 @@ def read_shape(
         raise UsageError(f"read_shape needs a torch module, and this is a {type(model).__name__}")
     if peak_tflops is not None and not peak_tflops > 0:
         raise UsageError(f"peak_tflops is {peak_tflops}: give the device's dense TFLOP/s, above 0")
-    inner = _unwrap(model)
-    config = _text_config(getattr(inner, "config", None))
+    # The model below ``torch.compile``, DDP, FSDP, DeepSpeed's engine and the like.
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            inner = getattr(model, "module", None)
+        if not hasattr(inner, "named_modules"):
+            break
+        model = inner
+    whole = getattr(model, "config", None)
+    ask = getattr(whole, "get_text_config", None)
+    config = ask(decoder=True) if callable(ask) else whole
     reasons: dict[str, str] = {}
-    towers = _find_towers(inner, config, reasons)
-    counts = _count(walk_weights(inner, skipped=towers), config, reasons)
+    sizes = _count_matrices(model, whole, config, reasons)
     layers = _read_layers(config, reasons)
     full = [width for width, window in layers if window is None]
     near = [width for width, window in layers if window is not None]
     width = _mean(full or near)
+    if is_checkpointed is None:
+        is_checkpointed = any(
+            getattr(module, "gradient_checkpointing", False) is True
+            or type(module).__name__ == "CheckpointWrapper"
+            for module in model.modules()
+        )
+    device_name, num_devices = _read_devices(model)
+    # FSDP's second version gives the model's class a name of its own.
+    name = getattr(config, "_name_or_path", "") or type(model).__name__.removeprefix("FSDP")
     return ModelShape(
-        name=_name(inner, config),
-        num_parameters=counts["all"],
-        num_frozen=counts["frozen"],
-        num_adapter=counts["adapter"],
-        num_total=count_weights(inner),
+        name=str(name),
+        num_parameters=round(sizes["all"]),
+        num_frozen=round(sizes["frozen"]),
+        num_adapter=round(sizes["adapter"]),
+        num_total=_count_everything(model),
         layers=len(layers),
         attention_width=width,
         attention_window=_mean([window for _, window in layers if window]) or None,
         window_layers=len(near),
         window_width=_mean(near) if near and _mean(near) != width else None,
         sequence_len=sequence_len,
-        is_checkpointed=(
-            _is_checkpointed(inner) if is_checkpointed is None else bool(is_checkpointed)
-        ),
+        is_checkpointed=bool(is_checkpointed),
         is_packed=is_packed,
-        dtype=normalise_dtype(_read_dtype(inner) if dtype is None else dtype),
-        device_name=_device_name(inner),
-        num_devices=_count_devices(inner),
+        dtype=normalise_dtype(_read_dtype(model) if dtype is None else dtype),
+        device_name=device_name,
+        num_devices=num_devices,
         peak_tflops=peak_tflops,
         reasons=reasons,
     )
 
 
-def _unwrap(model: Any) -> Any:
-    """The model below ``torch.compile``, DDP, FSDP, DeepSpeed's engine and the like."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            inner = getattr(model, "module", None)
-        if not hasattr(inner, "named_modules"):
-            return model
-        model = inner
+def measure_matmul_tflops(
+    device: Any = "cuda",
+    dtype: str = "bfloat16",
+    seconds: float = 1.0,
+    *,
+    size: int | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """TFLOP/s of large square matmuls: what MFU's peak promises, measured on this very device.
+
+    The median over blocks, the first of them left out. The matrices are random, because a GPU that
+    multiplies zeros draws less power and clocks higher. Costs ``seconds`` and three matrices of
+    memory, and synchronises: call it before or after training, never inside.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError(
+            "measuring the matmul rate needs PyTorch: pip install 'fast-axolotl[torch]'"
+        ) from None
+    name = normalise_dtype(dtype)
+    kind = getattr(torch, "float32" if name == "tf32" else name, None)
+    if name not in ("bfloat16", "float16", "float32", "tf32") or kind is None:
+        raise UsageError(f"no plain matmul in {dtype!r}: bfloat16, float16, float32 or tf32")
+    place = torch.device(device)
+    edge = size or (CPU_SIZE if place.type == "cpu" else GPU_SIZE)
+    left, right = (torch.randn(edge, edge, device=place, dtype=kind) for _ in range(2))
+    out = torch.empty(edge, edge, device=place, dtype=kind)
+
+    def run(times: int) -> float:
+        begin = clock()
+        for _ in range(times):
+            torch.matmul(left, right, out=out)
+        if place.type != "cpu":
+            getattr(torch, place.type).synchronize()
+        return clock() - begin
+
+    precision = torch.get_float32_matmul_precision()
+    if name in ("tf32", "float32"):
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        run(2)
+        times = max(1, round(_BLOCK_SECONDS / max(run(1), 1e-6)))
+        # At least one after the first, which warms the clocks up.
+        blocks = [run(times), run(times)]
+        while sum(blocks) < seconds:
+            blocks.append(run(times))
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return 2.0 * edge**3 * times / median(blocks[1:]) / 1e12
 
 
-def _text_config(config: Any) -> Any:
-    ask = getattr(config, "get_text_config", None)
-    return ask(decoder=True) if callable(ask) else config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One matrix, or a stack of matrices of experts."""
+
+    path: str
+    """Where it is in the model, with dots."""
+    shape: tuple[int, ...]
+    """Logical, whatever its storage looks like."""
+    is_trained: bool
 
 
-def _find_towers(model: Any, text: Any, reasons: dict[str, str]) -> frozenset[int]:
-    """Modules with a config of their own that is not the text's: they see images or sound."""
-    whole = getattr(model, "config", None)
-    if whole is None or text is whole:
-        return frozenset()
-    parts = {
-        id(part)
-        for name, part in vars(whole).items()
-        if name.endswith("_config") and part is not text and hasattr(part, "to_dict")
+def walk_weights(model: Any, *, skipped: frozenset[int] = frozenset()) -> Iterator[Weight]:
+    """Every weight that a token is multiplied with, at its logical size.
+
+    ``skipped`` has the ``id`` of modules that are left out with all below them.
+    """
+    from torch.nn import Embedding
+
+    ask = getattr(model, "get_output_embeddings", None)
+    output = ask() if callable(ask) else None
+    lookups = {
+        id(module)
+        for module in model.modules()
+        if isinstance(module, Embedding) and module is not output
     }
-    found = {id(one): one for one in model.modules() if id(getattr(one, "config", None)) in parts}
-    if found:
-        names = sorted({type(one).__name__ for one in found.values()})
+    yield from _walk(model, "", skipped | lookups, None)
+
+
+def _walk(
+    module: Any, path: str, skipped: frozenset[int], adapters: frozenset[str] | None
+) -> Iterator[Weight]:
+    if id(module) in skipped:
+        return
+    if _is_linear(module):
+        # Some quantised layers have buffers only: nothing to train.
+        is_trained = bool(getattr(getattr(module, "weight", None), "requires_grad", False))
+        whole = (module.out_features, module.in_features)
+        yield Weight(path=path, shape=whole, is_trained=is_trained)
+        return
+    active = getattr(module, "active_adapters", None)
+    if isinstance(active, (list, tuple)) and all(isinstance(name, str) for name in active):
+        adapters = frozenset(active)
+    is_lora = path.rpartition(".")[2].startswith("lora_")
+    prefix = f"{path}." if path else ""
+    for name, parameter in module.named_parameters(recurse=False):
+        shape = _logical_shape(module, parameter)
+        # Experts have biases of two dimensions, and LoRA of an embedding looks its first half up.
+        is_matrix = len(shape) > 1 and not (
+            name.endswith("bias") or path.endswith("lora_embedding_A")
+        )
+        if is_matrix and (not is_lora or adapters is None or name in adapters):
+            yield Weight(path=prefix + name, shape=shape, is_trained=bool(parameter.requires_grad))
+    for name, child in module.named_children():
+        if name == "original_module" and hasattr(module, "modules_to_save"):
+            continue  # PEFT trains a copy; this one is kept for undoing it and never runs
+        if not is_lora or adapters is None or name in adapters:
+            yield from _walk(child, prefix + name, skipped, adapters)
+
+
+def _is_linear(module: Any) -> bool:
+    """A layer that is one matrix. PEFT's wrappers have the same attributes and hold the layer."""
+    return (
+        isinstance(getattr(module, "in_features", None), int)
+        and isinstance(getattr(module, "out_features", None), int)
+        and not hasattr(module, "base_layer")
+    )
+
+
+def _logical_shape(module: Any, parameter: Any) -> tuple[int, ...]:
+    whole = getattr(parameter, "ds_shape", None)  # DeepSpeed ZeRO-3 leaves an empty tensor
+    if whole is not None:
+        return tuple(whole)
+    state = getattr(parameter, "quant_state", None)  # bitsandbytes packs two weights to a byte
+    if state is None and hasattr(module, "original") and hasattr(module, "__getitem__"):
+        state = getattr(module[0], "quant_state", None)  # the same, as a parametrization
+    shape = getattr(state, "shape", None)
+    return tuple(parameter.shape if shape is None else shape)
+
+
+def _count_everything(model: Any) -> int:
+    """All numbers that the model has, embeddings, biases and every expert included."""
+    seen: set[int] = set()
+    total = 0
+    for module in model.modules():
+        is_linear = _is_linear(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if is_linear and name == "weight":
+                total += module.in_features * module.out_features
+            else:
+                total += prod(_logical_shape(module, parameter))
+    return total
+
+
+def _count_matrices(
+    model: Any, whole: Any, config: Any, reasons: dict[str, str]
+) -> dict[str, float]:
+    """Sizes of all, frozen and adapter weights; of experts, the share that one token meets.
+
+    Modules with a config of their own that is not the text's see images or sound: left out.
+    """
+    parts: set[int] = set()
+    if whole is not None and config is not whole:
+        parts = {
+            id(part)
+            for name, part in vars(whole).items()
+            if name.endswith("_config") and part is not config and hasattr(part, "to_dict")
+        }
+    towers = [item for item in model.modules() if id(getattr(item, "config", None)) in parts]
+    if towers:
+        names = sorted({type(tower).__name__ for tower in towers})
         reasons["towers"] = f"the FLOPs of {', '.join(names)} are left out: only text is counted"
-    return frozenset(found)
-
-
-def _count(weights: Iterable[Weight], config: Any, reasons: dict[str, str]) -> dict[str, int]:
-    """Sizes of all, frozen and adapter weights; of experts, the share that one token meets."""
-    top_k, num_experts = _look_up(config, _TOP_K), _look_up(config, _NUM_EXPERTS)
+    top_k, num_experts = _look_up(config, *_TOP_K), _look_up(config, *_NUM_EXPERTS)
     sums = {"all": 0.0, "frozen": 0.0, "adapter": 0.0}
     has_experts = False
-    for weight in weights:
-        share = 1.0
-        if weight.is_routed(num_experts):
+    for weight in walk_weights(model, skipped=frozenset(map(id, towers))):
+        size = float(prod(weight.shape))
+        names = weight.path.split(".")
+        if _EXPERTS in names or (len(weight.shape) > 2 and weight.shape[0] == num_experts):
             has_experts = True
-            share = min(1.0, top_k / num_experts) if top_k and num_experts else 1.0
-        sums["all"] += share * weight.size
-        sums["frozen"] += 0.0 if weight.is_trained else share * weight.size
-        sums["adapter"] += share * weight.size if weight.is_adapter else 0.0
+            size *= min(1.0, top_k / num_experts) if top_k and num_experts else 1.0
+        sums["all"] += size
+        sums["frozen"] += 0.0 if weight.is_trained else size
+        sums["adapter"] += size if any(name.startswith("lora_") for name in names) else 0.0
     if not sums["all"]:
         _block(reasons, "the model has no matrices to count")
     elif has_experts and not (top_k and num_experts):
         _block(reasons, "the model has experts, and its config does not say how many a token meets")
     elif num_experts and num_experts > 1 and not has_experts:
         _block(reasons, f"the weights of the {num_experts} experts were not found in the model")
-    return {name: round(value) for name, value in sums.items()}
+    return sums
 
 
 def _read_layers(config: Any, reasons: dict[str, str]) -> list[tuple[int, int | None]]:
     """Width of attention and window, if there is one, of every layer that has attention."""
     if getattr(config, "is_encoder_decoder", False):
         _block(reasons, "models with an encoder and a decoder are not counted")
-    num_layers = _look_up(config, ("num_hidden_layers", "n_layer", "n_layers"))
+    num_layers = _look_up(config, "num_hidden_layers", "n_layer", "n_layers")
     if num_layers is None:
         _block(reasons, "the model's config does not say how many layers it has")
         return []
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    each = [config] * num_layers
+    configs = [config] * num_layers
     if getattr(config, "is_heterogeneous", False):
-        each = list(config.per_layer_config)
+        configs = list(config.per_layer_config)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if not kinds:
-        return [(_read_width(one, reasons), _read_window(one)) for one in each]
-    found = [
-        (_read_width(one, reasons), _read_window(one) if kind in _NEAR else None)
-        for one, kind in zip(each, kinds, strict=False)
+        return [(_read_width(layer, reasons), _read_window(layer)) for layer in configs]
+    layers = [
+        (_read_width(layer, reasons), _read_window(layer) if kind in _NEAR else None)
+        for layer, kind in zip(configs, kinds, strict=False)
         if kind in _FULL or kind in _NEAR
     ]
-    if len(found) < num_layers:
+    if len(layers) < num_layers:
         reasons["layers"] = (
-            f"{num_layers - len(found)} of {num_layers} layers have no softmax attention: "
+            f"{num_layers - len(layers)} of {num_layers} layers have no softmax attention: "
             "of these only the weights are counted"
         )
-    return found
+    return layers
 
 
 def _read_window(config: Any) -> int | None:
     if getattr(config, "use_sliding_window", True) is False:
         return None
-    return _look_up(config, ("sliding_window", "attention_chunk_size"))
+    return _look_up(config, "sliding_window", "attention_chunk_size")
 
 
 def _read_width(config: Any, reasons: dict[str, str]) -> int:
     """Heads times head size. Where keys and values differ in size (MLA), times their mean."""
-    heads = _look_up(config, ("num_attention_heads", "n_head", "n_heads"))
+    heads = _look_up(config, "num_attention_heads", "n_head", "n_heads")
     if heads is None:
         reasons["attention_width"] = "the config names no attention heads: none is counted"
         return 0
-    key, value = _look_up(config, ("qk_head_dim",)), _look_up(config, ("v_head_dim",))
+    key, value = _look_up(config, "qk_head_dim"), _look_up(config, "v_head_dim")
     if key and value:
         return heads * (key + value) // 2
-    size = _look_up(config, ("head_dim",))
-    return heads * size if size else _look_up(config, ("hidden_size", "n_embd", "d_model")) or 0
+    size = _look_up(config, "head_dim")
+    return heads * size if size else _look_up(config, "hidden_size", "n_embd", "d_model") or 0
 
 
 def _mean(values: list[int]) -> int:
     return round(sum(values) / len(values)) if values else 0
 
 
-def _look_up(config: Any, names: tuple[str, ...]) -> int | None:
+def _look_up(config: Any, *names: str) -> int | None:
     for name in names:
         try:
             value = getattr(config, name, None)
@@ -205,28 +389,18 @@ def _block(reasons: dict[str, str], reason: str) -> None:
     reasons.setdefault("model_flops_per_token", reason)
 
 
-def _name(model: Any, config: Any) -> str:
-    # FSDP's second version gives the model's class a name of its own.
-    own = type(model).__name__.removeprefix("FSDP")
-    return str(getattr(config, "_name_or_path", "") or own)
-
-
-def _is_checkpointed(model: Any) -> bool:
-    return any(
-        getattr(module, "gradient_checkpointing", False) is True
-        or type(module).__name__ == "CheckpointWrapper"
-        for module in model.modules()
-    )
-
-
 def _read_dtype(model: Any) -> str:
     """Mixed precision's where it is on, else that in which most weights are multiplied."""
     torch = sys.modules["torch"]
     if torch.is_autocast_enabled("cuda"):
         return str(torch.get_autocast_dtype("cuda"))
-    mixed = _mixed_precision()
-    if mixed is not None:
-        return mixed
+    # What accelerate, and so the Trainer of transformers, casts to inside the forward pass. Asking
+    # would make a state where there is none.
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is not None and accelerate.AcceleratorState._shared_state:
+        mixed = accelerate.AcceleratorState().mixed_precision
+        if mixed in ("bf16", "fp16", "fp8"):
+            return str(mixed)
     sizes: dict[Any, int] = {}
     for module in model.modules():
         compute = getattr(module, "compute_dtype", None)
@@ -236,33 +410,20 @@ def _read_dtype(model: Any) -> str:
                 sizes[kind] = sizes.get(kind, 0) + parameter.numel()
     if not sizes:
         return "bfloat16"
-    kind = max(sizes, key=lambda one: sizes[one])
+    kind = max(sizes, key=lambda dtype: sizes[dtype])
     if kind is torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return str(kind)
 
 
-def _mixed_precision() -> str | None:
-    """What accelerate, and so the Trainer of transformers, casts to inside the forward pass."""
-    module = sys.modules.get("accelerate.state")
-    if module is None or not module.AcceleratorState._shared_state:
-        return None  # asking would make a state where there is none
-    kind = module.AcceleratorState().mixed_precision
-    return kind if kind in ("bf16", "fp16", "fp8") else None
+def _read_devices(model: Any) -> tuple[str | None, int]:
+    """The GPU's name, and how many one process spreads the layers over (``device_map``).
 
-
-def _device_name(model: Any) -> str | None:
-    """The GPU's name. Weights may be kept on the CPU between their uses: then the current GPU's."""
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_available():
-        return None
-    for parameter in model.parameters():
-        if parameter.device.type == "cuda":
-            return str(torch.cuda.get_device_name(parameter.device))
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else None
-
-
-def _count_devices(model: Any) -> int:
-    """Several where one process spreads the layers over its GPUs (``device_map``)."""
-    places = {str(one.device) for one in model.parameters() if one.device.type == "cuda"}
-    return max(1, len(places))
+    Weights may be kept on the CPU between their uses: then the current GPU's.
+    """
+    cuda = sys.modules["torch"].cuda
+    places = [item.device for item in model.parameters() if item.device.type == "cuda"]
+    if places and cuda.is_available():
+        return str(cuda.get_device_name(places[0])), len(set(map(str, places)))
+    is_used = cuda.is_available() and cuda.is_initialized()
+    return (str(cuda.get_device_name()) if is_used else None), 1

@@ -65,13 +65,18 @@ class TorchDataset(IterableDataset[Any]):
         num_threads: int = 0,
         **options: Any,
     ) -> None:
-        _check_options(output, options)
+        if output not in OUTPUTS:
+            raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+        unknown = sorted(set(options) - set(inspect.signature(open_dataset).parameters))
+        if unknown:
+            raise UsageError(f"open_dataset takes no {unknown[0]!r}")
         self._paths = paths
         self._output = output
         self._shard = None if shard is None else check_shard(shard)
         self._num_threads = num_threads
         self._options = options
-        self._shared = _in_shared_memory(torch.tensor([epoch, 0]))
+        # The same for every process that is forked or spawned from here.
+        self._shared = torch.tensor([epoch, 0]).share_memory_()
         """The epoch, and the pass that the loaded state was used in (see ``_take_state``)."""
         self._state: Any = None
         self._reader: Reader | None = None
@@ -119,11 +124,14 @@ class TorchDataset(IterableDataset[Any]):
         return {**self.__dict__, "_reader": None, "_home": home}
 
     def _open(self, state: Any) -> Reader:
-        worker = get_worker_info()
-        share = max(1, usable_threads() // worker.num_workers) if worker else 0
+        rank, world = self._layout()
+        worker, share = get_worker_info(), 0
+        if worker is not None:
+            rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
+            share = max(1, usable_threads() // worker.num_workers)
         reader = open_dataset(
             self._paths,
-            shard=self._worker_shard(),
+            shard=(rank, world),
             epoch=int(self._shared[_EPOCH]),
             num_threads=self._num_threads or share,
             **self._options,
@@ -150,45 +158,24 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = this_pass
         return state
 
-    def _worker_shard(self) -> tuple[int, int]:
-        (rank, world), worker = self._layout(), get_worker_info()
-        if worker is None:
-            return rank, world
-        return rank * worker.num_workers + worker.id, world * worker.num_workers
-
     def _layout(self) -> tuple[int, int]:
         """Rank and world size; a spawned worker is told by the process that started it."""
         parent = multiprocessing.parent_process()
         if get_worker_info() and self._home and parent and self._home[0] == parent.pid:
             return self._home[1]
-        return self._shard or _rank_from_environment()
-
-
-def _in_shared_memory(tensor: Any) -> Any:
-    """The same for every process that is forked or spawned from here."""
-    return tensor.share_memory_()
-
-
-def _rank_from_environment() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    try:
-        return check_shard((int(rank), int(world)))
-    except ValueError:
-        raise UsageError(
-            f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or pass "
-            "shard=(rank, world_size)"
-        ) from None
-
-
-def _check_options(output: str, options: Mapping[str, Any]) -> None:
-    if output not in OUTPUTS:
-        raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
-    unknown = sorted(set(options) - set(inspect.signature(open_dataset).parameters))
-    if unknown:
-        raise UsageError(f"open_dataset takes no {unknown[0]!r}")
+        if self._shard is not None:
+            return self._shard
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        try:
+            return check_shard((int(rank), int(world)))
+        except ValueError:
+            raise UsageError(
+                f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or pass "
+                "shard=(rank, world_size)"
+            ) from None
 
 
 def _holds_late_snapshot(state: Any) -> bool:

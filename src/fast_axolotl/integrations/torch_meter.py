@@ -22,26 +22,23 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.integrations.profiling import WindowProfiler
-from fast_axolotl.integrations.trained_datasets import TrainedDatasets
+from fast_axolotl.integrations.profiler import WindowProfiler
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["TorchWatch", "read_settings", "ready_batches", "watch_torch"]
+__all__ = ["TorchWatch", "read_settings", "ready_batches", "watch_torch", "yield_to_trainer"]
 
 _MOST_ADAPTERS = 4
 _ITERABLE = 1
 """``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
+_SETTLING_STEPS = 2
 
 LOG = logging.getLogger("fast_axolotl")
-
-IsTraining = Callable[[Any], bool]
-"""Told a loader's dataset, whether its fetches are the training's."""
 
 
 @contextmanager
@@ -52,19 +49,25 @@ def watch_torch(
 
     Args:
         meter: Where fetches and steps go.
-        optimizers: Whether the first optimizer seen tells the steps; off where something else does.
+        optimizers: Whether the first optimizer seen reports the steps; off where something else
+            does.
         profile_steps: So many steps are run under torch's profiler, once.
     """
-    profiler = WindowProfiler(meter, profile_steps) if profile_steps else None
-    after_step = profiler.step_end if profiler is not None else None
-    watch = TorchWatch(meter, optimizers=optimizers, after_step=after_step)
+    watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
     watch.start()
     try:
         yield watch
     finally:
-        if profiler is not None:
-            profiler.close()
         watch.stop()
+
+
+def yield_to_trainer() -> None:
+    """A trainer begins: what a plain loop has recorded of its own accord was not the training."""
+    for watch in tuple(_WATCHES):
+        if watch.open_meter is not None:
+            watch.stop()
+            if watch.meter is not None:
+                watch.meter.close("finished")
 
 
 class TorchWatch:
@@ -73,11 +76,11 @@ class TorchWatch:
     Args:
         meter: Where fetches and steps go; or ``None`` with ``open_meter``.
         open_meter: Asked for a meter at the first training fetch.
-        optimizers: Whether the first optimizer seen tells the steps.
-        is_training: Which datasets are the training's; by default every one while gradients are on.
+        optimizers: Whether the first optimizer seen reports the steps; else ``step`` does.
+        is_training: Whether fetches of a dataset are the training's; by default those are while
+            gradients are on, of datasets that optimizer steps follow.
         before_fetch: Called before a training fetch: a trainer's open span ends there.
-        after_step: Called when the fetch after an optimizer step begins. Not at the step's own end:
-            that lies inside the optimizer's mark for profilers, which must end first.
+        profile_steps: So many steps are run under torch's profiler, once.
     """
 
     def __init__(
@@ -86,43 +89,54 @@ class TorchWatch:
         *,
         open_meter: Callable[[], Meter | None] | None = None,
         optimizers: bool = True,
-        is_training: IsTraining | None = None,
+        is_training: Callable[[Any], bool] | None = None,
         before_fetch: Callable[[], None] | None = None,
-        after_step: Callable[[], None] | None = None,
+        profile_steps: int = 0,
     ) -> None:
         self.meter = meter
-        self._open_meter = open_meter
+        self.profiler: WindowProfiler | None = None
+        self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
-        self._after_step = after_step
+        self._profile_steps = profile_steps
         self._thread: int | None = None
         self._is_inside = False
         self._has_stepped = False
         self._settings: dict[str, Any] = {}
-        self._iterator: Callable[[], Any] = _nothing
-        self._optimizer: Callable[[], Any] | None = None
+        self._iterator: Callable[[], Any] = lambda: None
+        self._optimizer: Callable[[], Any] = lambda: None
         self._handle: Any = None
         self._span: AbstractContextManager[Any] | None = None
-        self._datasets = TrainedDatasets()
+        self._datasets = _TrainedDatasets()
 
     def start(self) -> None:
         """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
-        _hook_loaders()
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        if not _ORIGINALS:
+            _ORIGINALS.append(_BaseDataLoaderIter.__next__)
+            _BaseDataLoaderIter.__next__ = _watched(_BaseDataLoaderIter.__next__)
         _WATCHES.append(self)
         if self.meter is not None:
-            self._watch_optimizers()
+            self._use(self.meter)
 
     def stop(self) -> None:
         """Let go of torch; what was open ends here."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        if self.profiler is not None:
+            self.profiler.close()
         if self in _WATCHES:
             _WATCHES.remove(self)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
         self._end_span()
-        if not _WATCHES:
-            _unhook_loaders()
+        # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
+        ours = getattr(_BaseDataLoaderIter.__next__, "__wrapped__", None)
+        if not _WATCHES and _ORIGINALS and ours is _ORIGINALS[0]:
+            _BaseDataLoaderIter.__next__ = _ORIGINALS.pop()
 
     def use_this_thread(self) -> None:
         """Fetches in other threads than the calling one are somebody else's prefetching."""
@@ -130,10 +144,26 @@ class TorchWatch:
 
     def begin(self, iterator: Any) -> bool:
         """A fetch begins; whether it is the training's."""
-        if self._is_inside or not self._is_here():
+        if self._is_inside:
             return False
-        if not self._is_training_now(iterator._dataset):
-            return False
+        if self.meter is not None:
+            here = threading.get_ident()
+            if self._thread is None:
+                self._thread = here
+            elif self._thread != here:
+                return False
+        if self._is_training is not None:
+            if not self._is_training(iterator._dataset):
+                return False
+        else:
+            import torch
+
+            # Fetched without gradients it is no training, and no step is due to it.
+            if not (torch.is_grad_enabled() and self._datasets.fetch(iterator._dataset)):
+                if self.meter is not None and self._span is None:
+                    self._span = self.meter.span("evaluate")
+                    self._span.__enter__()
+                return False
         if self.meter is None and not self._open():
             return False
         assert self.meter is not None
@@ -141,11 +171,17 @@ class TorchWatch:
         if self._before_fetch is not None:
             self._before_fetch()
         if self._has_stepped:
+            # Not at the step's own end: that lies inside the optimizer's mark for profilers, which
+            # must end first.
             self._has_stepped = False
-            if self._after_step is not None:
-                self._after_step()
+            if self.profiler is not None:
+                self.profiler.step_end()
         if self._iterator() is not iterator:
-            self._meet(iterator)
+            self._iterator = weakref.ref(iterator)
+            settings = read_settings(iterator)
+            if settings != self._settings:
+                self._settings = settings
+                self.meter.settings(**settings)
         self._is_inside = True
         self.meter.fetch_begin(ready_batches(iterator))
         return True
@@ -165,72 +201,18 @@ class TorchWatch:
             self.meter.fetch_failed(error)
         self._is_inside = False
 
-    def give_up(self, error: Exception) -> None:
-        """Watch no more: something in here is broken, and the training goes on."""
-        LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
-        self._is_inside = False
-        if self in _WATCHES:
-            _WATCHES.remove(self)
-        if self.meter is not None:
-            self.meter.reason(
-                "stall_fraction", f"the meter failed: {type(error).__name__}: {error}"
-            )
-
-    def _is_here(self) -> bool:
-        if self.meter is None:
-            return True
-        here = threading.get_ident()
-        if self._thread is None:
-            self._thread = here
-        return self._thread == here
-
-    def _is_training_now(self, dataset: Any) -> bool:
-        if self._is_training is not None:
-            return self._is_training(dataset)
-        import torch
-
-        # Fetched without gradients it is no training, and no step is due to it.
-        if torch.is_grad_enabled() and self._datasets.fetch(dataset):
-            return True
-        if self.meter is not None and self._span is None:
-            self._span = self.meter.span("evaluate")
-            self._span.__enter__()
-        return False
-
-    def _end_span(self) -> None:
-        span, self._span = self._span, None
-        if span is not None:
-            span.__exit__(None, None, None)
-
-    def _open(self) -> bool:
-        from torch.utils.data import get_worker_info
-
-        if self._open_meter is None or get_worker_info() is not None:
-            return False
-        self.meter = self._open_meter()
-        self._thread = threading.get_ident()
-        self._watch_optimizers()
-        return self.meter is not None
-
-    def _watch_optimizers(self) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        if self._optimizers and self._handle is None:
-            self._handle = register_optimizer_step_post_hook(self._on_optimizer_step)
-
-    def _meet(self, iterator: Any) -> None:
+    def step(self) -> None:
+        """An optimizer step ended, by a trainer's own count."""
         assert self.meter is not None
-        self._iterator = weakref.ref(iterator)
-        found = read_settings(iterator)
-        if found != self._settings:
-            self._settings = found
-            self.meter.settings(**found)
+        self.meter.step()
+        if self.profiler is not None:
+            self.profiler.step_end()
 
-    def _on_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Of several optimizers the first one seen tells the steps, as long as it lives."""
+    def optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Of several optimizers the first one seen reports the steps, as long as it lives."""
         if self.meter is None:
             return
-        if self._optimizer is None or self._optimizer() is None:
+        if self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
             return
@@ -247,6 +229,94 @@ class TorchWatch:
         self._end_span()
         self.meter.step()
         self._has_stepped = True
+
+    def give_up(self, error: Exception) -> None:
+        """Watch no more: something in here is broken, and the training goes on."""
+        LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
+        self._is_inside = False
+        if self in _WATCHES:
+            _WATCHES.remove(self)
+        if self.meter is not None:
+            self.meter.reason(
+                "stall_fraction", f"the meter failed: {type(error).__name__}: {error}"
+            )
+
+    def _end_span(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def _open(self) -> bool:
+        """Open the meter of a plain loop, but not in a loader's worker."""
+        from torch.utils.data import get_worker_info
+
+        if self.open_meter is None or get_worker_info() is not None:
+            return False
+        self.meter = self.open_meter()
+        if self.meter is None:
+            return False
+        self.use_this_thread()
+        self._use(self.meter)
+        return True
+
+    def _use(self, meter: Meter) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if self._profile_steps:
+            self.profiler = WindowProfiler(meter, self._profile_steps)
+        if self._optimizers:
+            self._handle = register_optimizer_step_post_hook(self.optimizer_step)
+
+
+class _TrainedDatasets:
+    """Which datasets a plain loop trains on: those whose fetches an optimizer step follows.
+
+    A loop may evaluate with ``no_grad`` inside of it, where the fetch itself still has gradients.
+    So once a dataset is known to be trained on, another one is evaluated: until a step follows that
+    no fetch of a known one explains. Then it is trained on, too (tasks that take turns, a second
+    stage).
+
+    Several datasets fetched before the very first step may all be trained on, or one of them
+    checked first; the second step, which follows the trained ones alone, tells.
+
+    A dataset is held weakly. Where none that is known lives any more (a new one for each epoch),
+    the next one takes its place at once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Callable[[], Any]] = {}
+        self._fetched: dict[int, Callable[[], Any]] = {}
+        """Since the last step."""
+        self._num_steps = 0
+
+    def fetch(self, dataset: Any) -> bool:
+        """A dataset is fetched from; whether it counts as trained on."""
+        key = id(dataset)
+        if key not in self._fetched:
+            try:
+                self._fetched[key] = weakref.ref(dataset)
+            except TypeError:  # a list cannot be held weakly, and is taken to live on
+                self._fetched[key] = lambda: True
+        if self._is_known(key):
+            return True
+        self._known = {key: held for key, held in self._known.items() if held() is not None}
+        return not self._known
+
+    def step(self) -> None:
+        """An optimizer step follows what was fetched."""
+        fetched, self._fetched = self._fetched, {}
+        if not fetched:
+            return
+        explained = {key: held for key, held in fetched.items() if self._is_known(key)}
+        self._num_steps += 1
+        if not explained:
+            self._known.update(fetched)
+        elif self._num_steps <= _SETTLING_STEPS:
+            self._known = explained
+
+    def _is_known(self, key: int) -> bool:
+        held = self._known.get(key)
+        return held is not None and held() is not None
 
 
 def ready_batches(iterator: Any) -> int | None:
@@ -270,59 +340,31 @@ def ready_batches(iterator: Any) -> int | None:
 
 
 def read_settings(iterator: Any) -> dict[str, Any]:
-    """The settings of a loader, from its iterator."""
+    """The settings of a loader, from its iterator; of Hugging Face's streams, their files, too."""
     workers = int(getattr(iterator, "_num_workers", 0))
-    return {
+    settings = {
         "num_workers": workers,
         "prefetch_factor": getattr(iterator, "_prefetch_factor", None) if workers else None,
         "batch_size": getattr(getattr(iterator, "_index_sampler", None), "batch_size", None),
         "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
         "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
-        **_read_stream(iterator),
+        "streaming": getattr(iterator, "_dataset_kind", None) == _ITERABLE,
     }
-
-
-def _read_stream(iterator: Any) -> dict[str, Any]:
-    """Whether rows come from a stream, and of Hugging Face's, how many files it has to share."""
-    if getattr(iterator, "_dataset_kind", None) != _ITERABLE:
-        return {"streaming": False}
-    dataset = getattr(iterator, "_dataset", None)
-    try:
+    dataset = getattr(iterator, "_dataset", None) if settings["streaming"] else None
+    with suppress(Exception):  # a property of anybody's dataset may raise anything
         # accelerate's adapters hold the dataset that they divide.
         for _ in range(_MOST_ADAPTERS):
             count = getattr(dataset, "num_shards", None)
             if isinstance(count, int):
-                return {"streaming": True, "num_shards": count}
+                settings["num_shards"] = count
+                break
             dataset = getattr(dataset, "dataset", None)
-    except Exception:  # noqa: BLE001 - a property of anybody's dataset may raise anything
-        pass
-    return {"streaming": True}
-
-
-def _nothing() -> None:
-    """A reference to nothing."""
+    return settings
 
 
 _WATCHES: list[TorchWatch] = []
 _ORIGINALS: list[Callable[[Any], Any]] = []
 """The ``__next__`` that ours stands in for, while it does."""
-
-
-def _hook_loaders() -> None:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    if not _ORIGINALS:
-        _ORIGINALS.append(_BaseDataLoaderIter.__next__)
-        _BaseDataLoaderIter.__next__ = _watched(_BaseDataLoaderIter.__next__)
-
-
-def _unhook_loaders() -> None:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
-    ours = _BaseDataLoaderIter.__next__
-    if _ORIGINALS and getattr(ours, "__wrapped__", None) is _ORIGINALS[0]:
-        _BaseDataLoaderIter.__next__ = _ORIGINALS.pop()
 
 
 def _watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

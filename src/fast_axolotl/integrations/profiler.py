@@ -4,7 +4,7 @@ The profiler's raw events are intervals of time. Per window, with ``|x|`` the le
 
     busy      = kernels, copies and fills of the device, merged
     idle      = |window| − |busy|
-    exposed   = |collectives ∖ everything else that ran|
+    exposed   = |collectives ∪ everything else that ran| − |everything else|
 
 On a GPU a collective is a kernel with ``nccl`` in its name. Without one, collectives are gloo's own
 marks (``gloo:all_reduce``), and what else ran are torch's operators (``aten::…``).
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,22 +34,17 @@ if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
 __all__ = [
-    "DeviceTime",
     "Event",
     "WindowProfiler",
     "clip",
-    "device_idle",
-    "device_time",
-    "merge",
     "open_profile",
     "read_events",
-    "subtract",
     "total",
     "window_of",
 ]
 
 Interval = tuple[int, int]
-"""Begin and end in nanoseconds."""
+"""Begin and end in nanoseconds, not negative."""
 
 STEP_MARK = "ProfilerStep#"
 """What torch's profiler calls the marks that its ``step()`` makes."""
@@ -74,53 +68,6 @@ class Event(NamedTuple):
     """An annotation, which covers work but is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTime:
-    """How a window of the device's time was spent."""
-
-    wall_seconds: float
-    busy_seconds: float
-    idle_seconds: float
-    steps: int
-    """Whole steps in the window; 0 where the profiler's ``step()`` was not called."""
-
-    @property
-    def idle_fraction(self) -> float:
-        """Idle ÷ wall."""
-        return self.idle_seconds / self.wall_seconds if self.wall_seconds else 0.0
-
-
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union, as disjoint intervals in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        elif end > start:
-            merged.append((start, end))
-    return merged
-
-
-def subtract(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
-    """What of some intervals lies in none of the others."""
-    left: list[Interval] = []
-    holes = merge(taken)
-    first = 0
-    for start, end in merge(intervals):
-        while first < len(holes) and holes[first][1] <= start:
-            first += 1
-        position = first
-        while position < len(holes) and holes[position][0] < end:
-            if holes[position][0] > start:
-                left.append((start, holes[position][0]))
-            start = max(start, holes[position][1])
-            position += 1
-        if start < end:
-            left.append((start, end))
-    return left
-
-
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     """The parts inside a window."""
     low, high = window
@@ -131,7 +78,11 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 
 def total(intervals: Iterable[Interval]) -> int:
     """The length of the union."""
-    return sum(end - start for start, end in merge(intervals))
+    length = reached = 0
+    for start, end in sorted(intervals):
+        length += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return length
 
 
 def open_profile() -> Any:
@@ -144,55 +95,41 @@ def open_profile() -> Any:
     return profile(activities=torch.profiler.supported_activities(), **options)
 
 
-def device_idle(profile: Any) -> DeviceTime | None:
-    """How long the device idled under a ``torch.profiler.profile``; ``None`` without device events.
-
-    Whole steps are told apart by the marks that the profiler's own ``step()`` makes, which takes a
-    schedule; without them the window goes from the first event to the last.
-    """
-    return device_time(read_events(profile))
-
-
-def device_time(events: Sequence[Event]) -> DeviceTime | None:
-    """How a device spent the window of these events; ``None`` where none is a device's."""
-    work = [(event.start, event.end) for event in events if event.is_device and not event.is_mark]
-    if not work:
-        return None
-    window, steps = _device_window(events, work)
-    busy = total(clip(work, window))
-    wall = window[1] - window[0]
-    return DeviceTime(
-        wall_seconds=wall * _NANO,
-        busy_seconds=busy * _NANO,
-        idle_seconds=(wall - busy) * _NANO,
-        steps=steps,
-    )
-
-
 def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow:
-    """What the events of a window say, as a line of a record."""
-    device = device_time(events)
-    if device is None:
-        window = _host_window(events)
-        work = [_span(event) for event in events if event.name.startswith("aten::")]
-        collectives = [event for event in events if event.name.startswith(_CPU_COLLECTIVES)]
-        reasons = {"device_idle_seconds": "the profiler saw no work on an accelerator"}
+    """What the events of a window say, as a line of a record.
+
+    ``steps`` is how many there were, where the events have no marks of them.
+    """
+    on_device = [event for event in events if event.is_device and not event.is_mark]
+    marks = [event for event in events if event.name.startswith(STEP_MARK)]
+    bounds = _intervals(on_device or marks or events) or [(0, 0)]
+    window = min(start for start, _ in bounds), max(end for _, end in bounds)
+    reasons: dict[str, str] = {}
+    if on_device:
+        starts: dict[str, int] = {}
+        for mark in marks:
+            if mark.is_device:
+                starts[mark.name] = min(mark.start, starts.get(mark.name, mark.start))
+        if len(starts) > 1:
+            window, steps = (min(starts.values()), max(starts.values())), len(starts) - 1
+        collectives = [event for event in on_device if "nccl" in event.name.lower()]
+        work = [event for event in on_device if "nccl" not in event.name.lower()]
+        busy = total(clip(_intervals(on_device), window))
+        idle_seconds = (window[1] - window[0] - busy) * _NANO
     else:
-        on_device = [event for event in events if event.is_device and not event.is_mark]
-        window, whole = _device_window(events, [_span(event) for event in on_device])
-        steps = whole or steps
-        work = [_span(event) for event in on_device if not _is_nccl(event)]
-        collectives = [event for event in on_device if _is_nccl(event)]
-        reasons = {}
+        collectives = [event for event in events if event.name.startswith(_CPU_COLLECTIVES)]
+        work = [event for event in events if event.name.startswith("aten::")]
+        idle_seconds = None
+        reasons["device_idle_seconds"] = "the profiler saw no work on an accelerator"
     inside = [event for event in collectives if window[0] <= event.start < window[1]]
-    spans = clip(map(_span, collectives), window)
+    spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
     return ProfileWindow(
         t=t,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
-        device_idle_seconds=device.idle_seconds if device else None,
+        device_idle_seconds=idle_seconds,
         communication_seconds=total(spans) * _NANO,
-        exposed_communication_seconds=total(subtract(spans, work)) * _NANO,
+        exposed_communication_seconds=(total([*spans, *other]) - total(other)) * _NANO,
         collectives=tuple(
             round((event.end - event.start) * _NANO, 9)
             for event in sorted(inside, key=lambda event: event.start)
@@ -201,18 +138,29 @@ def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow
     )
 
 
+def _intervals(events: Iterable[Event]) -> list[Interval]:
+    return [(event.start, event.end) for event in events]
+
+
 def read_events(profile: Any) -> list[Event]:
     """The events of a stopped ``torch.profiler.profile``."""
-    found = profile.profiler.kineto_results.events()
+
+    def is_mark(event: Any) -> bool:
+        kind = getattr(event, "activity_type", None)
+        if kind is not None and "annotation" in str(kind()):
+            return True
+        asked = getattr(event, "is_user_annotation", None)
+        return bool(asked()) if asked is not None else event.name().startswith(STEP_MARK)
+
     return [
         Event(
             name=event.name(),
             start=event.start_ns(),
             end=event.start_ns() + event.duration_ns(),
             is_device=event.device_type().name != "CPU",
-            is_mark=_is_mark(event),
+            is_mark=is_mark(event),
         )
-        for event in found
+        for event in profile.profiler.kineto_results.events()
     ]
 
 
@@ -228,7 +176,7 @@ class WindowProfiler:
         self._begun = time.perf_counter()
         self._profile: Any = None
         self._mark: Any = None
-        self._give_way: Any = None
+        self._hook: Any = None
 
     def step_end(self) -> None:
         """An optimizer step ended."""
@@ -248,7 +196,10 @@ class WindowProfiler:
         profile, self._profile = self._profile, None
         if profile is None:
             return
-        self._restore()
+        owner, name, ours, original = self._hook
+        # Where someone else has wrapped ours meanwhile it stays, and does nothing.
+        if getattr(owner, name) is ours:
+            setattr(owner, name, original)
         done = self._steps - (self._last - self._seen)
         with self._meter.span("profile"):
             self._end_mark()
@@ -268,19 +219,16 @@ class WindowProfiler:
             self._explain("no profiler window: another profiler was running")
             return
         with self._meter.span("profile"):
-            self._profile = open_profile()
+            profile = open_profile()
             # Work queued before the window would be missing from it.
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self._profile.start()
-        self._watch_others()
+            profile.start()
+        self._yield_to_others()
+        self._profile = profile
         self._mark_step()
 
-    def _explain(self, sentence: str) -> None:
-        for field in ("exposed_communication_fraction", "device_idle_fraction"):
-            self._meter.reason(field, sentence)
-
-    def _watch_others(self) -> None:
+    def _yield_to_others(self) -> None:
         """While the window is open, the begin of any other profiler ends it."""
         from torch.autograd.profiler import profile
 
@@ -290,28 +238,19 @@ class WindowProfiler:
 
         @wraps(original)
         def begin(other: Any, *arguments: Any, **named: Any) -> Any:
-            self._yield_to_other()
+            try:
+                self.close()
+            except Exception as error:  # noqa: BLE001
+                # The one broad except: what is raised here would end the other's profiling.
+                self._explain(f"no profiler window: it could not be ended: {error}")
             return original(other, *arguments, **named)
 
         setattr(profile, name, begin)
-        self._give_way = (profile, name, begin, original)
+        self._hook = (profile, name, begin, original)
 
-    def _restore(self) -> None:
-        found, self._give_way = self._give_way, None
-        if found is not None:
-            owner, name, ours, original = found
-            # Where someone else has wrapped ours meanwhile it stays, and does nothing.
-            if getattr(owner, name) is ours:
-                setattr(owner, name, original)
-
-    def _yield_to_other(self) -> None:
-        if self._profile is None:
-            return
-        try:
-            self.close()
-        except Exception as error:  # noqa: BLE001
-            # The one broad except: what is raised here would end the other's profiling.
-            self._explain(f"no profiler window: it could not be ended: {error}")
+    def _explain(self, sentence: str) -> None:
+        for field in ("exposed_communication_fraction", "device_idle_fraction"):
+            self._meter.reason(field, sentence)
 
     def _mark_step(self) -> None:
         """What the profiler's own ``step()`` does, which wants a schedule and warns about it."""
@@ -325,38 +264,3 @@ class WindowProfiler:
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.__exit__(None, None, None)
-
-
-def _span(event: Event) -> Interval:
-    return event.start, event.end
-
-
-def _is_nccl(event: Event) -> bool:
-    return "nccl" in event.name.lower()
-
-
-def _is_mark(event: Any) -> bool:
-    kind = getattr(event, "activity_type", None)
-    if kind is not None and "annotation" in str(kind()):
-        return True
-    asked = getattr(event, "is_user_annotation", None)
-    return bool(asked()) if asked is not None else event.name().startswith(STEP_MARK)
-
-
-def _device_window(events: Sequence[Event], work: Sequence[Interval]) -> tuple[Interval, int]:
-    """First kernel of the first step to first kernel of the last, and the steps in between."""
-    starts: dict[str, int] = {}
-    for event in events:
-        if event.is_device and event.name.startswith(STEP_MARK):
-            starts[event.name] = min(event.start, starts.get(event.name, event.start))
-    marks = sorted(starts.values())
-    if len(marks) > 1:
-        return (marks[0], marks[-1]), len(marks) - 1
-    return (min(start for start, _ in work), max(end for _, end in work)), 0
-
-
-def _host_window(events: Sequence[Event]) -> Interval:
-    marks = [event for event in events if event.name.startswith(STEP_MARK)] or events
-    if not marks:
-        return 0, 0
-    return min(event.start for event in marks), max(event.end for event in marks)

@@ -1,0 +1,148 @@
+"""Measure what trains in this process, because the environment asks for it.
+
+The start-up hook of ``fast-axolotl run --measure`` calls ``attach()`` when ``torch`` is first
+looked for. From there on, every training process records into the folder of the ``Order``, each
+rank into a file of its own:
+
+- a ``transformers`` trainer: a ``MeterCallback`` joins its callbacks as they are made,
+- a Lightning trainer likewise,
+- any other loop: its first training fetch opens a meter, its optimizer reports the steps.
+
+A trainer that begins replaces the meter of a plain loop: what came before was not yet training.
+A process that never trains writes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial, wraps
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fast_axolotl.integrations.launch import Order, order
+
+if TYPE_CHECKING:
+    from fast_axolotl.measure import Meter
+
+__all__ = ["Attachment", "attach"]
+
+_ATTACHED: list[Attachment] = []
+
+
+def attach() -> bool:
+    """Measure what trains in this process, if the environment asks for it; whether it does."""
+    wanted = order()
+    if wanted is None or _ATTACHED:
+        return wanted is not None
+    import wrapt
+
+    attachment = Attachment(wanted)
+    _ATTACHED.append(attachment)
+
+    def hook(name: str, action: Callable[[ModuleType], None]) -> None:
+        wrapt.register_post_import_hook(_guarded(name, action), name)
+
+    hook("torch.utils.data.dataloader", attachment.watch_loops)
+    for name, owner, action in (
+        ("transformers.trainer_callback", "CallbackHandler", attachment.join_transformers),
+        ("lightning.pytorch.trainer.trainer", "Trainer", attachment.join_lightning),
+        ("pytorch_lightning.trainer.trainer", "Trainer", attachment.join_lightning),
+        ("axolotl.core.builders.base", "TrainerBuilderBase", attachment.read_axolotl),
+    ):
+        hook(name, partial(_after_init, owner, _guarded(owner, action)))
+    return True
+
+
+class Attachment:
+    """What the environment's switch has set up in this process."""
+
+    def __init__(self, wanted: Order) -> None:
+        self._order = wanted
+        self._folders: list[Path] = []
+        self._settings: dict[str, Any] = {}
+
+    def watch_loops(self, module: ModuleType) -> None:
+        """Once torch's loaders are loaded: a plain loop opens a meter with its first fetch."""
+        from fast_axolotl.integrations.torch_meter import TorchWatch
+
+        def open_loop_meter() -> Meter:
+            from fast_axolotl.integrations.training_meter import open_meter
+
+            return open_meter(
+                self._order.run_dir,
+                source="torch",
+                peak_tflops=self._order.peak_tflops,
+                data_paths=self._order.data_paths,
+            )
+
+        steps = self._order.profile_steps
+        TorchWatch(None, open_meter=open_loop_meter, profile_steps=steps).start()
+
+    def join_transformers(self, handler: Any) -> None:
+        """A trainer of transformers has a list of callbacks: ours joins it."""
+        from fast_axolotl.integrations.transformers_meter import MeterCallback
+
+        callback = self.callback_for(handler.callbacks, MeterCallback)
+        if callback is not None:
+            handler.add_callback(callback)
+
+    def join_lightning(self, trainer: Any) -> None:
+        """A trainer of Lightning likewise."""
+        from fast_axolotl.integrations.lightning_meter import MeterCallback
+
+        callback = self.callback_for(trainer.callbacks, MeterCallback)
+        if callback is not None:
+            trainer.callbacks.insert(0, callback)
+
+    def read_axolotl(self, builder: Any) -> None:
+        """What Axolotl trains is recorded with its configuration."""
+        from fast_axolotl.integrations.axolotl_plugin import recorded_keys
+
+        self._settings["config"] = recorded_keys(builder.cfg)
+
+    def callback_for(self, callbacks: Sequence[Any], kind: type[Any]) -> Any | None:
+        """A callback to join a trainer's; ``None`` where a meter of the user's own is there."""
+        from fast_axolotl.integrations.training_meter import read_rank
+
+        present: list[Any] = [item for item in callbacks if isinstance(item, kind)]
+        for callback in present:
+            if callback.run_dir.absolute() != Path(self._order.run_dir) and read_rank()[0] == 0:
+                folder = shlex.quote(str(callback.run_dir))
+                print(
+                    f"fast-axolotl: this training has a MeterCallback of its own, which records "
+                    f"into {folder}: see fast-axolotl show {folder}",
+                    file=sys.stderr,
+                )
+        if present:
+            return None
+        callback = kind(**asdict(self._order), settings=self._settings)
+        # A second trainer of this process must not take the first one's folder.
+        callback.folders = self._folders
+        return callback
+
+
+def _after_init(owner: str, action: Callable[[Any], None], module: ModuleType) -> None:
+    """Have something happen to every object of a class, once it is made."""
+    original = getattr(module, owner).__init__
+
+    @wraps(original)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        action(self)
+
+    getattr(module, owner).__init__ = __init__
+
+
+def _guarded(name: str, action: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(subject: Any) -> None:
+        try:
+            action(subject)
+        except Exception as error:  # noqa: BLE001
+            # What is raised here would end the import of torch, or the making of a trainer.
+            print(f"fast-axolotl: {name} is not measured: {error}", file=sys.stderr)
+
+    return call

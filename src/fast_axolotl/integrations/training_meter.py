@@ -1,0 +1,294 @@
+"""A meter inside somebody else's trainer: what the callbacks of all trainers share.
+
+``TrainingMeter`` holds the options, opens a meter when a training begins, has torch's loaders
+report to it, and closes it when the training ends, in whatever way. A callback derives from it and
+calls it from the trainer's own events; ``never_raises`` goes before each of them.
+
+Ranks come from the launcher's variables, and ``FAST_AXOLOTL_MEASURE`` says that a process is
+measured by ``fast-axolotl run --measure``: then the process tree is watched from outside, and the
+verdict is printed there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shlex
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fast_axolotl.integrations.launch import MEASURE
+from fast_axolotl.integrations.model_shape import record_model
+from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
+from fast_axolotl.measure import measure
+from fast_axolotl.record.run_folders import next_folder
+
+if TYPE_CHECKING:
+    from fast_axolotl.measure import Meter
+
+__all__ = [
+    "GIVEN_UP",
+    "TrainingMeter",
+    "end_of",
+    "log_figures",
+    "never_raises",
+    "open_meter",
+    "read_rank",
+]
+
+LOG = logging.getLogger("fast_axolotl")
+
+PREFIX = "fast_axolotl/"
+"""Before the names of our figures in a trainer's log."""
+
+GIVEN_UP = "the training was given up"
+"""The error of a training whose end its trainer never reported."""
+
+_LOGGED = (
+    "stall_fraction",
+    "host_stall_fraction",
+    "device_stall_fraction",
+    "tokens_per_second",
+    "trainable_tokens_per_second",
+    "samples_per_second",
+    "steps_per_second",
+    "queue_depth",
+    "working_set_gb",
+    "is_warming",
+)
+"""Those of ``Meter.current`` that go into a log: what changes and can be acted on."""
+
+_Event = TypeVar("_Event", bound=Callable[..., Any])
+
+
+def never_raises(event: _Event) -> _Event:
+    """Have an event of a ``TrainingMeter`` end our faults here: the training must not see them."""
+
+    @wraps(event)
+    def call(self: TrainingMeter, *arguments: Any, **named: Any) -> Any:
+        try:
+            return event(self, *arguments, **named)
+        except Exception as error:  # noqa: BLE001
+            # The one broad except of the callbacks: what is raised here would end the training.
+            LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
+            with suppress(Exception):
+                # What was broken may be in the way here, too.
+                self._close("exception", f"the meter failed: {type(error).__name__}: {error}")
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+class TrainingMeter:
+    """Measures a trainer's run into a folder; a second training into a folder beside it.
+
+    Args:
+        run_dir: The folder of the record.
+        peak_tflops: The device's, where its name is not known here.
+        profile_steps: So many steps are run under torch's profiler, once.
+        matmul: Whether the matmul rate of the device is measured first, for a second.
+        data_paths: Files whose disk is probed.
+        sample_system: Whether the process tree is watched.
+        log: Whether figures join the trainer's logs.
+        settings: More that is known of the run.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        peak_tflops: float | None = None,
+        profile_steps: int = 0,
+        matmul: bool = False,
+        data_paths: Sequence[str] = (),
+        sample_system: bool = True,
+        log: bool = True,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self.meter: Meter | None = None
+        """The meter of the training at work, or of the last one."""
+        self.folders: list[Path] = []
+        """Of the trainings so far."""
+        self._watch: TorchWatch | None = None
+        """The hooks of the training at work; ``None`` where there is none."""
+        self._span_name = ""
+        """Of the span that is open."""
+        self._is_logging = log
+        self._peak_tflops = peak_tflops
+        self._profile_steps = profile_steps
+        self._matmul = matmul
+        self._data_paths = tuple(data_paths)
+        self._sample_system = sample_system
+        self._settings = dict(settings or {})
+        self._span: AbstractContextManager[Any] | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what a callback needs of its own before a training begins."""
+
+    def _is_training(self, dataset: Any) -> bool:
+        """Whether fetches of a dataset are the training's."""
+        raise NotImplementedError
+
+    def _begin(
+        self,
+        model: Any,
+        *,
+        source: str,
+        rank: tuple[int, int, int],
+        accumulation: int,
+        settings: Mapping[str, Any] | None = None,
+        **shape: Any,
+    ) -> None:
+        """A training begins: open a meter and hook into torch's loaders.
+
+        ``settings`` are those that the trainer knows, before which the user's go; ``shape`` is what
+        ``read_shape`` is told of the model.
+        """
+        yield_to_trainer()
+        # One that has not ended (a batch that did not fit, tried again with a smaller one).
+        self._close("exception", GIVEN_UP)
+        self.folders.append(next_folder(self.run_dir, len(self.folders) + 1))
+        self.meter = open_meter(
+            self.folders[-1],
+            source=source,
+            rank=rank,
+            accumulation=accumulation,
+            told_steps=True,
+            peak_tflops=self._peak_tflops,
+            data_paths=self._data_paths,
+            sample_system=self._sample_system,
+            error_at_exit=GIVEN_UP,
+        )
+        self.meter.settings(**{**(settings or {}), **self._settings})
+        if model is not None:
+            record_model(self.meter, model, matmul=self._matmul, **shape)
+        self._watch = TorchWatch(
+            self.meter,
+            optimizers=False,
+            is_training=self._is_training,
+            before_fetch=self._end_span,
+            profile_steps=self._profile_steps,
+        )
+        self._watch.use_this_thread()
+        self._watch.start()
+
+    def _begin_span(self, name: str) -> None:
+        """Time that is no training begins."""
+        assert self.meter is not None
+        self._span_name, self._span = name, self.meter.span(name)
+        self._span.__enter__()
+
+    def _end_span(self) -> None:
+        """Training goes on; nothing happens where no span is open."""
+        span, self._span, self._span_name = self._span, None, ""
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def _finish(self) -> None:
+        """The training has ended well: one line says what bounds it, and where to read on."""
+        is_open = self._watch is not None
+        self._close("finished")
+        meter = self.meter
+        # ``run --measure`` prints it all.
+        if is_open and meter is not None and meter.rank == 0 and not os.environ.get(MEASURE):
+            headline = meter.summary().verdict.headline
+            folder = shlex.quote(str(meter.run_dir))
+            print(f"fast-axolotl: {headline} See: fast-axolotl show {folder}", file=sys.stderr)
+
+    @never_raises
+    def _fail(self, error: BaseException) -> None:
+        """The training has ended in an error."""
+        self._close(*end_of(error))
+
+    def _close(self, reason: Any, error: str = "") -> None:
+        """Let go of torch and end the record; nothing happens where both have been done."""
+        self._end_span()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        if self.meter is not None:
+            self.meter.close(reason, error)
+
+
+def open_meter(
+    run_dir: str | Path,
+    *,
+    source: str,
+    rank: tuple[int, int, int] | None = None,
+    sample_system: bool = True,
+    error_at_exit: str = "",
+    **options: Any,
+) -> Meter:
+    """A meter of this rank, closed at the end of the process if not before.
+
+    A trainer reports the end of its training. ``error_at_exit`` is what has happened where the
+    process ends without it; a loop of the user's own has no other end than the process's.
+    ``options`` are those of ``measure``.
+    """
+    number, count, local = read_rank() if rank is None else rank
+    meter = measure(
+        run_dir,
+        rank=number,
+        world_size=count,
+        local_rank=local,
+        source="axolotl" if "axolotl.train" in sys.modules else source,
+        sample_system=sample_system and not os.environ.get(MEASURE),
+        command=sys.argv,
+        **options,
+    )
+    reference = weakref.ref(meter)
+
+    @atexit.register
+    def close() -> None:
+        meter = reference()
+        # The interpreter keeps what it printed a traceback of.
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if meter is None:
+            return
+        if error is None and error_at_exit:
+            meter.close("exception", error_at_exit)
+        else:
+            meter.close(*end_of(error))
+
+    return meter
+
+
+def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:
+    """Rank, number of ranks, rank on this machine: by the launcher's variables, else torch's."""
+    variables = os.environ if environment is None else environment
+    if variables.get("RANK", "").isdigit():
+        local = variables.get("LOCAL_RANK", "")
+        return (
+            int(variables["RANK"]),
+            int(variables.get("WORLD_SIZE", "1")),
+            int(local) if local.isdigit() else 0,
+        )
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), 0
+    return 0, 1, 0
+
+
+def end_of(error: BaseException | None) -> tuple[Any, str]:
+    """The reason and the error with which a record ends."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "finished", ""
+    kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
+    return kind, f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def log_figures(meter: Meter) -> dict[str, float]:
+    """The figures so far, named and rounded as a trainer's log wants them."""
+    figures = meter.current()
+    size = figures.get("working_set_bytes")
+    if size is not None:
+        figures["working_set_gb"] = size / 1e9
+    return {f"{PREFIX}{name}": float(f"{figures[name]:.5g}") for name in _LOGGED if name in figures}

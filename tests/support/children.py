@@ -1,0 +1,46 @@
+"""Child processes of tests: interpreters that find this package, and no variable of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fast_axolotl
+
+SOURCE = str(Path(fast_axolotl.__file__).parents[1])
+FAST_AXOLOTL = (sys.executable, "-m", "fast_axolotl")
+
+
+def clean_environment(*folders: Path, **variables: str) -> dict[str, str]:
+    """The environment of this process without our variables, with folders to import from."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
+    path = os.pathsep.join([*map(str, folders), SOURCE])
+    return {**inherited, "PYTHONPATH": path, **variables}
+
+
+def run_child(
+    *command: str,
+    cwd: Path | None = None,
+    environment: dict[str, str] | None = None,
+    timeout: float = 120,
+    start_new_session: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, and what it printed."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=clean_environment() if environment is None else environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        start_new_session=start_new_session,
+    )
+
+
+def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """A program of one string."""
+    return run_child(sys.executable, "-c", code, **options)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""What tests of the hosts share: a meter that takes down what it is told, and sums of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.record import ProfileWindow, RankRecord, read_run
+
+
+def total(rank: RankRecord, field: str) -> float:
+    """A sum over the blocks of a rank; what was not measured counts as nothing."""
+    return sum(getattr(block, field) or 0 for block in rank.blocks)
+
+
+def spans_of(rank: RankRecord) -> dict[str, float]:
+    """Seconds of each kind of span."""
+    found: dict[str, float] = {}
+    for block in rank.blocks:
+        for name, seconds in block.spans.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def end_of(folder: Path) -> tuple[str, str]:
+    """How the record of rank 0 ends: the reason and the error."""
+    end = read_run(folder).ranks[0].end
+    assert end is not None
+    return end.reason, end.error
+
+
+def break_down(*_: Any, **__: Any) -> None:
+    """A fault of ours, which a training must not see."""
+    raise ZeroDivisionError("ours")
+
+
+class FakeMeter:
+    """Takes down what hooks tell a meter."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.known: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+        self.windows: list[ProfileWindow] = []
+
+    def fetch_begin(self, queue_depth: int | None = None) -> None:
+        self.told.append("begin")
+
+    def fetch_end(self, batch: Any) -> None:
+        self.told.append(len(batch))
+
+    def exhausted(self) -> None:
+        self.told.append("exhausted")
+
+    def fetch_failed(self, error: BaseException | None = None) -> None:
+        self.told.append(type(error).__name__)
+
+    def step(self) -> None:
+        self.told.append("step")
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.told.append(name)
+        yield
+        self.told.append(f"end {name}")
+
+    def settings(self, **values: Any) -> None:
+        self.known.update(values)
+
+    def reason(self, field: str, sentence: str) -> None:
+        self.reasons[field] = sentence
+
+    def window(self, window: ProfileWindow) -> None:
+        self.windows.append(window)
