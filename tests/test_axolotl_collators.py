@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl.integrations import axolotl_collators as ours
 from fast_axolotl.integrations.patching import MARK, Unfamiliar
-from fast_axolotl.measure.counting import BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCounter
 from support.axolotl import AGAINST_AXOLOTL
 
 pytestmark = AGAINST_AXOLOTL

@@ -19,8 +19,7 @@ import pytest
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
 from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.owning import find_owner
+from fast_axolotl.measure.journal import Journal, find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 

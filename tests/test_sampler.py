@@ -149,20 +149,17 @@ def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> 
     assert (sample.pss_bytes, sample.read_bytes, sample.rss_bytes) == (None, None, 1024 * 1024)
 
 
-def test_without_procfs_the_rest_is_none_with_a_reason(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    sampler = SystemSampler(sleeper.pid, proc=tmp_path, cgroup_root=tmp_path, gpu=NO_GPU)
-    start = sampler.begin()
-    sample = sampler.sample()
-    assert sample.processes == 1
-    assert (sample.rss_bytes or 0) > 1_000_000
-    assert sample.pss_bytes is None
-    assert start.memory_bytes
-    for name in ("pss_bytes", "read_bytes", "hwm_bytes", "psi_memory_full_seconds"):
-        assert start.reasons[name] == "only Linux tells: there is no procfs here"
-    sampler.run(0.1)
-    assert sampler.is_alive
+def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "run" / "system.jsonl")
+    sampler = SystemSampler(os.getpid(), writer, proc=tmp_path, cgroup_root=tmp_path, gpu=NO_GPU)
+    sampler.start()
+    sampler.stop()
+    record = read_run(tmp_path / "run").system
+    assert record is not None
+    assert (record.samples, sampler.is_alive) == ([], False)
+    assert record.start.memory_bytes
+    for name in ("rss_bytes", "read_bytes", "psi_memory_full_seconds", "swap_in_bytes"):
+        assert record.start.reasons[name] == "only Linux tells: there is no procfs here"
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (0.04, 8), (2.0, 10)])

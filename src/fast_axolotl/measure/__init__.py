@@ -29,8 +29,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from fast_axolotl.measure.meter import Meter
-from fast_axolotl.measure.starting import measure
+from fast_axolotl.measure.meter import Meter, measure
 from fast_axolotl.measure.summary import summarise
 
 __all__ = ["Meter", "measure", "summarise"]
