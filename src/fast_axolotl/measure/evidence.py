@@ -22,7 +22,6 @@ __all__ = [
     "drain_lines",
     "hidden_lines",
     "loader_lines",
-    "memory_lines",
     "pattern_lines",
     "pressure_lines",
     "rank_lines",
@@ -95,45 +94,45 @@ class Evidence:
         return _whole(self.setting(name))
 
 
-def stall_line(given: Evidence, threshold: str = "") -> str:
-    figures = given.figures
+def stall_line(evidence: Evidence, threshold: str = "") -> str:
+    figures = evidence.figures
     is_device = figures.stall_source == "device"
     who = "the device had nothing to run" if is_device else "the loop waited"
-    where = "" if given.decided_by is None else f" on rank {given.decided_by}"
+    where = "" if evidence.decided_by is None else f" on rank {evidence.decided_by}"
     line = f"stall {percent(figures.stall_fraction)}: share of the steady time in which {who}"
     return f"{line}{where} ({threshold})" if threshold else f"{line}{where}"
 
 
-def drain_lines(given: Evidence) -> list[str]:
+def drain_lines(evidence: Evidence) -> list[str]:
     """Why the steady phase begins late."""
-    if given.drain is None or not given.drain.is_over:
+    if evidence.drain is None or not evidence.drain.is_over:
         return []
     return [
-        f"the queue of ready batches had run dry by step {given.drain.dry_step:,}; what it hid "
+        f"the queue of ready batches had run dry by step {evidence.drain.dry_step:,}; what it hid "
         "until then is left out"
     ]
 
 
-def rank_lines(given: Evidence) -> list[str]:
-    figures = given.figures
-    if given.decided_by is None or len(figures.ranks) < 2:
+def rank_lines(evidence: Evidence) -> list[str]:
+    figures = evidence.figures
+    if evidence.decided_by is None or len(figures.ranks) < 2:
         return []
-    if given.setting("dispatcher"):
+    if evidence.setting("dispatcher"):
         return [
-            f"rank {given.decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
+            f"rank {evidence.decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
             "wait looks like communication on the others"
         ]
     stalls = {
         rank.rank: rank.stall_fraction for rank in figures.ranks if rank.stall_fraction is not None
     }
-    own, least = stalls.get(given.decided_by), min(stalls.values(), default=0.0)
+    own, least = stalls.get(evidence.decided_by), min(stalls.values(), default=0.0)
     if own is None or own - least < FREE_STALL:
         return []
     skew = ""
     if figures.rank_skew is not None:
         skew = f"; skew of the ranks' own time {percent(figures.rank_skew)}"
     return [
-        f"the ranks wait unevenly: rank {given.decided_by} {percent(own)}, the least "
+        f"the ranks wait unevenly: rank {evidence.decided_by} {percent(own)}, the least "
         f"{percent(least)}; the others wait for it in their collectives{skew}"
     ]
 
@@ -202,12 +201,6 @@ def pressure_lines(figures: RunSummary) -> list[str]:
         f"in {percent(figures.psi_memory_full)} of the time every task waited for memory "
         "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
     ]
-
-
-def memory_lines(figures: RunSummary) -> list[str]:
-    if figures.limit_share is None:
-        return []
-    return [f"the working set reached {percent(figures.limit_share)} of the memory it may take"]
 
 
 def system_lines(figures: RunSummary) -> list[str]:
