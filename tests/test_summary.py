@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fast_axolotl.measure.sampler import explain_missing
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.measure.system_reasons import explain_missing
 from fast_axolotl.record import (
     DeviceSample,
     End,
@@ -464,9 +464,7 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
 
 def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason() -> None:
     sample = SystemSample(t=0.0, processes=1)
-    reasons = explain_missing(
-        sample, has_procfs=True, limit_bytes=None, disk_reason="", gpu_reason=""
-    )
+    reasons = explain_missing(sample, has_procfs=True)
     system = bare_system(sample)
     system.start = replace(system.start, reasons=reasons)
     summary = summarise(make_run(system=system))

@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import End, ProfileWindow, RunRecord, RunSummary, Verdict, read_run
@@ -616,7 +617,7 @@ def test_the_action_names_the_setting_that_fits(name: str) -> None:
 
 def in_epochs(source: str, **settings: Any) -> Verdict:
     summary = summarise(hosted(source, wait=every(125, 0.3), fetches=900, settings=settings))
-    return judge(replace(summary, stall_period_of="epoch"), source=source)
+    return judge(Evidence(figures=replace(summary, stall_period_of="epoch"), source=source))
 
 
 def test_waits_with_every_epoch_ask_for_persistent_workers_where_there_are_workers() -> None:
@@ -639,7 +640,10 @@ def test_axolotl_has_no_setting_that_keeps_workers_and_the_action_says_so() -> N
 
 def test_waits_with_every_shard_ask_for_smaller_shards() -> None:
     summary = summarise(make_run(make_rank(wait=every(125, 0.3), fetches=900)))
-    assert "smaller shards" in judge(replace(summary, stall_period_of="shard")).action
+    assert (
+        "smaller shards"
+        in judge(Evidence(figures=replace(summary, stall_period_of="shard"))).action
+    )
 
 
 def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
@@ -678,7 +682,7 @@ def test_where_processors_are_not_known_few_workers_are_advised() -> None:
 @pytest.mark.parametrize("kernel", [{"attn_implementation": "flash_attention_2"}, {"x": 1}])
 def test_a_low_mfu_asks_for_flash_attention_where_it_is_not_set(kernel: dict[str, Any]) -> None:
     summary = summarise(hosted(settings={"config": kernel}))
-    action = judge(replace(summary, mfu=0.1), source="axolotl").action
+    action = judge(Evidence(figures=replace(summary, mfu=0.1), source="axolotl")).action
     assert ("attn_implementation: flash_attention_2" in action) == ("x" in kernel)
     assert "a larger micro_batch_size" in action
 
@@ -727,7 +731,9 @@ def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
         name: data.draw(st.none() | st.integers(0, 300), label=name)
         for name in ("num_workers", "prefetch_factor", "gradient_accumulation")
     }
-    verdict = judge(replace(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
+    verdict = judge(
+        Evidence(figures=replace(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
+    )
     assert verdict.headline
     assert verdict.action
 

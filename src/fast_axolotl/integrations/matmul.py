@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.measure.peaks import normalise_dtype
+from fast_axolotl.measure.peak_flops import normalise_dtype
 
 __all__ = ["measure_matmul_tflops"]
 

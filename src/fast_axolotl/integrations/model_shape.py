@@ -16,7 +16,7 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.model_weights import Weight, count_weights, walk_weights
-from fast_axolotl.measure.peaks import normalise_dtype
+from fast_axolotl.measure.peak_flops import normalise_dtype
 from fast_axolotl.record import ModelShape
 
 __all__ = ["read_shape"]

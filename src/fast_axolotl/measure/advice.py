@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
-from fast_axolotl.measure.evidence import Evidence
+from fast_axolotl.measure.evidence import Evidence, about_seconds
 from fast_axolotl.record.thresholds import LOW_MFU, MUCH_IDLE, MUCH_PADDING, SMALL_MEMORY_SHARE
-from fast_axolotl.measure.wording import percent, seconds
+from fast_axolotl.record.units import format_share
 
 __all__ = [
     "compute_better",
@@ -103,7 +103,7 @@ def lower_working_set(evidence: Evidence) -> str:
     if share is not None and share < SMALL_MEMORY_SHARE:
         return (
             "End the other programs that hold the memory: this run took at most "
-            f"{percent(share)} of it."
+            f"{format_share(share)} of it."
         )
     # Axolotl gives its prefetch to datasets that know their rows, not to streams.
     is_heard = not (source == "axolotl" and evidence.is_stream)
@@ -195,7 +195,7 @@ def compute_better(evidence: Evidence) -> str:
     larger = f"a larger {name_batch_size(source)}"
     is_trainer = source in ("axolotl", "transformers")
     if padding is not None and padding >= MUCH_PADDING and not evidence.setting("sample_packing"):
-        change = f"{percent(padding)} of the positions are padding: {_pad_less(evidence)}"
+        change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}"
     elif idle is not None and idle >= MUCH_IDLE:
         if evidence.setting("torch_compile"):
             change = f"set {larger}"
@@ -203,7 +203,7 @@ def compute_better(evidence: Evidence) -> str:
             change = f"set {name_setting(source, 'torch_compile', 'true')}, or {larger}"
         else:
             change = f"call torch.compile(model), or set {larger}"
-        change = f"The device idles {percent(idle)} between kernels: {change}"
+        change = f"The device idles {format_share(idle)} between kernels: {change}"
     elif mfu is not None and mfu < LOW_MFU:
         kernel = str(evidence.setting("attn_implementation") or "")
         has_kernel = kernel not in ("", "eager", "sdpa") or evidence.setting("flash_attention")
@@ -241,14 +241,16 @@ def feed(evidence: Evidence) -> str:
         # Axolotl packs so many rows of a stream, then so many more.
         has_workers = evidence.number("num_workers")
         loader = "" if has_workers else name_loader(evidence.source, num_workers=1)
-        return f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}."
+        return (
+            f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}."
+        )
     return {"burst": _deepen, "periodic": _spread}.get(evidence.pattern, _speed_up)(evidence)
 
 
 def _use_our_reader(evidence: Evidence, *more: str) -> str:
     names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
-    settings = [name_setting(evidence.source, name, "true") for name in names]
-    return f"set {', '.join(filter(None, (*settings, *more)))}, and start Axolotl by fast-axolotl run --"
+    settings = [*(name_setting(evidence.source, name, "true") for name in names), *more]
+    return f"set {', '.join(filter(None, settings))}, and start Axolotl by fast-axolotl run --"
 
 
 def _speed_up(evidence: Evidence) -> str:
@@ -366,7 +368,7 @@ def _join_epochs(evidence: Evidence) -> str:
     """The wait comes with each epoch."""
     source, workers = evidence.source, evidence.number("num_workers")
     longest = evidence.figures.wait_max_seconds
-    cost = "" if longest is None else f", {seconds(longest)} at most"
+    cost = "" if longest is None else f", {about_seconds(longest)} at most"
     if not workers or evidence.setting("persistent_workers"):
         return (
             f"Look at what is done as an epoch begins{cost}: a shuffle, files that are opened, a "

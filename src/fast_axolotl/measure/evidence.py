@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.measure.wording import percent, rate
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.thresholds import (
     DISK_NEAR,
@@ -15,10 +14,13 @@ from fast_axolotl.record.thresholds import (
     HIDDEN_WAIT,
     PRESSURE_MEMORY,
 )
+from fast_axolotl.record.units import format_share
 
 __all__ = [
     "MLPERF",
     "Evidence",
+    "about_rate",
+    "about_seconds",
     "drain_lines",
     "hidden_lines",
     "loader_lines",
@@ -94,12 +96,30 @@ class Evidence:
         return _whole(self.setting(name))
 
 
+def about_seconds(seconds: float) -> str:
+    """As a sentence holds it: ``0.4 s``, ``12 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def about_rate(bytes_per_second: float | None) -> str:
+    """As a sentence holds it, in MB or GB per second."""
+    if bytes_per_second is None:
+        return "–"
+    if bytes_per_second >= 1e9:
+        return f"{bytes_per_second / 1e9:,.2f} GB/s"
+    return f"{bytes_per_second / 1e6:,.1f} MB/s"
+
+
 def stall_line(evidence: Evidence, threshold: str = "") -> str:
     figures = evidence.figures
     is_device = figures.stall_source == "device"
     who = "the device had nothing to run" if is_device else "the loop waited"
     where = "" if evidence.decided_by is None else f" on rank {evidence.decided_by}"
-    line = f"stall {percent(figures.stall_fraction)}: share of the steady time in which {who}"
+    line = f"stall {format_share(figures.stall_fraction)}: share of the steady time in which {who}"
     return f"{line}{where} ({threshold})" if threshold else f"{line}{where}"
 
 
@@ -119,8 +139,8 @@ def rank_lines(evidence: Evidence) -> list[str]:
         return []
     if evidence.setting("dispatcher"):
         return [
-            f"rank {evidence.decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
-            "wait looks like communication on the others"
+            f"rank {evidence.decided_by} reads for all {figures.world_size} ranks (dispatcher): "
+            "its wait looks like communication on the others"
         ]
     stalls = {
         rank.rank: rank.stall_fraction for rank in figures.ranks if rank.stall_fraction is not None
@@ -130,10 +150,10 @@ def rank_lines(evidence: Evidence) -> list[str]:
         return []
     skew = ""
     if figures.rank_skew is not None:
-        skew = f"; skew of the ranks' own time {percent(figures.rank_skew)}"
+        skew = f"; skew of the ranks' own time {format_share(figures.rank_skew)}"
     return [
-        f"the ranks wait unevenly: rank {evidence.decided_by} {percent(own)}, the least "
-        f"{percent(least)}; the others wait for it in their collectives{skew}"
+        f"the ranks wait unevenly: rank {evidence.decided_by} {format_share(own)}, the least "
+        f"{format_share(least)}; the others wait for it in their collectives{skew}"
     ]
 
 
@@ -142,7 +162,7 @@ def pattern_lines(figures: RunSummary) -> list[str]:
         return []
     share = ""
     if figures.worst_percent_share is not None:
-        worst = percent(figures.worst_percent_share)
+        worst = format_share(figures.worst_percent_share)
         share = f"; the worst 1 % of fetches hold {worst} of the waiting"
     if figures.stall_period_fetches is None:
         return [f"few fetches hold the waiting, at no regular distance{share}"]
@@ -170,7 +190,7 @@ def loader_lines(figures: RunSummary) -> list[str]:
     if depth is not None and capacity:
         lines.append(f"{depth:.1f} of {capacity} batches are ready on average")
     if figures.cached_stall_fraction is not None:
-        shorter = percent(figures.cached_stall_fraction)
+        shorter = format_share(figures.cached_stall_fraction)
         lines.append(f"with a cached batch a step is {shorter} shorter")
     return lines
 
@@ -180,8 +200,8 @@ def hidden_lines(figures: RunSummary) -> list[str]:
     if host is None or device is None or host - device < HIDDEN_WAIT:
         return []
     return [
-        f"the host waits {percent(host)}, but most of it behind work queued on the device: timing "
-        "the loop alone would call that stall"
+        f"the host waits {format_share(host)}, but most of it behind work queued on the device: "
+        "timing the loop alone would call that stall"
     ]
 
 
@@ -189,8 +209,8 @@ def swap_lines(figures: RunSummary) -> list[str]:
     if not figures.is_swap_sustained:
         return []
     return [
-        f"{rate(figures.swap_in_bytes_per_second)} come back from swap, in at least half of the "
-        "samples and three in a row (threshold: any; ours)"
+        f"{about_rate(figures.swap_in_bytes_per_second)} come back from swap, in at least half of "
+        "the samples and three in a row (threshold: any; ours)"
     ]
 
 
@@ -198,7 +218,7 @@ def pressure_lines(figures: RunSummary) -> list[str]:
     if figures.psi_memory_full is None or figures.psi_memory_full <= PRESSURE_MEMORY:
         return []
     return [
-        f"in {percent(figures.psi_memory_full)} of the time every task waited for memory "
+        f"in {format_share(figures.psi_memory_full)} of the time every task waited for memory "
         "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
     ]
 
@@ -207,9 +227,9 @@ def system_lines(figures: RunSummary) -> list[str]:
     """What the samples of the machine show where nothing else does."""
     lines = [*swap_lines(figures), *pressure_lines(figures)]
     if figures.disk_share is not None and figures.disk_share >= DISK_NEAR:
-        lines.append(f"reads take {percent(figures.disk_share)} of the disk's capacity")
+        lines.append(f"reads take {format_share(figures.disk_share)} of the disk's capacity")
     if figures.gpu_utilization is not None:
-        busy = percent(figures.gpu_utilization)
+        busy = format_share(figures.gpu_utilization)
         lines.append(f"a kernel ran on the GPUs in {busy} of the time")
     return lines
 

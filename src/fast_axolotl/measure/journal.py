@@ -24,7 +24,7 @@ import psutil
 from fast_axolotl._version import __version__
 from fast_axolotl.measure.procfs import has_procfs, read_memory, reset_high_water
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
-from fast_axolotl.record.folder import parse_line
+from fast_axolotl.record.folder import UNREADABLE, parse_line
 from fast_axolotl.system import PROC
 
 __all__ = ["Journal", "find_owner"]
@@ -213,10 +213,10 @@ def find_owner(path: Path) -> int | None:
     """The number of the other process that is writing this file; ``None``: nobody is."""
     try:
         with path.open("rb") as opened:
-            start = parse_line(json.loads(opened.readline()))
+            start = parse_line(opened.readline().decode())
             opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
             last = opened.read().splitlines()[-1:]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, *UNREADABLE):
         return None
     if not isinstance(start, Start) or start.pid == os.getpid() or start.host != platform.node():
         return None

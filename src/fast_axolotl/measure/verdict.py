@@ -25,6 +25,8 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import (
     MLPERF,
     Evidence,
+    about_rate,
+    about_seconds,
     drain_lines,
     hidden_lines,
     loader_lines,
@@ -36,6 +38,7 @@ from fast_axolotl.measure.evidence import (
     system_lines,
 )
 from fast_axolotl.measure.steps import count_warmup
+from fast_axolotl.record import Verdict
 from fast_axolotl.record.thresholds import (
     BOUND_COMMUNICATION,
     DATA_STALL,
@@ -50,8 +53,7 @@ from fast_axolotl.record.thresholds import (
     MOST_CONTRADICTION,
     is_long_enough,
 )
-from fast_axolotl.measure.wording import percent, rate, seconds
-from fast_axolotl.record import Verdict
+from fast_axolotl.record.units import format_share
 
 __all__ = ["judge"]
 
@@ -108,8 +110,8 @@ def unseen(evidence: Evidence) -> Verdict | None:
     pressure = figures.psi_io_full
     if pressure is not None and pressure >= DATA_STALL:
         line = (
-            f"in {percent(pressure)} of the time every task waited for a disk (Linux PSI io full; "
-            f"it stands in for the stall, threshold 10 %: {MLPERF})"
+            f"in {format_share(pressure)} of the time every task waited for a disk (Linux PSI io "
+            f"full; it stands in for the stall, threshold 10 %: {MLPERF})"
         )
         full_disk = _full_disk(evidence, line)
         if full_disk is not None:
@@ -157,7 +159,7 @@ def short(evidence: Evidence) -> Verdict | None:
         return None
     needed = _seconds_left(figures.fetches, figures.measured_seconds)
     stalled = f"; {stall_line(evidence)}" if figures.stall_fraction is not None else ""
-    took = seconds(figures.measured_seconds)
+    took = about_seconds(figures.measured_seconds)
     count = "1 fetch" if figures.fetches == 1 else f"{figures.fetches:,} fetches"
     return Verdict(
         kind="inconclusive",
@@ -182,16 +184,17 @@ def draining(evidence: Evidence) -> Verdict | None:
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
         pace = figures.measured_seconds / max(1, figures.steps)
+        emptying = about_seconds(steps * pace)
         needed = steps * pace + _least_time(pace, figures.fetches / max(1, figures.steps))
         headline = f"The queue of ready batches is running dry: it is empty in {_steps(steps)}."
         lines = (
             f"the queue falls by {drain.batches_per_step:.3g} batches a step; about "
             f"{drain.left:,.1f} are left: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
-            f"{_steps(steps)}, {seconds(steps * pace)}",
+            f"{_steps(steps)}, {emptying}",
             f"{stalled} are hidden until the queue is empty",
         )
         action = (
-            f"Let it run about {seconds(needed)} longer, {seconds(steps * pace)} to empty the "
+            f"Let it run about {about_seconds(needed)} longer, {emptying} to empty the "
             "queue and the rest to see what follows."
         )
     else:
@@ -203,11 +206,11 @@ def draining(evidence: Evidence) -> Verdict | None:
         headline = "The queue of ready batches has just run dry: what it hid has yet to show."
         lines = (
             f"the queue fell by {drain.batches_per_step:.3g} batches a step and was empty by step "
-            f"{drain.dry_step:,}; {fetches:,} fetches and {seconds(lasted)} since: {_ASKED}, are "
-            "asked for",
+            f"{drain.dry_step:,}; {fetches:,} fetches and {about_seconds(lasted)} since: {_ASKED}, "
+            "are asked for",
             f"{stalled} were hidden until the queue was empty",
         )
-        action = f"Let it run about {seconds(needed)} longer."
+        action = f"Let it run about {about_seconds(needed)} longer."
     return Verdict(
         kind="inconclusive",
         subtype="draining",
@@ -237,8 +240,8 @@ def contradiction(evidence: Evidence) -> Verdict | None:
         subtype="contradiction",
         headline="Two ways of measuring the stall contradict each other.",
         evidence=(
-            f"by the waits the stall is {percent(figures.stall_fraction)}; with a cached batch a "
-            f"step is {percent(figures.cached_stall_fraction)} shorter",
+            f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
+            f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
             f"more than {100 * MOST_CONTRADICTION:.0f} points apart (ours: half of MLPerf "
             f"Storage's 10 %): {why}",
             *system_lines(figures),
@@ -249,7 +252,7 @@ def contradiction(evidence: Evidence) -> Verdict | None:
 
 def _run_longer(needed: float) -> str:
     """In whole seconds: how much is needed is known no better."""
-    return f"Let it run about {seconds(max(1.0, float(math.ceil(needed))))} longer."
+    return f"Let it run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
 
 
 def _steps(count: float) -> str:
@@ -281,7 +284,7 @@ def swap(evidence: Evidence) -> Verdict | None:
     how = "it swaps" if swapped else "its tasks wait for memory to be freed"
     lines = [*swapped, *pressed]
     if figures.limit_share is not None:
-        share = percent(figures.limit_share)
+        share = format_share(figures.limit_share)
         lines.append(f"the working set reached {share} of the memory it may take")
     return Verdict(
         kind="swap",
@@ -310,9 +313,10 @@ def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
         headline=f"The disk is the limit: data is read {word} its device gives it.",
         evidence=(
             waiting,
-            f"{rate(figures.read_bytes_per_second)} from the device, "
-            f"{percent(figures.disk_share)} of the {rate(figures.disk_bytes_per_second)} that "
-            "O_DIRECT reads reached (threshold 70 %, and 90 % is full: by queueing a read takes "
+            f"{about_rate(figures.read_bytes_per_second)} from the device, "
+            f"{format_share(figures.disk_share)} of the "
+            f"{about_rate(figures.disk_bytes_per_second)} that O_DIRECT reads reached (threshold "
+            "70 %, and 90 % is full: by queueing a read takes "
             "1 ÷ (1 − share) as long)",
         ),
         action=advice.read_less(evidence),
@@ -324,7 +328,7 @@ def data(evidence: Evidence) -> Verdict | None:
     figures = evidence.figures
     if evidence.stall < DATA_STALL:
         return None
-    stall = percent(figures.stall_fraction)
+    stall = format_share(figures.stall_fraction)
     headlines = {
         "rate": f"The loader is too slow: {stall} of the time goes into waiting for data.",
         "burst": f"The data comes in bursts: {stall} of the time goes into waiting for it.",
@@ -352,14 +356,15 @@ def communication(evidence: Evidence) -> Verdict | None:
     if evidence.exposed < BOUND_COMMUNICATION:
         return None
     lines = [
-        f"in {percent(figures.exposed_communication_fraction)} of the profiled time only "
+        f"in {format_share(figures.exposed_communication_fraction)} of the profiled time only "
         "communication ran (threshold 20 %: ours, twice the line of data)"
     ]
     if figures.pure_communication_fraction is not None:
         lines.append(
             f"every collective at its shortest across ranks takes "
-            f"{percent(figures.pure_communication_fraction)}; {percent(evidence.skew_share)} of "
-            "the communication is waiting for the last rank"
+            f"{format_share(figures.pure_communication_fraction)}; "
+            f"{format_share(evidence.skew_share)} of the "
+            "communication is waiting for the last rank"
         )
     headline = "Communication between the ranks is the limit."
     if _is_skewed(evidence):
@@ -393,12 +398,14 @@ def compute(evidence: Evidence) -> Verdict | None:
         return None
     lines = [stall_line(evidence, "threshold 5 %: ours, half of MLPerf Storage's 10 %")]
     if figures.exposed_communication_fraction is not None:
-        exposed = percent(evidence.exposed)
+        exposed = format_share(evidence.exposed)
         lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
     if figures.mfu is not None:
-        lines.append(f"MFU {percent(figures.mfu)}")
+        lines.append(f"MFU {format_share(figures.mfu)}")
     if figures.device_idle_fraction is not None:
-        lines.append(f"the profiler saw the device idle {percent(figures.device_idle_fraction)}")
+        lines.append(
+            f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
+        )
     return Verdict(
         kind="compute",
         headline="The model is the limit: it hardly ever waits for data.",
@@ -415,7 +422,7 @@ def compute(evidence: Evidence) -> Verdict | None:
 def mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
-    stall, exposed = percent(evidence.stall), percent(evidence.exposed)
+    stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
     lines = [stall_line(evidence, "less than 5 % is free of it, 10 % or more is bound by it")]
     if figures.exposed_communication_fraction is not None:
         lines.append(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.periods import DEEPEST_QUEUE, find_pattern, is_burst_of_accumulation
+from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, find_pattern, is_burst_of_accumulation
 from fast_axolotl.record import Histogram, Mark, SlowFetch
 
 
