@@ -26,7 +26,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from fast_axolotl import system
+from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import procfs
 from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
@@ -34,7 +37,7 @@ from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
 from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup
 
-__all__ = ["SystemSampler"]
+__all__ = ["SystemSampler", "check_process", "explain_missing"]
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -289,6 +292,30 @@ class SystemSampler:
     def _write(self, line: object) -> None:
         if self._writer is not None:
             self._writer.write(line)
+
+
+def check_process(pid: int, *, proc: Path = PROC) -> None:
+    """Refuse what cannot be sampled, and say what could be."""
+    if not procfs.has_procfs(proc):
+        raise UsageError("processes can be watched on Linux only: there is no procfs here")
+    stat = procfs.read_stat(pid, proc=proc) if pid > 0 else None
+    status = procfs.read_status(pid, proc=proc) if stat is not None else None
+    if stat is None or status is None:
+        # The largest processes of this machine, so that the right one can be picked.
+        found = [
+            (process.info["memory_info"].rss, process.pid, " ".join(process.info["cmdline"])[:60])
+            for process in psutil.process_iter(["memory_info", "cmdline"])
+            if process.info["memory_info"] and process.info["cmdline"]
+        ]
+        largest = sorted((item for item in found if item[1] != os.getpid()), reverse=True)[:3]
+        named = "; ".join(f"{number} ({command})" for _, number, command in largest)
+        hint = f"; the largest here are {named}" if named else ""
+        raise UsageError(f"there is no process {pid}{hint}")
+    leader = int(status.get(b"Tgid", b"%d" % pid))
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")
+    if not stat.is_alive:
+        raise UsageError(f"process {pid} has ended; its parent {stat.parent_pid} has yet to notice")
 
 
 def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]:

@@ -105,9 +105,9 @@ def _add_course(
         settings.update(rank.settings)
 
     ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
-    known = {end.reason: end.error for end in reversed(ends) if end is not None}
+    errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end is not None}
     reason = "cut off" if None in ends or not ends else "finished"
-    reason = next((name for name in ("exception", "interrupted") if name in known), reason)
+    reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
 
     lines: list[Any] = [end for end in ends if end is not None]
     for rank in ranks:
@@ -135,7 +135,7 @@ def _add_course(
         started=min(dates),
         is_finished=reason == "finished",
         end_reason=reason,
-        error=known.get(reason, "") if reason in ("exception", "interrupted") else "",
+        error="" if reason == "finished" else errors.get(reason, ""),
         duration_seconds=max([0.0, *(line.t for line in lines)]),
         world_size=world_size,
         ranks=tuple(map(summarise_rank, ranks)),

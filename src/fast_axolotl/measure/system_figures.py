@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from fast_axolotl.record import SystemRecord, SystemSample
+from fast_axolotl.record import SystemRecord, SystemSample, SystemStart
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 
-__all__ = ["SystemFigures", "fold_system"]
+__all__ = ["UNKNOWN", "SystemFigures", "Watched", "fold_system"]
 
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
@@ -30,6 +30,16 @@ LEAST_SWAP_RUN = 3
 CLOCKS_DIFFER_SECONDS = 10.0
 """A training that begins so long after the last sample was timed by another clock. Ours: samples
 are at most five seconds apart."""
+
+
+UNKNOWN = {
+    "stall": "who waits for whom is decided inside the process",
+    "throughput": "rows, tokens and steps are counted inside the process",
+    "mfu": "the model's shape is known inside the process",
+}
+"""What cannot be known from outside, and why."""
+
+_MOST_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +140,54 @@ def fold_system(
         if values[name] is None
     }
     return SystemFigures(values=values, reasons=reasons)
+
+
+class Watched:
+    """Samples of a process tree as they come, and the figures of all of them.
+
+    Memory is bounded: past 4,096 samples every other one is let go, the first and last excepted.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[SystemSample] = []
+        self.most_processes = 0
+        self.pss_bytes: int | None = None
+        """The latest that was measured."""
+
+    def add(self, sample: SystemSample) -> None:
+        """Take one sample in."""
+        if len(self.samples) >= _MOST_SAMPLES:
+            self.samples = [*self.samples[:-1:2], self.samples[-1]]
+        self.samples.append(sample)
+        self.most_processes = max(self.most_processes, sample.processes)
+        self.pss_bytes = self.pss_bytes if sample.pss_bytes is None else sample.pss_bytes
+
+    def figures(self, start: SystemStart) -> dict[str, Any]:
+        """Figures by name, then ``reasons`` of those that are ``None``, then ``unknown``."""
+        found = fold_system(SystemRecord(start=start, samples=self.samples))
+        return {
+            "root_pid": start.root_pid,
+            "command": list(start.command),
+            "seconds": self.samples[-1].t - self.samples[0].t if self.samples else 0.0,
+            "most_processes": self.most_processes,
+            "cpu_cores": self.rate("cpu_seconds", num_samples=len(self.samples)),
+            **found.values,
+            "memory_bytes": start.memory_bytes,
+            "gpu_names": list(start.gpu_names),
+            "reasons": dict(found.reasons),
+            "unknown": UNKNOWN,
+        }
+
+    def rate(self, name: str, *, num_samples: int = 2) -> float | None:
+        """Growth of a counter per second over the last samples; ``None`` before there are two."""
+        chosen = self.samples[-num_samples:]
+        if len(chosen) < 2:
+            return None
+        first, last = getattr(chosen[0], name), getattr(chosen[-1], name)
+        seconds = chosen[-1].t - chosen[0].t
+        if first is None or last is None or seconds <= 0:
+            return None
+        return float(last - first) / seconds
 
 
 def _is_of_another_clock(system: SystemRecord, time: float) -> bool:
