@@ -46,6 +46,11 @@ class Journal:
         folder: Path,
         *,
         rank: int,
+        world_size: int = 1,
+        local_rank: int = 0,
+        source: str = "loop",
+        command: tuple[str, ...] = (),
+        environment: Mapping[str, Any],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         proc: Path = PROC,
@@ -71,26 +76,10 @@ class Journal:
         """Whether the file is another process's, and nothing is written."""
         self._writer = LineWriter(path, refusal=refusal)
         self._is_failure_told = False
-
-    @property
-    def num_bytes(self) -> int:
-        """How much was written."""
-        return self._writer.num_bytes
-
-    def start(
-        self,
-        *,
-        world_size: int,
-        local_rank: int,
-        source: str,
-        command: tuple[str, ...],
-        environment: dict[str, Any],
-    ) -> None:
-        """Write the first line."""
         self.write(
             Start(
                 time=self._date,
-                rank=self.rank,
+                rank=rank,
                 world_size=world_size,
                 local_rank=local_rank,
                 pid=os.getpid(),
@@ -101,6 +90,11 @@ class Journal:
                 environment={key: _plain(value) for key, value in environment.items()},
             )
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """How much was written."""
+        return self._writer.num_bytes
 
     def since_start(self, at: float | None = None) -> float:
         """Seconds since the first line."""

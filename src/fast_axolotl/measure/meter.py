@@ -100,14 +100,16 @@ def measure(
     if accumulation < 1:
         raise UsageError(f"accumulation is {accumulation}, and a step has at least one fetch")
     journal = Journal(
-        Path(run_dir), rank=rank or 0, clock=clock, wall_clock=wall_clock, proc=Path(proc)
-    )
-    journal.start(
+        Path(run_dir),
+        rank=rank or 0,
         world_size=world_size or 1,
         local_rank=local_rank or 0,
         source=source,
         command=tuple(command or ()),
-        environment=describe(Path(proc)) if environment is None else dict(environment),
+        environment=describe(Path(proc)) if environment is None else environment,
+        clock=clock,
+        wall_clock=wall_clock,
+        proc=Path(proc),
     )
     meter = Meter(
         journal,
@@ -117,8 +119,10 @@ def measure(
     )
     paths = [str(path) for path in data_paths]
     # One that nobody gave is found out where steps are told, and else goes without saying.
-    given = {} if accumulation == 1 and not told_steps else {"gradient_accumulation": accumulation}
-    meter.settings(**given, **({"data_paths": paths} if paths else {}))
+    known: dict[str, Any] = {"data_paths": paths} if paths else {}
+    if accumulation > 1 or told_steps:
+        known["gradient_accumulation"] = accumulation
+    meter.settings(**known)
     if journal.rank != 0 or journal.is_refused:
         return meter
     measured_run = os.environ.get(_MEASURE, "")
@@ -416,7 +420,7 @@ class Meter:
         ``padded_``), ``bytes_per_second``, ``working_set_bytes``: of the steady phase once it has
         begun; before that of the warm-up, with ``is_warming`` 1.
         """
-        self._fold()
+        self._fold(write=False)
         found = self._blocks.current()
         if self._working_set_bytes is not None:
             found["working_set_bytes"] = float(self._working_set_bytes)
@@ -424,7 +428,7 @@ class Meter:
 
     def summary(self) -> RunSummary:
         """Every figure of the run so far, from its record."""
-        self._flush()
+        self._fold(write=True)
         return summarise(read_run(self.run_dir))
 
     def close(
@@ -457,7 +461,9 @@ class Meter:
                 except StopIteration:
                     self.exhausted()
                     return
-                self._end_watch_fetch(batch)
+                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
+                if self._is_watch_fetch:
+                    self.fetch_end(batch)
                 yield batch
                 del batch
                 self._begin_watch_fetch()
@@ -473,12 +479,6 @@ class Meter:
         if not self._span_name:
             self._begin_fetch(now, None)
             self._is_watch_fetch = True
-
-    @_guarded
-    def _end_watch_fetch(self, batch: Any) -> None:
-        # Where a hook at the base iterator has timed fetches meanwhile, those are the fetches.
-        if self._is_watch_fetch:
-            self.fetch_end(batch)
 
     def _begin_fetch(self, now: float, queue_depth: int | None) -> None:
         tracker = self._tracker
@@ -553,12 +553,8 @@ class Meter:
         return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
 
     @_guarded
-    def _fold(self) -> None:
-        self._queue.fold()
-
-    @_guarded
-    def _flush(self) -> None:
-        self._queue.flush()
+    def _fold(self, *, write: bool) -> None:
+        (self._queue.flush if write else self._queue.fold)()
 
     @_guarded
     def _finish(self) -> None:

@@ -212,9 +212,9 @@ class Communication:
     """What the profiler windows of the ranks say together."""
 
     device_idle_fraction: float | None = None
-    exposed_fraction: float | None = None
+    exposed_communication_fraction: float | None = None
     """Of the rank that shows most of it."""
-    pure_fraction: float | None = None
+    pure_communication_fraction: float | None = None
     """Every collective at its least duration across ranks: what is over is waiting for a rank."""
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
@@ -259,8 +259,8 @@ def compare_communication(
     skew = None if pure is None else ratio(longest - pure, longest)
     return Communication(
         device_idle_fraction=ratio(own.device_idle_seconds, own.wall_seconds),
-        exposed_fraction=max(shown) if shown else None,
-        pure_fraction=ratio(pure, wall),
+        exposed_communication_fraction=max(shown) if shown else None,
+        pure_communication_fraction=ratio(pure, wall),
         skew_share=skew,
         slow_rank=None if skew is None else min(sums, key=lambda rank: (sums[rank], rank)),
         reasons={

@@ -58,12 +58,9 @@ def summarise(record: RunRecord) -> RunSummary:
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)
-    for name, value in (
-        ("device_idle_fraction", seen.device_idle_fraction),
-        ("exposed_communication_fraction", seen.exposed_fraction),
-        ("pure_communication_fraction", seen.pure_fraction),
-    ):
-        builder.put(name, value, seen.reasons.get(name, ""))
+    for name in ("device_idle", "exposed_communication", "pure_communication"):
+        figure = f"{name}_fraction"
+        builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
     _add_overhead(builder, chosen)
     draft = builder.build()
     if chosen is not None:
@@ -180,13 +177,12 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         for mark in rank.record.marks
         if mark.name == "first_step"
     ]
-    figures = fold_system(
+    values, reasons = fold_system(
         record.system,
         min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
         max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
         trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
     )
-    values = dict(figures.values)
     by_phase: dict[str, int] = {}
     for rank in ranks:
         for phase in rank.record.phases:
@@ -214,7 +210,7 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         values["rss_bytes"] = None if rss is None else round(rss)
     builder.values["hwm_by_phase"] = by_phase
     for name, value in values.items():
-        builder.put(name, value, figures.reasons.get(name, ""), is_system=True)
+        builder.put(name, value, reasons.get(name, ""), is_system=True)
 
 
 def _highest_mark(rank: RankFigures) -> int:

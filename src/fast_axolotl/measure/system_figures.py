@@ -10,8 +10,7 @@ count, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,7 @@ from fast_axolotl.record import SystemRecord, SystemSample, SystemStart
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 
-__all__ = ["UNKNOWN", "SystemFigures", "Watched", "fold_system"]
+__all__ = ["UNKNOWN", "Watched", "fold_system"]
 
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
@@ -40,14 +39,6 @@ UNKNOWN = {
 """What cannot be known from outside, and why."""
 
 _MOST_SAMPLES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemFigures:
-    """Figures by their names in ``RunSummary``, and the reasons of those that are ``None``."""
-
-    values: Mapping[str, Any]
-    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 _SOURCES = {
@@ -97,17 +88,16 @@ def fold_system(
     end: float | None = None,
     *,
     trained_from: float | None = None,
-) -> SystemFigures:
-    """Figures of the process tree in the steady phase, from ``begin`` to ``end``, if it has both.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures of the process tree in the steady phase, from ``begin`` to ``end``, if it has both:
+    by their names in ``RunSummary``, and the reasons of those that are ``None``.
 
     ``trained_from`` is when the ranks began to train; ``None``: no rank recorded, and all samples
     count. Moments are given in seconds since 1970.
     """
     if system is None:
         unwatched = FIGURES["working_set_bytes"].missing
-        return SystemFigures(
-            values=dict.fromkeys(_SOURCES), reasons=dict.fromkeys(_SOURCES, unwatched)
-        )
+        return dict.fromkeys(_SOURCES), dict.fromkeys(_SOURCES, unwatched)
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
     if begin is None or end is None:
@@ -139,7 +129,7 @@ def fold_system(
         for name in values
         if values[name] is None
     }
-    return SystemFigures(values=values, reasons=reasons)
+    return values, reasons
 
 
 class Watched:
@@ -164,17 +154,17 @@ class Watched:
 
     def figures(self, start: SystemStart) -> dict[str, Any]:
         """Figures by name, then ``reasons`` of those that are ``None``, then ``unknown``."""
-        found = fold_system(SystemRecord(start=start, samples=self.samples))
+        values, reasons = fold_system(SystemRecord(start=start, samples=self.samples))
         return {
             "root_pid": start.root_pid,
             "command": list(start.command),
             "seconds": self.samples[-1].t - self.samples[0].t if self.samples else 0.0,
             "most_processes": self.most_processes,
             "cpu_cores": self.rate("cpu_seconds", num_samples=len(self.samples)),
-            **found.values,
+            **values,
             "memory_bytes": start.memory_bytes,
             "gpu_names": list(start.gpu_names),
-            "reasons": dict(found.reasons),
+            "reasons": reasons,
             "unknown": UNKNOWN,
         }
 

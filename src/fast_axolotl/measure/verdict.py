@@ -22,21 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fast_axolotl.measure import advice
-from fast_axolotl.measure.evidence import (
-    MLPERF,
-    Evidence,
-    about_rate,
-    about_seconds,
-    drain_lines,
-    hidden_lines,
-    loader_lines,
-    pattern_lines,
-    pressure_lines,
-    rank_lines,
-    stall_line,
-    swap_lines,
-    system_lines,
-)
+from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
 from fast_axolotl.measure.steps import count_warmup
 from fast_axolotl.record import Verdict
 from fast_axolotl.record.thresholds import (
@@ -122,7 +108,7 @@ def unseen(evidence: Evidence) -> Verdict | None:
         kind="inconclusive",
         subtype="unseen",
         headline=f"There is nothing to judge the data by: {what} recorded{seen}.",
-        evidence=("0 fetches of a training loop were timed", *system_lines(figures)),
+        evidence=("0 fetches of a training loop were timed", *evidence.system_lines()),
         action=advice.see_fetches(evidence),
     )
 
@@ -145,7 +131,7 @@ def warming(evidence: Evidence) -> Verdict | None:
         evidence=(
             f"0 steps of the steady phase; warm-up takes {asked}, until all batches read ahead at "
             "the start are used up",
-            *system_lines(figures),
+            *evidence.system_lines(),
         ),
         action=_run_longer(needed),
         seconds_needed=needed,
@@ -158,7 +144,7 @@ def short(evidence: Evidence) -> Verdict | None:
     if is_long_enough(figures.fetches, figures.measured_seconds):
         return None
     needed = _seconds_left(figures.fetches, figures.measured_seconds)
-    stalled = f"; {stall_line(evidence)}" if figures.stall_fraction is not None else ""
+    stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
     took = about_seconds(figures.measured_seconds)
     count = "1 fetch" if figures.fetches == 1 else f"{figures.fetches:,} fetches"
     return Verdict(
@@ -167,7 +153,7 @@ def short(evidence: Evidence) -> Verdict | None:
         headline=f"Too short to judge: {count} in {took}.",
         evidence=(
             f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",
-            *system_lines(figures),
+            *evidence.system_lines(),
         ),
         action=_run_longer(needed),
         seconds_needed=needed,
@@ -180,7 +166,7 @@ def draining(evidence: Evidence) -> Verdict | None:
     # A stall that is there already only grows when the queue is empty.
     if drain is None or drain.is_over or evidence.stall >= DATA_STALL:
         return None
-    stalled = f"{stall_line(evidence)}, so far: waits"
+    stalled = f"{evidence.stall_line()}, so far: waits"
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
         pace = figures.measured_seconds / max(1, figures.steps)
@@ -215,7 +201,7 @@ def draining(evidence: Evidence) -> Verdict | None:
         kind="inconclusive",
         subtype="draining",
         headline=headline,
-        evidence=(*lines, *system_lines(figures)),
+        evidence=(*lines, *evidence.system_lines()),
         action=action,
         seconds_needed=needed,
     )
@@ -244,7 +230,7 @@ def contradiction(evidence: Evidence) -> Verdict | None:
             f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
             f"more than {100 * MOST_CONTRADICTION:.0f} points apart (ours: half of MLPerf "
             f"Storage's 10 %): {why}",
-            *system_lines(figures),
+            *evidence.system_lines(),
         ),
         action=advice.resolve_contradiction(evidence, apart),
     )
@@ -278,11 +264,11 @@ def _least_time(pace: float, fetches_per_step: float) -> float:
 def swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
     figures = evidence.figures
-    swapped, pressed = swap_lines(figures), pressure_lines(figures)
-    if not swapped and not pressed:
+    lines = evidence.memory_lines()
+    if not lines:
         return None
-    how = "it swaps" if swapped else "its tasks wait for memory to be freed"
-    lines = [*swapped, *pressed]
+    is_swapping = figures.is_swap_sustained
+    how = "it swaps" if is_swapping else "its tasks wait for memory to be freed"
     if figures.limit_share is not None:
         share = format_share(figures.limit_share)
         lines.append(f"the working set reached {share} of the memory it may take")
@@ -298,7 +284,7 @@ def io(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, and the disk is full."""
     if evidence.stall < DATA_STALL:
         return None
-    return _full_disk(evidence, stall_line(evidence, f"threshold 10 %: {MLPERF}"))
+    return _full_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
 
 
 def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
@@ -339,12 +325,12 @@ def data(evidence: Evidence) -> Verdict | None:
         subtype=evidence.pattern,
         headline=headlines[evidence.pattern],
         evidence=(
-            stall_line(evidence, f"threshold 10 %: {MLPERF}"),
-            *rank_lines(evidence),
-            *drain_lines(evidence),
-            *pattern_lines(figures),
-            *loader_lines(figures),
-            *hidden_lines(figures),
+            evidence.stall_line(f"threshold 10 %: {MLPERF}"),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
+            *evidence.pattern_lines(),
+            *evidence.loader_lines(),
+            *evidence.hidden_lines(),
         ),
         action=advice.feed(evidence),
     )
@@ -375,7 +361,7 @@ def communication(evidence: Evidence) -> Verdict | None:
         kind="communication",
         subtype="skew" if _is_skewed(evidence) else "network",
         headline=headline,
-        evidence=(*lines, stall_line(evidence)),
+        evidence=(*lines, evidence.stall_line()),
         action=_communicate_better(evidence),
     )
 
@@ -396,7 +382,7 @@ def compute(evidence: Evidence) -> Verdict | None:
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
     if evidence.exposed >= FREE_COMMUNICATION or is_unprofiled:
         return None
-    lines = [stall_line(evidence, "threshold 5 %: ours, half of MLPerf Storage's 10 %")]
+    lines = [evidence.stall_line("threshold 5 %: ours, half of MLPerf Storage's 10 %")]
     if figures.exposed_communication_fraction is not None:
         exposed = format_share(evidence.exposed)
         lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
@@ -411,9 +397,9 @@ def compute(evidence: Evidence) -> Verdict | None:
         headline="The model is the limit: it hardly ever waits for data.",
         evidence=(
             *lines,
-            *hidden_lines(figures),
-            *rank_lines(evidence),
-            *drain_lines(evidence),
+            *evidence.hidden_lines(),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
         ),
         action=advice.compute_better(evidence),
     )
@@ -423,7 +409,7 @@ def mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
     stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
-    lines = [stall_line(evidence, "less than 5 % is free of it, 10 % or more is bound by it")]
+    lines = [evidence.stall_line("less than 5 % is free of it, 10 % or more is bound by it")]
     if figures.exposed_communication_fraction is not None:
         lines.append(
             f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
@@ -450,10 +436,10 @@ def mixed(evidence: Evidence) -> Verdict:
         headline=headline,
         evidence=(
             *lines,
-            *rank_lines(evidence),
-            *drain_lines(evidence),
-            *pattern_lines(figures),
-            *hidden_lines(figures),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
+            *evidence.pattern_lines(),
+            *evidence.hidden_lines(),
         ),
         action=action,
     )
