@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.gpu import NoGpu, NvmlReader, open_gpus
+from fast_axolotl.measure.gpu import GpuReader, NvmlReader, open_gpus
 from fast_axolotl.record import DeviceSample
 
 
@@ -147,5 +147,5 @@ def test_the_real_thing_reads_devices_or_gives_a_reason() -> None:
 
 
 def test_nothing_is_read_from_no_gpu() -> None:
-    reader = NoGpu("for a reason")
+    reader = GpuReader("for a reason")
     assert (reader.names, reader.reason, reader.read((1, 2))) == ((), "for a reason", ())

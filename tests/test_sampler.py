@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.gpu import NoGpu
+from fast_axolotl.measure.gpu import GpuReader
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.record import DeviceSample, LineWriter, SystemSample, read_run
 
 linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 
-NO_GPU = NoGpu("there is none in this test")
+NO_GPU = GpuReader("there is none in this test")
 
 
 class Clock:

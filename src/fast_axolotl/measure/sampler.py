@@ -145,9 +145,9 @@ class SystemSampler:
             self._gpu = open_gpus()
         sample = self._measure()
         if self._data_path is None:
-            capacity = DiskCapacity(bytes_per_second=None, reason=_NO_DATA)
+            capacity = DiskCapacity(reason=_NO_DATA)
         elif not self._is_probing:
-            capacity = DiskCapacity(bytes_per_second=None, reason="the probe was turned off")
+            capacity = DiskCapacity(reason="the probe was turned off")
         else:
             capacity = probe_capacity(self._data_path, proc=self._proc)
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()

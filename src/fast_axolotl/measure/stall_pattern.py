@@ -119,7 +119,7 @@ def is_burst_of_accumulation(
     takes ``wait ÷ (accumulation − capacity)`` a batch. If a whole step's batches are read in less
     than the model's own time a step, a deeper queue would hide the wait.
     """
-    if accumulation < 2 or not 1 <= capacity < accumulation or own_seconds <= 0:
+    if not 1 <= capacity < accumulation or own_seconds <= 0:
         return False
     seconds_per_batch = wait_seconds / (accumulation - capacity)
     return seconds_per_batch * accumulation <= own_seconds

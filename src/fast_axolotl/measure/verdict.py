@@ -24,27 +24,14 @@ from dataclasses import replace
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
 from fast_axolotl.measure.steps import count_warmup
-from fast_axolotl.record import Verdict
-from fast_axolotl.record.thresholds import (
-    BOUND_COMMUNICATION,
-    DATA_STALL,
-    DISK_FULL,
-    DISK_NEAR,
-    FREE_COMMUNICATION,
-    FREE_STALL,
-    LEAST_FETCHES,
-    LEAST_FETCHES_SECONDS,
-    LEAST_SECONDS,
-    LEAST_SKEW_SHARE,
-    MOST_CONTRADICTION,
-    is_long_enough,
-)
-from fast_axolotl.record.units import format_share
+from fast_axolotl.record import Verdict, thresholds
+from fast_axolotl.record.units import count_words, format_share
 
 __all__ = ["judge"]
 
 _ASKED = (
-    f"{LEAST_FETCHES} fetches in {LEAST_FETCHES_SECONDS:.0f} s or more, or {LEAST_SECONDS:.0f} s"
+    f"{thresholds.LEAST_FETCHES} fetches in {thresholds.LEAST_FETCHES_SECONDS:.0f} s or more, or "
+    f"{thresholds.LEAST_SECONDS:.0f} s"
 )
 _MOST_LETTERS = 200
 
@@ -94,7 +81,7 @@ def unseen(evidence: Evidence) -> Verdict | None:
     if swapping is not None:
         return swapping
     pressure = figures.psi_io_full
-    if pressure is not None and pressure >= DATA_STALL:
+    if pressure is not None and pressure >= thresholds.DATA_STALL:
         line = (
             f"in {format_share(pressure)} of the time every task waited for a disk (Linux PSI io "
             f"full; it stands in for the stall, threshold 10 %: {MLPERF})"
@@ -122,12 +109,12 @@ def warming(evidence: Evidence) -> Verdict | None:
     if pace is None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
     asked = count_warmup(figures.settings)
+    done = count_words(figures.warmup_steps, "step")
     needed = max(0, asked - figures.warmup_steps) * pace + _least_time(pace, 1.0)
     return Verdict(
         kind="inconclusive",
         subtype="warming",
-        headline="The run was still warming up when it ended, after "
-        f"{_steps(figures.warmup_steps)}.",
+        headline=f"The run was still warming up when it ended, after {done}.",
         evidence=(
             f"0 steps of the steady phase; warm-up takes {asked}, until all batches read ahead at "
             "the start are used up",
@@ -141,12 +128,12 @@ def warming(evidence: Evidence) -> Verdict | None:
 def short(evidence: Evidence) -> Verdict | None:
     """The steady phase is too short."""
     figures = evidence.figures
-    if is_long_enough(figures.fetches, figures.measured_seconds):
+    if thresholds.is_long_enough(figures.fetches, figures.measured_seconds):
         return None
     needed = _seconds_left(figures.fetches, figures.measured_seconds)
     stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
     took = about_seconds(figures.measured_seconds)
-    count = "1 fetch" if figures.fetches == 1 else f"{figures.fetches:,} fetches"
+    count = count_words(figures.fetches, "fetch")
     return Verdict(
         kind="inconclusive",
         subtype="short",
@@ -164,19 +151,20 @@ def draining(evidence: Evidence) -> Verdict | None:
     """The ready queue is running dry, or has just run dry: it hides what the loader lacks."""
     drain, figures = evidence.drain, evidence.figures
     # A stall that is there already only grows when the queue is empty.
-    if drain is None or drain.is_over or evidence.stall >= DATA_STALL:
+    if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
         return None
     stalled = f"{evidence.stall_line()}, so far: waits"
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
+        in_steps = count_words(round(steps), "step")
         pace = figures.measured_seconds / max(1, figures.steps)
         emptying = about_seconds(steps * pace)
         needed = steps * pace + _least_time(pace, figures.fetches / max(1, figures.steps))
-        headline = f"The queue of ready batches is running dry: it is empty in {_steps(steps)}."
+        headline = f"The queue of ready batches is running dry: it is empty in {in_steps}."
         lines = (
             f"the queue falls by {drain.batches_per_step:.3g} batches a step; about "
             f"{drain.left:,.1f} are left: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
-            f"{_steps(steps)}, {emptying}",
+            f"{in_steps}, {emptying}",
             f"{stalled} are hidden until the queue is empty",
         )
         action = (
@@ -213,7 +201,7 @@ def contradiction(evidence: Evidence) -> Verdict | None:
     if figures.cached_stall_fraction is None or figures.stall_fraction is None:
         return None
     apart = figures.cached_stall_fraction - figures.stall_fraction
-    if abs(apart) <= MOST_CONTRADICTION:
+    if abs(apart) <= thresholds.MOST_CONTRADICTION:
         return None
     why = (
         "reading slows the model down without making it wait: it shares cores, memory or the "
@@ -228,8 +216,8 @@ def contradiction(evidence: Evidence) -> Verdict | None:
         evidence=(
             f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
             f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
-            f"more than {100 * MOST_CONTRADICTION:.0f} points apart (ours: half of MLPerf "
-            f"Storage's 10 %): {why}",
+            f"more than {100 * thresholds.MOST_CONTRADICTION:.0f} points apart (ours: half of "
+            f"MLPerf Storage's 10 %): {why}",
             *evidence.system_lines(),
         ),
         action=advice.resolve_contradiction(evidence, apart),
@@ -241,21 +229,19 @@ def _run_longer(needed: float) -> str:
     return f"Let it run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
 
 
-def _steps(count: float) -> str:
-    text = f"{count:,.0f}"
-    return f"{text} step" if text == "1" else f"{text} steps"
-
-
 def _seconds_left(fetches: int, lasted: float) -> float:
     """Until a steady phase of this pace can be judged."""
-    by_fetches = (LEAST_FETCHES - fetches) * lasted / fetches
-    return min(LEAST_SECONDS - lasted, max(by_fetches, LEAST_FETCHES_SECONDS - lasted))
+    by_fetches = (thresholds.LEAST_FETCHES - fetches) * lasted / fetches
+    return min(
+        thresholds.LEAST_SECONDS - lasted,
+        max(by_fetches, thresholds.LEAST_FETCHES_SECONDS - lasted),
+    )
 
 
 def _least_time(pace: float, fetches_per_step: float) -> float:
     """How long a steady phase takes at this pace, in seconds a step."""
-    by_fetches = LEAST_FETCHES * pace / max(1.0, fetches_per_step)
-    return min(LEAST_SECONDS, max(by_fetches, LEAST_FETCHES_SECONDS))
+    by_fetches = thresholds.LEAST_FETCHES * pace / max(1.0, fetches_per_step)
+    return min(thresholds.LEAST_SECONDS, max(by_fetches, thresholds.LEAST_FETCHES_SECONDS))
 
 
 # What bounds a run that can be judged.
@@ -282,16 +268,16 @@ def swap(evidence: Evidence) -> Verdict | None:
 
 def io(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, and the disk is full."""
-    if evidence.stall < DATA_STALL:
+    if evidence.stall < thresholds.DATA_STALL:
         return None
     return _full_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
 
 
 def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     figures = evidence.figures
-    if figures.disk_share is None or figures.disk_share < DISK_NEAR:
+    if figures.disk_share is None or figures.disk_share < thresholds.DISK_NEAR:
         return None
-    is_near = figures.disk_share < DISK_FULL
+    is_near = figures.disk_share < thresholds.DISK_FULL
     word = "nearly as fast as" if is_near else "as fast as"
     return Verdict(
         kind="io",
@@ -312,7 +298,7 @@ def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
 def data(evidence: Evidence) -> Verdict | None:
     """The loop waits for data."""
     figures = evidence.figures
-    if evidence.stall < DATA_STALL:
+    if evidence.stall < thresholds.DATA_STALL:
         return None
     stall = format_share(figures.stall_fraction)
     headlines = {
@@ -339,7 +325,7 @@ def data(evidence: Evidence) -> Verdict | None:
 def communication(evidence: Evidence) -> Verdict | None:
     """Ranks wait for the network, or for one of them."""
     figures = evidence.figures
-    if evidence.exposed < BOUND_COMMUNICATION:
+    if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
     lines = [
         f"in {format_share(figures.exposed_communication_fraction)} of the profiled time only "
@@ -367,7 +353,7 @@ def communication(evidence: Evidence) -> Verdict | None:
 
 
 def _is_skewed(evidence: Evidence) -> bool:
-    return evidence.skew_share is not None and evidence.skew_share >= LEAST_SKEW_SHARE
+    return evidence.skew_share is not None and evidence.skew_share >= thresholds.LEAST_SKEW_SHARE
 
 
 def _communicate_better(evidence: Evidence) -> str:
@@ -377,10 +363,10 @@ def _communicate_better(evidence: Evidence) -> str:
 def compute(evidence: Evidence) -> Verdict | None:
     """The model never waits."""
     figures = evidence.figures
-    if figures.stall_fraction is None or evidence.stall >= FREE_STALL:
+    if figures.stall_fraction is None or evidence.stall >= thresholds.FREE_STALL:
         return None
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
-    if evidence.exposed >= FREE_COMMUNICATION or is_unprofiled:
+    if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
     lines = [evidence.stall_line("threshold 5 %: ours, half of MLPerf Storage's 10 %")]
     if figures.exposed_communication_fraction is not None:
@@ -414,8 +400,8 @@ def mixed(evidence: Evidence) -> Verdict:
         lines.append(
             f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
         )
-    is_waiting = evidence.stall >= FREE_STALL
-    is_talking = evidence.exposed >= FREE_COMMUNICATION
+    is_waiting = evidence.stall >= thresholds.FREE_STALL
+    is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     if figures.stall_fraction is None:
         headline = "No single limit: the stall is not known."
         action = advice.see_fetches(evidence)
