@@ -21,6 +21,7 @@ count and a reason, and the next one is counted again.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class BatchCounter:
             elif shape is None:
                 self._count_lists(batch, found)
             else:
-                found.padded_tokens = _count_positions(shape)
+                found.padded_tokens = math.prod(shape)
                 if _is_on_host(ids):
                     self._count_arrays(batch, shape, found, is_looked_at=is_looked_at)
                 else:
@@ -187,7 +188,7 @@ class BatchCounter:
         found.samples = len(rows)
         shapes = [getattr(row, "shape", None) for row in rows]
         found.padded_tokens = sum(
-            len(row) if shape is None else _count_positions(shape)
+            len(row) if shape is None else math.prod(shape)
             for row, shape in zip(rows, shapes, strict=True)
         )
         mask, labels = (_rows_of(batch.get(name), rows) for name in ("attention_mask", "labels"))
@@ -257,13 +258,8 @@ def _count_bytes(batch: Any) -> int | None:
         parts = batch.values()
     elif isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
         parts = batch
-    total, is_known = 0, False
-    for part in parts:
-        size = getattr(part, "nbytes", None)
-        if isinstance(size, int):
-            total += size
-            is_known = True
-    return total if is_known else None
+    sizes = [size for part in parts if isinstance(size := getattr(part, "nbytes", None), int)]
+    return sum(sizes) if sizes else None
 
 
 def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
@@ -292,13 +288,6 @@ def _count_starts(positions: Any, mask: Any) -> int:
     return int(is_real[0]) + _count_nonzero(is_real[1:] & (starts | ~is_real[:-1]))
 
 
-def _count_positions(shape: Any) -> int:
-    total = 1
-    for size in shape:
-        total *= int(size)
-    return total
-
-
 def _is_on_host(array: Any) -> bool:
     device = getattr(array, "device", None)
     return device is None or getattr(device, "type", device) == "cpu"
@@ -320,7 +309,7 @@ def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> li
         return [last - first for first, last in itertools.pairwise(edges) if last > first]
     if mask is None:
         width = int(shape[-1])
-        return [width] * (_count_positions(shape) // width if width else 0)
+        return [width] * (math.prod(shape) // width if width else 0)
     if len(shape) > 1 and int(mask.max()) > 1:
         lengths = []
         for row in mask:

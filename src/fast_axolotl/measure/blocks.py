@@ -72,14 +72,13 @@ class StepSums:
         self.waits = WaitTotals()
         self.counted: BatchCount | None = None
 
-    def add(self, step: Step, wall_seconds: float) -> None:
-        """Add one step."""
+    def add(self, step: Step, wall: float, host_wait: float, device_wait: float | None) -> None:
+        """Add one step and its times, which are sums that both its block and its phase take."""
         self.waits.add(
-            steps=1,
             fetches=len(step.fetches),
-            wall_seconds=wall_seconds,
-            host_wait_seconds=step.host_wait_seconds,
-            device_wait_seconds=step.device_wait_seconds,
+            wall_seconds=wall,
+            host_wait_seconds=host_wait,
+            device_wait_seconds=device_wait,
         )
         if step.counted is not None:
             self.counted = step.counted if self.counted is None else self.counted + step.counted
@@ -101,13 +100,13 @@ class StepSums:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class _Block:
+class _Block(StepSums):
     """The steps of the block that is being filled."""
 
     def __init__(self, first: Step) -> None:
+        super().__init__()
         self.first = first
         self.last = first
-        self.sums = StepSums()
         self.spans: dict[str, float] = {}
         self.depth_sum = 0
         self.depth_count = 0
@@ -120,28 +119,28 @@ class _Block:
         self.hosts: list[float] = []
         self.devices: list[float] = []
 
-    def add(self, step: Step, wall_seconds: float) -> None:
+    def add(self, step: Step, wall: float, host_wait: float, device_wait: float | None) -> None:
+        super().add(step, wall, host_wait, device_wait)
         self.last = step
-        self.sums.add(step, wall_seconds)
         self.depth_sum += step.depth_sum
         self.depth_count += step.depth_count
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
         if step.gap_seconds:
             self.spans["epoch"] = self.spans.get("epoch", 0.0) + step.gap_seconds
-        self.step_times.add(wall_seconds)
+        self.step_times.add(wall)
         for _, host_wait_seconds, _ in step.fetches:
             self.host_waits.add(host_wait_seconds)
         for device_wait_seconds in step.device_waits or ():
             self.device_waits.add(device_wait_seconds)
         if len(self.walls) <= _MOST_SINGLES:
-            self.walls.append(wall_seconds)
-            self.hosts.append(step.host_wait_seconds)
-            self.devices.append(step.device_wait_seconds or 0.0)
+            self.walls.append(wall)
+            self.hosts.append(host_wait)
+            self.devices.append(device_wait or 0.0)
 
     def line(self, t: float, *, with_singles: bool) -> StepBlock:
-        waits = self.sums.waits
-        counted = self.sums.counted or BatchCount()
+        waits = self.waits
+        counted = self.counted or BatchCount()
         has_device = self.first.device_waits is not None
         with_singles = with_singles and waits.steps <= _MOST_SINGLES
         return StepBlock(
@@ -222,11 +221,14 @@ class BlockBuilder:
                 counted.padded_tokens = padded
         # Spans are taken out of a step's time. A device may still be busy with a span when the host
         # is steps ahead; what is taken out of one step then is owed by the next.
-        wall_seconds = step.end - step.start - step.removed_seconds - self._owed_seconds
-        self._owed_seconds = max(0.0, -wall_seconds)
-        wall_seconds = max(0.0, wall_seconds)
-        self._sums.setdefault(step.phase, StepSums()).add(step, wall_seconds)
-        block.add(step, wall_seconds)
+        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
+        self._owed_seconds = max(0.0, -wall)
+        wall = max(0.0, wall)
+        if step.phase not in self._sums:
+            self._sums[step.phase] = StepSums()
+        host_wait, device_wait = step.host_wait_seconds, step.device_wait_seconds
+        self._sums[step.phase].add(step, wall, host_wait, device_wait)
+        block.add(step, wall, host_wait, device_wait)
         for number, (row, wait_seconds, _) in enumerate(step.fetches):
             if step.device_waits is not None:
                 wait_seconds = step.device_waits[number]

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.record import RunSummary
-from fast_axolotl.record.thresholds import (
-    DISK_NEAR,
-    FREE_STALL,
-    HIDDEN_WAIT,
-    PRESSURE_MEMORY,
-)
+from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.units import format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
@@ -112,7 +106,7 @@ class Evidence:
         stalls = {rank.rank: rank.stall_fraction for rank in figures.ranks}
         known = [stall for stall in stalls.values() if stall is not None]
         own, least = stalls.get(decided_by), min(known, default=0.0)
-        if own is None or own - least < FREE_STALL:
+        if own is None or own - least < thresholds.FREE_STALL:
             return []
         skew = ""
         if figures.rank_skew is not None:
@@ -161,7 +155,7 @@ class Evidence:
     def hidden_lines(self) -> list[str]:
         """Waits of the host that cost nothing."""
         host, device = self.figures.host_stall_fraction, self.figures.device_stall_fraction
-        if host is None or device is None or host - device < HIDDEN_WAIT:
+        if host is None or device is None or host - device < thresholds.HIDDEN_WAIT:
             return []
         return [
             f"the host waits {format_share(host)}, but most of it behind work queued on the "
@@ -177,7 +171,7 @@ class Evidence:
                 f"{rate} come back from swap, in at least half of the samples and three in a row "
                 "(threshold: any; ours)"
             )
-        if pressure is not None and pressure > PRESSURE_MEMORY:
+        if pressure is not None and pressure > thresholds.PRESSURE_MEMORY:
             lines.append(
                 f"in {format_share(pressure)} of the time every task waited for memory "
                 "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
@@ -188,7 +182,7 @@ class Evidence:
         """What the samples of the machine show where nothing else does."""
         disk, gpu = self.figures.disk_share, self.figures.gpu_utilization
         lines = self.memory_lines()
-        if disk is not None and disk >= DISK_NEAR:
+        if disk is not None and disk >= thresholds.DISK_NEAR:
             lines.append(f"reads take {format_share(disk)} of the disk's capacity")
         if gpu is not None:
             lines.append(f"a kernel ran on the GPUs in {format_share(gpu)} of the time")

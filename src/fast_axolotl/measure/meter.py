@@ -432,9 +432,7 @@ class Meter:
         return summarise(read_run(self.run_dir))
 
     def close(
-        self,
-        reason: Literal["finished", "exception", "interrupted"] = "finished",
-        error: str = "",
+        self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
     ) -> None:
         """End the record. Nothing is measured afterwards."""
         if self._is_closed:

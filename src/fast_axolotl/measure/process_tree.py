@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fast_axolotl.measure import procfs
@@ -231,13 +231,9 @@ class ProcessTree:
         # A child that is waited for while the tree is being read is in two sums for one sample.
         counters = self._highest = counters.at_least(self._highest)
         is_readable = all(member.is_io_readable for member in living)
+        names = [field.name for field in fields(ProcessMemory)]
         memory = ProcessMemory(
-            rss_bytes=sum(member.memory.rss_bytes for member in living),
-            anon_bytes=sum(member.memory.anon_bytes for member in living),
-            file_bytes=sum(member.memory.file_bytes for member in living),
-            shared_bytes=sum(member.memory.shared_bytes for member in living),
-            hwm_bytes=sum(member.memory.hwm_bytes for member in living),
-            swap_bytes=sum(member.memory.swap_bytes for member in living),
+            **{name: sum(getattr(member.memory, name) for member in living) for name in names}
         )
         return TreeSample(
             processes=sum(member.stat.is_alive for member in living),

@@ -81,17 +81,17 @@ class RankFigures:
 
     record: RankRecord
     settings: dict[str, Any]
-    warmup: PhaseTotals
-    steady: PhaseTotals
-    replay: PhaseTotals
-    host_waits: Histogram
-    device_waits: Histogram
-    step_times: Histogram
     steady_blocks: Sequence[StepBlock]
     """Those the figures are made of."""
     drain: Drain | None
     """What became of the ready queue, if it drained."""
-    spans: dict[str, float]
+    warmup: PhaseTotals = field(default_factory=PhaseTotals)
+    steady: PhaseTotals = field(default_factory=PhaseTotals)
+    replay: PhaseTotals = field(default_factory=PhaseTotals)
+    host_waits: Histogram = field(default_factory=Histogram)
+    device_waits: Histogram = field(default_factory=Histogram)
+    step_times: Histogram = field(default_factory=Histogram)
+    spans: dict[str, float] = field(default_factory=dict)
     steady_from: float | None = None
     """Seconds since 1970."""
     steady_to: float | None = None
@@ -130,19 +130,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
     # What a full queue hid is warm-up.
     first = drain.first_block if drain is not None and drain.is_over else 0
     hidden, steady = steady[:first], steady[first:]
-    folded = RankFigures(
-        record=record,
-        settings=settings,
-        warmup=PhaseTotals(),
-        steady=PhaseTotals(),
-        replay=PhaseTotals(),
-        host_waits=Histogram(),
-        device_waits=Histogram(),
-        step_times=Histogram(),
-        steady_blocks=steady,
-        drain=drain,
-        spans={},
-    )
+    folded = RankFigures(record, settings, steady, drain)
     for block in record.blocks:
         if block.phase == "warmup":
             folded.warmup.add_block(block)

@@ -16,15 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.record import StepBlock
+from fast_axolotl.record import StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, fit_slope, ratio, total
-from fast_axolotl.record.thresholds import (
-    DRAINED_BATCHES,
-    DRAINED_SHARE,
-    LEAST_FALL_BATCHES,
-    LEAST_FALL_SHARE,
-    is_long_enough,
-)
 
 __all__ = [
     "Drain",
@@ -66,7 +59,7 @@ class Drain:
     def is_over(self) -> bool:
         """Whether what followed can be judged by itself."""
         is_dry = self.dry_step is not None
-        return is_dry and is_long_enough(self.fetches_since, self.seconds_since)
+        return is_dry and thresholds.is_long_enough(self.fetches_since, self.seconds_since)
 
 
 def find_capacity(settings: Mapping[str, Any]) -> int | None:
@@ -110,7 +103,7 @@ def find_drain(blocks: Sequence[StepBlock], capacity: int | None) -> Drain | Non
         return None
     fitted = -drift * (falling[-1][0] - falling[0][0])
     seen = falling[0][1] - falling[-1][1]
-    least = max(LEAST_FALL_BATCHES, LEAST_FALL_SHARE * capacity)
+    least = max(thresholds.LEAST_FALL_BATCHES, thresholds.LEAST_FALL_SHARE * capacity)
     if fitted < least or fitted < _LEAST_FITTED * seen:
         return None
     if dry is None:
@@ -152,9 +145,11 @@ def number_of(settings: Mapping[str, Any], name: str) -> float | None:
 
 def _find_dry(points: Sequence[Point], capacity: int) -> int | None:
     """The first point from which on the queue is empty, and stays so but for little."""
-    level = max(DRAINED_BATCHES, DRAINED_SHARE * capacity)
+    level = max(thresholds.DRAINED_BATCHES, thresholds.DRAINED_SHARE * capacity)
     for number, (_, depth, _) in enumerate(points):
         if depth < level:
             later = mean_depth(points[number:]) or 0.0
-            return number if later < max(2 * level, LEAST_FALL_SHARE * capacity) else None
+            return (
+                number if later < max(2 * level, thresholds.LEAST_FALL_SHARE * capacity) else None
+            )
     return None

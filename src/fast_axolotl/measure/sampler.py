@@ -71,7 +71,6 @@ class SystemSampler:
         writer: LineWriter | None = None,
         *,
         data_path: str | Path | None = None,
-        probe: bool = True,
         interval_seconds: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
         proc: Path = PROC,
@@ -93,7 +92,6 @@ class SystemSampler:
         """The record's first line, once there is one."""
         self._writer = writer
         self._data_path = None if data_path is None else str(data_path)
-        self._is_probing = probe
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._proc = proc
@@ -144,11 +142,8 @@ class SystemSampler:
         if self._gpu is None:
             self._gpu = open_gpus()
         sample = self._measure()
-        if self._data_path is None:
-            capacity = DiskCapacity(reason=_NO_DATA)
-        elif not self._is_probing:
-            capacity = DiskCapacity(reason="the probe was turned off")
-        else:
+        capacity = DiskCapacity(reason=_NO_DATA)
+        if self._data_path is not None:
             capacity = probe_capacity(self._data_path, proc=self._proc)
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons = explain_missing(sample, has_procfs=procfs.has_procfs(self._proc))

@@ -68,18 +68,10 @@ _SOURCES = {
 }
 """Figure → the line's field that it is made of, under which the watcher gives its reasons."""
 
+_UNWATCHED = FIGURES["working_set_bytes"].missing
+
 _LEVELS = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
 """Of the steady phase alone."""
-
-_OF_OTHERS = (
-    "spike_ratio",
-    "limit_bytes",
-    "limit_share",
-    "disk_bytes_per_second",
-    "disk_share",
-    "is_swap_sustained",
-)
-"""Made of other figures, whose absence the catalogue explains."""
 
 
 def fold_system(
@@ -96,8 +88,7 @@ def fold_system(
     count. Moments are given in seconds since 1970.
     """
     if system is None:
-        unwatched = FIGURES["working_set_bytes"].missing
-        return dict.fromkeys(_SOURCES), dict.fromkeys(_SOURCES, unwatched)
+        return dict.fromkeys(_SOURCES), dict.fromkeys(_SOURCES, _UNWATCHED)
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
     if begin is None or end is None:
@@ -170,14 +161,7 @@ class Watched:
 
     def rate(self, name: str, *, num_samples: int = 2) -> float | None:
         """Growth of a counter per second over the last samples; ``None`` before there are two."""
-        chosen = self.samples[-num_samples:]
-        if len(chosen) < 2:
-            return None
-        first, last = getattr(chosen[0], name), getattr(chosen[-1], name)
-        seconds = chosen[-1].t - chosen[0].t
-        if first is None or last is None or seconds <= 0:
-            return None
-        return float(last - first) / seconds
+        return _rate(self.samples[-num_samples:], name)
 
 
 def _is_of_another_clock(system: SystemRecord, time: float) -> bool:
@@ -261,7 +245,7 @@ def _explain(
         return "the record of the process tree holds no sample"
     if source == "gpus" and any(sample.gpus for sample in samples):
         return "the driver does not tell it"
-    if source == "gpus" or name in _OF_OTHERS:
+    if FIGURES[name].missing != _UNWATCHED:
         return FIGURES[name].missing
     is_sampled = any(getattr(sample, source) is not None for sample in system.samples)
     if name in _LEVELS and is_sampled and is_steady:
