@@ -14,8 +14,6 @@ from fast_axolotl.measure.disk import choose_files, find_device, probe_capacity
 
 MEBIBYTE = 1 << 20
 
-direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
-
 
 def write(path: Path, num_bytes: int) -> Path:
     path.write_bytes(os.urandom(num_bytes))
@@ -32,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@direct
 def test_a_file_on_a_device_gives_a_rate_or_says_why_not(folder: Path) -> None:
     found = probe_capacity(folder / "large.bin")
     if found.bytes_per_second is None:
@@ -44,20 +41,17 @@ def test_a_file_on_a_device_gives_a_rate_or_says_why_not(folder: Path) -> None:
     assert "(" in found.device
 
 
-@direct
 def test_the_probe_reads_no_more_than_it_may(folder: Path) -> None:
     found = probe_capacity(folder, max_bytes=10 * MEBIBYTE)
     assert found.num_bytes <= 10 * MEBIBYTE
 
 
-@direct
 def test_the_probe_ends_when_its_time_is_up(folder: Path) -> None:
     ticks = count()
     found = probe_capacity(folder, max_seconds=2.0, clock=lambda: next(ticks) * 0.25)
     assert found.num_bytes < 12 * MEBIBYTE
 
 
-@direct
 def test_no_file_stays_open(folder: Path) -> None:
     if not procfs.has_procfs():
         pytest.skip("there is no procfs here")
@@ -77,14 +71,12 @@ def shared_memory() -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-@direct
 def test_memory_is_no_device_whether_it_refuses_the_probe_or_not(shared_memory: Path) -> None:
     found = probe_capacity(shared_memory)
     assert found.bytes_per_second is None
     assert "refused" in found.reason or "do not count as device reads" in found.reason
 
 
-@direct
 def test_a_refusal_names_the_path_and_the_cause(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +91,6 @@ def test_a_refusal_names_the_path_and_the_cause(
     )
 
 
-@direct
 def test_a_device_that_does_not_answer_is_left_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +108,6 @@ def threading_wait() -> int:
     return 0
 
 
-@direct
 def test_a_system_without_o_direct_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(disk.os, "O_DIRECT")
     assert probe_capacity(folder).reason == "this system has no O_DIRECT"

@@ -59,9 +59,6 @@ def test_published_utilisation_is_reproduced_from_model_device_and_tokens(
     found = utilisation(
         shape, tokens_per_second=float(row["tokens_per_s_per_gpu"]) * shape.num_devices
     )
-    assert found.mfu is not None
-    assert found.hfu is not None
-    assert found.model_flops_per_second is not None
     assert found.reasons.keys() == {"matmul_share"}
     assert found.peak_tflops == pytest.approx(float(row["peak_tflops"]), rel=5e-3)
     assert 100 * found.mfu == pytest.approx(float(row["reported_mfu_pct"]), rel=5e-3)
@@ -152,7 +149,6 @@ def test_a_given_peak_is_used_and_named() -> None:
     found = utilisation(shape, tokens_per_second=1e3)
     assert found.peak_tflops == 500.0
     assert found.peak_source == "given by --peak-tflops"
-    assert found.model_flops_per_second is not None
     assert found.mfu == pytest.approx(found.model_flops_per_second / 500e12)
 
 
@@ -169,7 +165,6 @@ def test_more_than_the_peak_is_refused() -> None:
 def test_devices_share_the_tokens() -> None:
     one = utilisation(LLAMA_8B, tokens_per_second=1e4)
     eight = utilisation(LLAMA_8B, tokens_per_second=8e4, num_devices=8)
-    assert one.mfu is not None
     assert eight.mfu == pytest.approx(one.mfu)
 
 
@@ -177,7 +172,6 @@ def test_the_share_of_the_measured_matmul_rate_needs_no_peak() -> None:
     shape = replace(LLAMA_8B, device_name=None, matmul_tflops=790.0)
     found = utilisation(shape, tokens_per_second=1e4)
     assert found.mfu is None
-    assert found.model_flops_per_second is not None
     assert found.matmul_share == pytest.approx(found.model_flops_per_second / 790e12)
     assert "matmul_share" not in found.reasons
 

@@ -29,7 +29,6 @@ DENSE_BF16 = {
 @pytest.mark.parametrize("name", DENSE_BF16)
 def test_the_dense_bf16_peak_is_the_published_one(name: str) -> None:
     peak = find_peak(name, "bfloat16")
-    assert peak is not None
     assert peak.tflops == pytest.approx(DENSE_BF16[name], abs=0.5)
 
 
@@ -82,7 +81,6 @@ def test_an_old_device_has_fp16_and_no_bf16(name: str) -> None:
     assert "float16" in reason
     assert "--peak-tflops" in reason
     peak = find_peak(name, "float16")
-    assert peak is not None
     assert peak.tflops == (65.0 if name == "Tesla T4" else 125.0)
 
 
@@ -97,7 +95,6 @@ def test_without_an_accelerator_there_is_no_peak_and_a_reason() -> None:
 )
 def test_the_peak_depends_on_the_data_type(dtype: str, tflops: float) -> None:
     peak = find_peak("NVIDIA H100 80GB HBM3", dtype)
-    assert peak is not None
     assert peak.tflops == tflops
 
 
