@@ -105,12 +105,13 @@ def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields(tmp_path: 
     assert stat.cpu_seconds == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
 
 
-def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(tmp_path: Path) -> None:
-    for num_threads, is_alive in ((b"1", False), (b"3", True)):
-        tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
-        lay_out(tmp_path, 7, stat=b"7 (main) " + tail)
-        stat = procfs.read_stat(7, proc=tmp_path)
-        assert stat.is_alive is is_alive
+@pytest.mark.parametrize(("num_threads", "is_alive"), [(b"1", False), (b"3", True)])
+def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(
+    tmp_path: Path, num_threads: bytes, is_alive: bool
+) -> None:
+    tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
+    lay_out(tmp_path, 7, stat=b"7 (main) " + tail)
+    assert procfs.read_stat(7, proc=tmp_path).is_alive is is_alive
 
 
 @pytest.mark.parametrize("text", [b"", b"7 (x", b"7 (x) S 1", b"nonsense"])

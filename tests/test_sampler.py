@@ -16,19 +16,10 @@ import pytest
 
 from fast_axolotl.measure.gpu import GpuReader
 from fast_axolotl.measure.sampler import SystemSampler
-from fast_axolotl.record import DeviceSample, LineWriter, SystemSample, read_run
+from fast_axolotl.record import DeviceSample, LineWriter, SystemRecord, SystemSample, read_run
+from support.meter import Clock
 
 NO_GPU = GpuReader("there is none in this test")
-
-
-class Clock:
-    """Time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Gpus:
@@ -82,6 +73,12 @@ def make(proc: Path, clock: Callable[[], float], **named: Any) -> SystemSampler:
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "system.jsonl").read_text().splitlines()]
+
+
+def system_of(folder: Path) -> SystemRecord:
+    record = read_run(folder).system
+    assert record is not None
+    return record
 
 
 def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
@@ -150,51 +147,48 @@ def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
     sampler = SystemSampler(os.getpid(), writer, proc=tmp_path, cgroup_root=tmp_path, gpu=NO_GPU)
     sampler.start()
     sampler.stop()
-    record = read_run(tmp_path / "run").system
+    record = system_of(tmp_path / "run")
     assert (record.samples, sampler.is_alive) == ([], False)
     assert record.start.memory_bytes
     for name in ("rss_bytes", "read_bytes", "psi_memory_full_seconds", "swap_in_bytes"):
         assert record.start.reasons[name] == "only Linux tells: there is no procfs here"
 
 
+@pytest.fixture
+def slow_pss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A sampler with a clock of its own, whose ΣPSS takes so long."""
+
+    def make_slow(seconds: float) -> tuple[SystemSampler, Clock]:
+        lay_out(tmp_path)
+        clock = Clock()
+        sampler = make(tmp_path, clock)
+        monkeypatch.setattr(sampler._tree, "read_pss_bytes", lambda: clock.sleep(seconds) or 1)
+        sampler.begin()
+        return sampler, clock
+
+    return make_slow
+
+
 @pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (0.04, 8), (2.0, 10)])
 def test_pss_is_taken_so_seldom_that_it_costs_little_but_not_too_seldom(
-    seconds: float, pause: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, pause: float, slow_pss: Callable[..., Any]
 ) -> None:
-    lay_out(tmp_path)
-    clock = Clock()
-    sampler = make(tmp_path, clock)
-
-    def read_slowly() -> int:
-        clock.now += seconds
-        return 1
-
-    monkeypatch.setattr(sampler._tree, "read_pss_bytes", read_slowly)
-    sampler.begin()
+    sampler, clock = slow_pss(seconds)
     taken = 0
     for _ in range(400):
-        clock.now += 1.0
+        clock.sleep(1.0)
         taken += sampler.sample().pss_bytes is not None
     assert taken == pytest.approx(400 / pause, rel=0.1)
 
 
 def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slow_pss: Callable[..., Any]
 ) -> None:
-    lay_out(tmp_path)
-    clock = Clock()
-    sampler = make(tmp_path, clock)
-
-    def read_slowly() -> int:
-        clock.now += 10.0
-        return 1
-
-    monkeypatch.setattr(sampler._tree, "read_pss_bytes", read_slowly)
-    sampler.begin()
+    sampler, clock = slow_pss(10.0)
     taken = []
     for kilobytes in (1100, 1300, 1200, 1300, 1600, 2000, 1024, 2000):
         lay_out(tmp_path, rss_kilobytes=kilobytes)
-        clock.now += 1.0
+        clock.sleep(1.0)
         taken.append(sampler.sample().pss_bytes is not None)
     assert taken == [False, True, False, False, False, True, False, False]
 
@@ -264,7 +258,7 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     assert not sampler._thread.is_alive()
     sampler.stop()
     sampler.stop()
-    record = read_run(tmp_path).system
+    record = system_of(tmp_path)
     assert record.start.root_pid == sleeper.pid
     assert record.start.gpu_names == gpus.names
     assert record.end.reason == "finished"
@@ -288,7 +282,7 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         sampler.stop()
-    record = read_run(tmp_path).system
+    record = system_of(tmp_path)
     last = record.samples[-1]
     assert (last.processes, last.rss_bytes) == (0, None)
     assert (last.read_chars or 0) >= 9_000_000
@@ -316,7 +310,7 @@ def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path:
     sampler = SystemSampler(gone.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
     sampler.run()
     sampler.stop()
-    record = read_run(tmp_path).system
+    record = system_of(tmp_path)
     assert record.samples == []
     assert record.end is not None
     assert "had ended" in record.start.reasons["pss_bytes"]
@@ -325,8 +319,6 @@ def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path:
 def test_a_full_disk_ends_the_record_and_not_the_sampling(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
     (tmp_path / "system.jsonl").symlink_to("/dev/full")
     writer = LineWriter(tmp_path / "system.jsonl")
     sampler = SystemSampler(sleeper.pid, writer, gpu=NO_GPU)
@@ -353,7 +345,7 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     sampler._thread.join(20)
     sampler._on_sample = None
     sampler.stop("finished")
-    record = read_run(tmp_path).system
+    record = system_of(tmp_path)
     assert record.end.error == "sampling ended: RuntimeError: no such luck"
 
 
