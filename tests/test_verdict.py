@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fast_axolotl.measure import measure
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import End, RunRecord, RunSummary, Verdict, read_run
+from support.meter import Clock, batches, open_meter
 from support.records import (
     GIGABYTE,
     START_TIME,
@@ -59,36 +59,17 @@ HALF = steady(0.5)
 RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     "nothing at all": ("inconclusive/unseen", make_run),
     "watched from outside": ("inconclusive/unseen", lambda: make_run(system=make_system())),
-    "only warm-up": ("inconclusive/warming", lambda: make_run(make_rank(fetches=0))),
     "199 quick fetches": ("inconclusive/short", lambda: run(wait=HALF, fetches=199)),
-    "a queue that drains": ("inconclusive/draining", lambda: run(queue=lambda n: 500 - n / 2)),
-    "waits that hide no time": ("inconclusive/contradiction", lambda: contradicting(0.05)),
-    "swapping": ("swap", lambda: run(wait=HALF, system={"swap_in_bytes": 1e6})),
-    "memory pressure": ("swap", lambda: run(system={"psi_memory_full_seconds": 0.02})),
     "swapping, from outside": ("swap", lambda: make_run(system=make_system(swap_in_bytes=1e6))),
+    "swapping and waiting": ("swap", lambda: run(wait=HALF, system={"swap_in_bytes": 1e6})),
     "a full disk": ("io", lambda: run(wait=HALF, system={"read_bytes": 0.95e9})),
-    "a disk that is nearly full": ("io/near", lambda: run(wait=HALF, system={"read_bytes": 75e7})),
-    "a full disk, seen from outside": (
-        "io",
-        lambda: make_run(system=make_system(read_bytes=0.95e9, psi_io_full_seconds=0.3)),
-    ),
     "a busy disk that nobody waits for": ("compute", lambda: run(system={"read_bytes": 0.95e9})),
-    "a slow loader": ("data/rate", lambda: run(wait=SLOW)),
     "a slow loader, reading from the cache": ("data/rate", lambda: run(wait=SLOW, system={})),
-    "bursts": ("data/burst", lambda: run(wait=every(16, 0.3), fetches=3000)),
-    "rare long waits": ("data/periodic", lambda: run(wait=every(125, 0.3), fetches=900)),
     "one rank of two that waits": ("data/rate", lambda: two_ranks({}, {"wait": steady(0.4)})),
-    "a slow network": (
-        "communication/network",
-        lambda: make_profiled_run((0.15, 0.15), (0.14, 0.16)),
-    ),
-    "a slow rank": ("communication/skew", lambda: make_profiled_run((0.2, 0.2), (0.01, 0.01))),
-    "a busy model": ("compute", lambda: run(wait=steady(0.02))),
     "two busy ranks": ("compute", lambda: make_profiled_run((0.02,), (0.02,))),
-    "some stall": ("mixed", lambda: run(wait=steady(0.07))),
     "some communication": ("mixed", lambda: make_profiled_run((0.15,), (0.15,))),
-    "ranks whose communication nobody saw": ("mixed", lambda: two_ranks({}, {})),
 }
+"""Beside the golden runs, of which each kind of verdict has one."""
 
 
 def contradicting(share: float) -> RunRecord:
@@ -357,9 +338,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "no workers, much reading": (
         "axolotl", {"wait": steady(0.75)}, {"num_workers": 0}, "dataloader_num_workers: 4; ",
     ),
-    "two workers": (
-        "axolotl", {"wait": HALF}, {"num_workers": 2}, "dataloader_num_workers: 4; ",
-    ),
+    "two workers": ("axolotl", {"wait": HALF}, {"num_workers": 2}, "dataloader_num_workers: 4; "),
     "two workers, where no number of workers would do": (
         "axolotl", {"wait": steady(0.9)}, {"num_workers": 2},
         "dataloader_num_workers: 8; now 2, and there are cores for 8",
@@ -433,9 +412,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "swap while streaming": (
         "axolotl", SWAP, {"num_workers": 1, **STREAM}, "a smaller micro_batch_size",
     ),
-    "swap by another program": (
-        "loop", {"system": {"swap_in_bytes": 1e6}}, {}, "other programs",
-    ),
+    "swap by another program": ("loop", {"system": {"swap_in_bytes": 1e6}}, {}, "other programs"),
     "a full disk, streaming": (
         "axolotl", {"wait": HALF, "system": {"read_bytes": 0.95e9}}, STREAM,
         "compressed Parquet with the columns that are needed",
@@ -535,26 +512,12 @@ _SHARES = st.none() | st.floats(0, 1.5)
 @hypothesis_settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
-    base: RunSummary = summarise(make_run(make_rank(fetches=250), system=make_system()))
-    names = (
-        "stall_fraction",
-        "host_stall_fraction",
-        "device_stall_fraction",
-        "cached_stall_fraction",
-        "exposed_communication_fraction",
-        "pure_communication_fraction",
-        "disk_share",
-        "psi_memory_full",
-        "psi_io_full",
-        "queue_depth",
-        "queue_drift_per_step",
-        "stall_period_fetches",
-        "rank_skew",
-        "mfu",
-        "headroom",
-        "limit_share",
-    )
-    values: dict[str, Any] = {name: data.draw(_SHARES, label=name) for name in names}
+    base = summarise(make_run(make_rank(fetches=250), system=make_system()))
+    values: dict[str, Any] = {
+        item.name: data.draw(_SHARES, label=item.name)
+        for item in fields(RunSummary)
+        if item.type == "float | None"
+    }
     values["fetches"] = data.draw(st.sampled_from([0, 3, 1000]))
     values["steps"] = data.draw(st.sampled_from([0, 3, 1000]))
     values["world_size"] = data.draw(st.sampled_from([1, 2]))
@@ -587,24 +550,10 @@ def test_the_meter_and_the_verdict_agree_with_what_was_injected(
     expected: str,
     period: int | None,
 ) -> None:
-    now = [0.0]
-
-    def loader() -> Iterator[list[int]]:
-        for fetch in range(800):
-            now[0] += wait(fetch)
-            yield [0] * 8
-
-    with measure(
-        tmp_path,
-        accumulation=accumulation,
-        sample_system=False,
-        environment={},
-        clock=lambda: now[0],
-        wall_clock=lambda: START_TIME + now[0],
-        events=lambda: None,
-    ) as meter:
-        for _ in meter.watch(loader()):
-            now[0] += 0.01
+    clock = Clock(START_TIME)
+    with open_meter(tmp_path, clock, accumulation=accumulation) as meter:
+        for _ in meter.watch(batches(clock, 800, wait)):
+            clock.sleep(0.01)
     summary = summarise(read_run(tmp_path))
     assert told(summary.verdict) == expected
     assert summary.stall_period_fetches == period
