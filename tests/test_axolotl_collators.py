@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import collators as ours
 from fast_axolotl.axolotl.patching import MARK, Unfamiliar
-from fast_axolotl.measure.counting import BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCounter
 from support.axolotl import STOCK_AXOLOTL, word_tokenizer
 
 pytestmark = STOCK_AXOLOTL

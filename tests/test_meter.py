@@ -19,8 +19,7 @@ import pytest
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
 from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.owning import find_owner
+from fast_axolotl.measure.journal import Journal, find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
@@ -32,6 +31,14 @@ def names(rank: RankRecord) -> list[str]:
 def run_loop(meter: Meter, clock: Clock, loader: Any, work: float = 0.05) -> None:
     for _ in meter.watch(loader):
         clock.sleep(work)
+
+
+def record_loop(folder: Path, count: int, wait: Any, work: float = 0.05) -> RankRecord:
+    """What the meter records of a plain loop over so many batches."""
+    clock = Clock()
+    with open_meter(folder, clock) as meter:
+        run_loop(meter, clock, batches(clock, count, wait), work)
+    return read_rank(folder)
 
 
 def test_a_loop_is_recorded_from_its_first_batch_to_its_end(tmp_path: Path) -> None:
@@ -47,16 +54,12 @@ def test_a_loop_is_recorded_from_its_first_batch_to_its_end(tmp_path: Path) -> N
     assert rank.phases[0].seconds == 3
     assert sum(block.steps for block in rank.blocks) == 100
     assert stall(steady(tmp_path)) == pytest.approx(0.5)
-    assert rank.end is not None
     assert (rank.end.reason, rank.end.overhead_fetches) == ("finished", 100)
     assert "device_stall_fraction" in rank.reasons
 
 
 def test_blocks_are_a_second_long_and_never_hold_two_phases(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 205, 0.01), 0.09)
-    blocks = read_rank(tmp_path).blocks
+    blocks = record_loop(tmp_path, 205, 0.01, 0.09).blocks
     assert [(block.phase, block.steps) for block in blocks[:2]] == [("warmup", 1), ("warmup", 4)]
     assert {block.phase for block in blocks[2:]} == {"steady"}
     assert {block.steps for block in blocks[3:-1]} <= {10, 11}
@@ -65,7 +68,6 @@ def test_blocks_are_a_second_long_and_never_hold_two_phases(tmp_path: Path) -> N
     ]
     assert [block.first_fetch for block in blocks] == [block.first_step for block in blocks]
     for block in blocks:
-        assert block.walls is not None
         assert len(block.walls) == block.steps == sum(block.step_times.values())
         assert sum(block.walls) == pytest.approx(block.wall_seconds, abs=1e-4)
         assert sum(block.hosts or ()) == pytest.approx(block.host_wait_seconds, abs=1e-4)
@@ -183,28 +185,16 @@ def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path)
 def test_a_device_that_appears_later_is_timed_from_there_on(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock)
-    found: list[Device | None] = [None] * 8
-
-    def events() -> Device | None:
-        return found.pop() if found else device
-
-    with measure(tmp_path, clock=clock, events=events, sample_system=False) as meter:
+    asked = iter([None] * 8)
+    with measure(
+        tmp_path, clock=clock, events=lambda: next(asked, device), sample_system=False
+    ) as meter:
         run_loop(meter, clock, batches(clock, 60, 0.01))
     blocks = read_rank(tmp_path).blocks
     with_device = [block.device_wait_seconds is not None for block in blocks]
     assert with_device == sorted(with_device)
     assert with_device[-1]
     assert not with_device[0]
-
-
-def test_events_are_asked_and_never_waited_for(tmp_path: Path) -> None:
-    clock = Clock()
-    device = Device(clock)
-    with open_meter(tmp_path, clock, device=device) as meter:
-        for _ in meter.watch(batches(clock, 50, 0.01)):
-            device.run(0.05)
-        assert device.num_read
-    assert device.num_asked < 50 * 20
 
 
 def test_epochs_are_marked_where_they_begin(tmp_path: Path) -> None:
@@ -271,32 +261,21 @@ def test_a_hook_at_the_base_iterator_knows_better_than_the_loop_around_it(tmp_pa
 
 
 def test_slow_fetches_are_named_with_their_rows(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 1000, lambda n: 0.3 if n % 16 == 15 else 0.001), 0.02)
-    slow = [one for block in read_rank(tmp_path).blocks for one in block.slow]
-    assert slow
-    assert {one.fetch % 16 for one in slow} == {15}
-    assert {one.row - one.fetch * 4 for one in slow} == {0}
-    assert [one.seconds for one in slow] == pytest.approx([0.3] * len(slow))
-    numbers = [one.fetch for one in slow]
+    rank = record_loop(tmp_path, 1000, lambda n: 0.3 if n % 16 == 15 else 0.001, 0.02)
+    slow = [fetch for block in rank.blocks for fetch in block.slow]
+    assert {fetch.fetch % 16 for fetch in slow} == {15}
+    assert {fetch.row - fetch.fetch * 4 for fetch in slow} == {0}
+    assert [fetch.seconds for fetch in slow] == pytest.approx([0.3] * len(slow))
+    numbers = [fetch.fetch for fetch in slow]
     assert numbers == sorted(numbers)
     assert len(numbers) > 55
 
 
-def test_waits_that_are_all_alike_are_not_slow(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 1000, lambda n: 0.02 + n % 7 * 0.001), 0.02)
-    assert [one for block in read_rank(tmp_path).blocks for one in block.slow] == []
-
-
-def test_at_most_eight_slow_fetches_are_kept_of_a_block(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 4000, lambda n: 0.002 if n % 4 == 0 else 1e-5), 0.001)
-    blocks = read_rank(tmp_path).blocks
-    assert max(len(block.slow) for block in blocks) == 8
+def test_few_fetches_are_slow_and_none_where_waits_are_alike(tmp_path: Path) -> None:
+    often = record_loop(tmp_path / "a", 4000, lambda n: 0.002 if n % 4 == 0 else 1e-5, 0.001)
+    assert max(len(block.slow) for block in often.blocks) == 8
+    alike = record_loop(tmp_path / "b", 1000, lambda n: 0.02 + n % 7 * 0.001, 0.02)
+    assert [fetch for block in alike.blocks for fetch in block.slow] == []
 
 
 def test_figures_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -317,7 +296,19 @@ def test_figures_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     assert not {"is_warming", "tokens_per_second", "device_stall_fraction"} & set(found)
 
 
-def test_an_exception_in_the_loop_is_recorded_and_raised_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason", "text"),
+    [
+        (ValueError("the loss is nan"), "exception", "ValueError: the loss is nan"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (SystemExit(3), "exception", "SystemExit: 3"),
+        (SystemExit(0), "finished", ""),
+        (SystemExit(), "finished", ""),
+    ],
+)
+def test_what_ends_the_loop_is_recorded_and_raised_again(
+    tmp_path: Path, error: BaseException, reason: str, text: str
+) -> None:
     clock = Clock()
 
     def train() -> None:
@@ -325,34 +316,13 @@ def test_an_exception_in_the_loop_is_recorded_and_raised_again(tmp_path: Path) -
             for number, _ in enumerate(meter.watch(batches(clock, 60, 0.02))):
                 clock.sleep(0.08)
                 if number == 40:
-                    raise ValueError("the loss is nan")
+                    raise error
 
-    with pytest.raises(ValueError, match="the loss is nan"):
+    with pytest.raises(type(error)):
         train()
     rank = read_rank(tmp_path)
-    assert rank.end is not None
-    assert (rank.end.reason, rank.end.error) == ("exception", "ValueError: the loss is nan")
+    assert (rank.end.reason, rank.end.error) == (reason, text)
     assert sum(block.steps for block in rank.blocks) == 40
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (KeyboardInterrupt(), "interrupted"),
-        (SystemExit(3), "exception"),
-        (SystemExit(0), "finished"),
-        (SystemExit(), "finished"),
-    ],
-)
-def test_an_end_from_outside_is_told_apart(
-    tmp_path: Path, error: BaseException, reason: str
-) -> None:
-    clock = Clock()
-    with pytest.raises(type(error)), open_meter(tmp_path, clock):
-        raise error
-    end = read_rank(tmp_path).end
-    assert end is not None
-    assert end.reason == reason
 
 
 def test_a_loader_that_raises_is_recorded_and_raises(tmp_path: Path) -> None:
@@ -397,7 +367,7 @@ def test_a_fault_of_the_meter_costs_figures_and_not_the_run(
         "the meter has stopped: ZeroDivisionError: a fault of our own"
     ]
     assert len(caplog.records) == 1
-    assert rank.end is not None
+    assert rank.end
     assert rank.end.reason == "finished"
 
 
@@ -444,10 +414,7 @@ def test_a_date_that_is_set_is_marked_and_times_go_on(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_runs_backwards_gives_no_negative_time(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 50, lambda n: -30 if n == 20 else 0.1))
-    for block in read_rank(tmp_path).blocks:
+    for block in record_loop(tmp_path, 50, lambda n: -30 if n == 20 else 0.1).blocks:
         assert block.wall_seconds >= 0
         assert block.host_wait_seconds >= 0
 
@@ -466,16 +433,11 @@ def test_two_meters_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> 
 
 
 def test_a_second_run_in_a_folder_keeps_the_first_under_another_name(tmp_path: Path) -> None:
-    clock = Clock()
     for count in (10, 20, 30):
-        with open_meter(tmp_path, clock) as meter:
-            run_loop(meter, clock, batches(clock, count, 0.02))
+        record_loop(tmp_path, count, 0.02)
     assert sum(block.steps for block in read_rank(tmp_path).blocks) == 30
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "rank-0.jsonl",
-        "rank-0.jsonl.1",
-        "rank-0.jsonl.2",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["rank-0.jsonl", "rank-0.jsonl.1", "rank-0.jsonl.2"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -599,7 +561,7 @@ def test_after_the_end_the_loop_goes_on_unmeasured(tmp_path: Path) -> None:
     with meter.span("log"):
         pass
     rank = read_rank(tmp_path)
-    assert rank.end is not None
+    assert rank.end
     assert rank.end.reason == "finished"
     assert "late" not in rank.values
 
@@ -619,7 +581,6 @@ def test_with_the_real_clock_the_stall_and_the_meters_own_cost_are_plausible(
     assert 0.1 < stall(steady(tmp_path)) < 0.9
     assert record.system is not None
     end = record.ranks[0].end
-    assert end is not None
     assert end.overhead_seconds > 0
     assert end.overhead_fetches == 60
     assert record.ranks[0].start.environment["python"]
@@ -669,7 +630,7 @@ def test_a_day_of_short_steps_fits_into_fifty_megabytes(tmp_path: Path) -> None:
     blocks = read_rank(tmp_path).blocks
     size = (tmp_path / "rank-0.jsonl").stat().st_size
     a_line = size / len(blocks)
-    journal = Journal(tmp_path / "b", rank=0, clock=clock, wall_clock=clock)
+    journal = Journal(tmp_path / "b", rank=0, environment={}, clock=clock, wall_clock=clock)
     builder = BlockBuilder(journal, lambda: None)
     journal._writer.num_bytes, seconds = size, 3600.0
     while seconds < 86_400:
@@ -678,18 +639,6 @@ def test_a_day_of_short_steps_fits_into_fifty_megabytes(tmp_path: Path) -> None:
     journal._writer.close()
     assert journal.num_bytes < 35e6
     assert builder.block_seconds < 30
-
-
-def test_lines_hold_what_a_reader_needs_and_nothing_else(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        run_loop(meter, clock, batches(clock, 100, 0.02))
-    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
-    assert lines[0]["kind"] == "start"
-    assert "settings" in [line["kind"] for line in lines]
-    assert lines[-1]["kind"] == "end"
-    block = next(line for line in lines if line["kind"] == "steps")
-    assert not {"real_tokens", "device_wait_seconds", "slow", "spans"} & set(block)
 
 
 def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:
@@ -734,51 +683,47 @@ def test_fetches_of_a_told_step_are_found_out_where_nobody_says_them(tmp_path: P
     assert read_rank(tmp_path / "c").values["gradient_accumulation"] == 1
 
 
-@pytest.mark.parametrize("given", ["run", "./run", "link"])
+@pytest.mark.parametrize("named", ["run", "./run", "link"])
 def test_the_run_that_this_process_is_part_of_is_sampled_from_outside(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "system.jsonl").write_text("the supervisor's\n")
     monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
-    with measure(given) as meter:
+    with measure(named) as meter:
         list(meter.watch([["row"]] * 5))
-    found = {path.name: path for path in (tmp_path / "run").iterdir()}
-    assert set(found) == {"rank-0.jsonl", "system.jsonl"}
-    assert found["system.jsonl"].read_text() == "the supervisor's\n"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"rank-0.jsonl", "system.jsonl"}
+    assert (tmp_path / "run" / "system.jsonl").read_text() == "the supervisor's\n"
     assert capsys.readouterr().err == ""
 
 
-def test_a_loop_that_records_beside_its_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
-    measure(tmp_path / "own").close()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"records into {tmp_path / 'own'}, not into {tmp_path / 'run'}" in line
-    assert 'measure(os.environ["FAST_AXOLOTL_MEASURE"])' in line
-    assert (tmp_path / "own" / "system.jsonl").is_file()
-
-
 @pytest.mark.parametrize(
-    ("options", "rank"), [({"rank": 1}, "0"), ({"source": "transformers"}, "0"), ({}, "1")]
+    ("options", "rank", "says_so"),
+    [
+        ({"sample_system": True}, "0", True),
+        ({"rank": 1}, "0", False),
+        ({"source": "transformers"}, "0", False),
+        ({}, "1", False),
+    ],
 )
-def test_other_ranks_and_trainers_are_quiet_about_their_folder(
+def test_the_first_loop_that_records_beside_its_run_says_so(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: dict[str, Any],
     rank: str,
+    says_so: bool,
 ) -> None:
     monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
     monkeypatch.setenv("RANK", rank)
-    measure(tmp_path / "own", sample_system=False, **options).close()
-    assert capsys.readouterr().err == ""
+    measure(tmp_path / "own", **{"sample_system": False, **options}).close()
+    message = capsys.readouterr().err
+    assert (f"into {tmp_path / 'own'}, not into {tmp_path / 'run'}" in message) == says_so
+    assert ('measure(os.environ["FAST_AXOLOTL_MEASURE"])' in message) == says_so
+    assert message.count("\n") == says_so
+    assert (tmp_path / "own" / "system.jsonl").is_file() == says_so
 
 
 def test_a_closed_stderr_does_not_end_the_run(

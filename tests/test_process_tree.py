@@ -7,17 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.portable_tree import PortableTree, read_portable_swap_bytes
 from fast_axolotl.measure.process_tree import ProcessTree
-
-linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 
 MEGABYTE = 1 << 20
 SLACK = 200_000
@@ -73,18 +68,17 @@ class Puppet:
         self.process = process
         self.pid = process.pid
 
-    def tell(self, order: str) -> str:
-        stdin: IO[bytes] | None = self.process.stdin
-        stdout: IO[bytes] | None = self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(order.encode() + b"\n")
-        stdin.flush()
-        return stdout.readline().decode().strip()
+    def tell(self, *orders: str) -> str:
+        """The answer to the last of the orders."""
+        for order in orders:
+            self.process.stdin.write(order.encode() + b"\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        return answer.decode().strip()
 
 
-@contextmanager
-def puppet() -> Iterator[Puppet]:
+@pytest.fixture
+def root() -> Iterator[Puppet]:
     with subprocess.Popen(
         [sys.executable, "-S", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -96,150 +90,127 @@ def puppet() -> Iterator[Puppet]:
             process.kill()
 
 
+@pytest.fixture
+def tree(root: Puppet) -> ProcessTree:
+    return ProcessTree(root.pid)
+
+
 def chars(tree: ProcessTree) -> int:
-    found = tree.sample().read_chars
-    assert found is not None
-    return found
+    return tree.sample().read_chars or 0
 
 
-@linux
-def test_children_and_grandchildren_belong_to_the_tree() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        assert tree.sample().processes == 1
-        child = int(root.tell("fork a"))
-        grandchild = int(root.tell("tell a fork b"))
-        assert tree.sample().processes == 3
-        assert tree.pids == (root.pid, child, grandchild)
-        assert os.getpid() not in tree.pids
+def test_children_and_grandchildren_belong_to_the_tree(root: Puppet, tree: ProcessTree) -> None:
+    assert tree.sample().processes == 1
+    child = int(root.tell("fork a"))
+    grandchild = int(root.tell("tell a fork b"))
+    assert tree.sample().processes == 3
+    assert tree.pids == (root.pid, child, grandchild)
+    assert os.getpid() not in tree.pids
 
 
-@linux
-def test_what_a_waited_for_child_read_is_counted_once() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        root.tell("fork a")
-        before = chars(tree)
-        root.tell("tell a read 8")
-        during = chars(tree)
-        root.tell("tell a exit")
-        root.tell("wait a")
-        after = chars(tree)
-        assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-        assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+def test_what_a_waited_for_child_read_is_counted_once(root: Puppet, tree: ProcessTree) -> None:
+    root.tell("fork a")
+    before = chars(tree)
+    root.tell("tell a read 8")
+    during = chars(tree)
+    root.tell("tell a exit", "wait a")
+    after = chars(tree)
+    assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+    assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
 
 
-@linux
-def test_what_a_waited_for_child_read_after_its_last_sample_is_counted_too() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        before = chars(tree)
-        root.tell("fork a")
-        root.tell("tell a read 8")
-        root.tell("tell a exit")
-        root.tell("wait a")
-        assert chars(tree) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+def test_what_a_waited_for_child_read_after_its_last_sample_is_counted_too(
+    root: Puppet, tree: ProcessTree
+) -> None:
+    before = chars(tree)
+    root.tell("fork a", "tell a read 8", "tell a exit")
+    root.tell("wait a")
+    assert chars(tree) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
 
 
-@linux
-def test_of_a_child_that_nobody_waits_for_what_was_seen_stays_counted() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        root.tell("ignore")
-        root.tell("fork a")
-        before = chars(tree)
-        root.tell("tell a read 8")
-        during = chars(tree)
-        # Read after the last sample, by a child whose counters go nowhere: the blind spot.
-        root.tell("tell a read 4")
-        root.tell("tell a exit")
-        root.tell("wait a")
-        after = chars(tree)
-        assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-        assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+def test_of_a_child_that_nobody_waits_for_what_was_seen_stays_counted(
+    root: Puppet, tree: ProcessTree
+) -> None:
+    root.tell("ignore", "fork a")
+    before = chars(tree)
+    root.tell("tell a read 8")
+    during = chars(tree)
+    # Read after the last sample, by a child whose counters go nowhere: the blind spot.
+    root.tell("tell a read 4", "tell a exit", "wait a")
+    after = chars(tree)
+    assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+    assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
 
 
-@linux
-def test_an_orphan_stays_in_the_tree_and_stays_counted_after_its_end() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        root.tell("fork a")
-        orphan = int(root.tell("tell a fork b"))
-        before = chars(tree)
-        root.tell("tell a tell b read 8")
-        assert chars(tree) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-        # Stopped, or it would end by itself when its parent's end of the pipe closes.
-        os.kill(orphan, signal.SIGSTOP)
-        root.tell("send a exit")
-        root.tell("wait a")
-        sample = tree.sample()
-        assert orphan in tree.pids
-        assert sample.processes == 2
-        os.kill(orphan, signal.SIGKILL)
-        while _exists(orphan):
-            pass
-        # Whether it is buried at once is up to the process that adopted it.
-        last = tree.sample()
-        assert last.processes == 1
-        assert (last.read_chars or 0) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+def test_an_orphan_stays_in_the_tree_and_stays_counted_after_its_end(
+    root: Puppet, tree: ProcessTree
+) -> None:
+    root.tell("fork a")
+    orphan = int(root.tell("tell a fork b"))
+    before = chars(tree)
+    root.tell("tell a tell b read 8")
+    assert chars(tree) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
+    # Stopped, or it would end by itself when its parent's end of the pipe closes.
+    os.kill(orphan, signal.SIGSTOP)
+    root.tell("send a exit", "wait a")
+    sample = tree.sample()
+    assert orphan in tree.pids
+    assert sample.processes == 2
+    os.kill(orphan, signal.SIGKILL)
+    while _exists(orphan):
+        pass
+    # Whether it is buried at once is up to the process that adopted it.
+    last = tree.sample()
+    assert last.processes == 1
+    assert (last.read_chars or 0) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
 
 
-@linux
-def test_many_short_children_are_counted_to_the_last_byte() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        before = chars(tree)
-        counts = [before]
-        for number in range(12):
-            root.tell(f"fork {number}")
-            root.tell(f"tell {number} read 2")
-            if number % 3:
-                counts.append(chars(tree))
-            root.tell(f"tell {number} exit")
-            root.tell(f"wait {number}")
-            if number % 2:
-                counts.append(chars(tree))
-        counts.append(chars(tree))
-        assert counts == sorted(counts)
-        assert counts[-1] - before == pytest.approx(24 * MEGABYTE, abs=SLACK)
+def test_many_short_children_are_counted_to_the_last_byte(root: Puppet, tree: ProcessTree) -> None:
+    before = chars(tree)
+    counts = [before]
+    for number in range(12):
+        root.tell(f"fork {number}", f"tell {number} read 2")
+        if number % 3:
+            counts.append(chars(tree))
+        root.tell(f"tell {number} exit", f"wait {number}")
+        if number % 2:
+            counts.append(chars(tree))
+    counts.append(chars(tree))
+    assert counts == sorted(counts)
+    assert counts[-1] - before == pytest.approx(24 * MEGABYTE, abs=SLACK)
 
 
-@linux
-def test_a_zombie_counts_for_its_reads_and_not_as_a_process() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        root.tell("fork a")
-        before = chars(tree)
-        root.tell("tell a read 4")
-        root.tell("tell a exit")
-        pid = tree.pids[1]
-        while (stat := procfs.read_stat(pid)) is None or stat.is_alive:
-            pass
-        sample = tree.sample()
-        assert sample.processes == 1
-        assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-        assert (tree.read_pss_bytes() or 0) > 0
+def test_a_zombie_counts_for_its_reads_and_not_as_a_process(
+    root: Puppet, tree: ProcessTree
+) -> None:
+    root.tell("fork a")
+    before = chars(tree)
+    root.tell("tell a read 4", "tell a exit")
+    pid = tree.pids[1]
+    while (stat := procfs.read_stat(pid)) is None or stat.is_alive:
+        pass
+    sample = tree.sample()
+    assert sample.processes == 1
+    assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
+    assert (tree.read_pss_bytes() or 0) > 0
 
 
-@linux
-def test_the_zombie_of_the_root_shows_its_counters_and_no_memory() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        before = chars(tree)
-        assert tree.is_alive
-        root.tell("read 4")
-        root.tell("exit")
-        os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-        sample = tree.sample()
-        assert not tree.is_alive
-        assert (sample.processes, sample.memory) == (0, None)
-        assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-        root.process.wait()
-        assert tree.sample().processes == 0
-        assert (tree.sample().read_chars or 0) >= (sample.read_chars or 0)
+def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
+    root: Puppet, tree: ProcessTree
+) -> None:
+    before = chars(tree)
+    assert tree.is_alive
+    root.tell("read 4", "exit")
+    os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
+    sample = tree.sample()
+    assert not tree.is_alive
+    assert (sample.processes, sample.memory) == (0, None)
+    assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
+    root.process.wait()
+    assert tree.sample().processes == 0
+    assert (tree.sample().read_chars or 0) >= (sample.read_chars or 0)
 
 
-@linux
 def test_pss_of_forked_workers_counts_shared_pages_once() -> None:
     code = """
 import os, sys
@@ -260,7 +231,6 @@ for _ in range(4):
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         for _ in range(4):
             process.stdout.readline()
         tree = ProcessTree(process.pid)
@@ -270,33 +240,25 @@ for _ in range(4):
         for pid in tree.pids:
             _kill(pid)
     assert sample.processes == 5
-    assert sample.memory is not None
     assert sample.memory.rss_bytes > 5 * (64 << 20)
     assert (64 << 20) < (pss_bytes or 0) < 2 * (64 << 20)
 
 
-@linux
-def test_an_excluded_process_is_not_counted_though_it_is_below_the_root() -> None:
-    with puppet() as root:
-        everybody = ProcessTree(os.getpid())
-        everybody.sample()
-        others = ProcessTree(os.getpid(), exclude_pids=(root.pid,))
-        others.sample()
-        assert root.pid in everybody.pids
-        assert root.pid not in others.pids
+def test_an_excluded_process_is_not_counted_though_it_is_below_the_root(root: Puppet) -> None:
+    everybody = ProcessTree(os.getpid())
+    others = ProcessTree(os.getpid(), exclude_pids=(root.pid,))
+    everybody.sample()
+    others.sample()
+    assert root.pid in everybody.pids
+    assert root.pid not in others.pids
 
 
-@linux
-def test_processor_time_of_ended_children_stays() -> None:
-    with puppet() as root:
-        tree = ProcessTree(root.pid)
-        root.tell("fork a")
-        root.tell("tell a read 2000")
-        during = tree.sample().cpu_seconds
-        root.tell("tell a exit")
-        root.tell("wait a")
-        after = tree.sample().cpu_seconds
-        assert during <= after < 1.5 * during + 0.1
+def test_processor_time_of_ended_children_stays(root: Puppet, tree: ProcessTree) -> None:
+    root.tell("fork a", "tell a read 2000")
+    during = tree.sample().cpu_seconds
+    root.tell("tell a exit", "wait a")
+    after = tree.sample().cpu_seconds
+    assert during <= after < 1.5 * during + 0.1
 
 
 def test_a_pid_given_out_again_is_another_process(tmp_path: Path) -> None:
@@ -316,7 +278,6 @@ def test_a_process_that_may_not_be_read_makes_the_sums_unknown(tmp_path: Path) -
     sample = tree.sample()
     assert (sample.processes, sample.read_bytes, sample.read_chars) == (2, None, None)
     assert tree.read_pss_bytes() is None
-    assert sample.memory is not None
     assert sample.memory.rss_bytes == 2 * 1024 * 1024
 
 
@@ -348,32 +309,9 @@ def test_other_processes_are_read_once_and_not_at_every_sample(
     assert read == [10]
 
 
-def test_without_procfs_the_tree_comes_from_psutil() -> None:
-    with puppet() as root:
-        tree = PortableTree(root.pid)
-        child = int(root.tell("fork a"))
-        sample = tree.sample()
-        assert sample.processes == 2
-        assert sample.memory is not None
-        assert sample.memory.rss_bytes > 1_000_000
-        assert (sample.memory.anon_bytes, sample.read_bytes) == (None, None)
-        root.tell("tell a read 500")
-        busy = tree.sample().cpu_seconds
-        root.tell("tell a exit")
-        root.tell("wait a")
-        after = tree.sample()
-        assert child not in tree.pids
-        assert after.cpu_seconds >= busy
-        assert tree.is_alive
-        root.tell("exit")
-        os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-        assert tree.sample().memory is None
-        assert not tree.is_alive
-
-
-def test_swap_counters_come_from_psutil_elsewhere() -> None:
-    found = read_portable_swap_bytes()
-    assert found is None or min(found) >= 0
+def test_without_procfs_there_is_nobody_in_the_tree(tmp_path: Path) -> None:
+    tree = ProcessTree(os.getpid(), proc=tmp_path / "none")
+    assert (tree.sample().processes, tree.sample().memory, tree.is_alive) == (0, None, False)
 
 
 def lay_out(proc: Path, pid: int, *, parent: int, ticks: int, chars: int | None) -> None:

@@ -13,8 +13,6 @@ import pytest
 
 from fast_axolotl.measure import procfs
 
-linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
-
 STATUS = b"""Name:\tpython
 SigIgn:\t0000000001001000
 VmHWM:\t    3000 kB
@@ -48,11 +46,9 @@ def test_memory_is_split_as_status_tells(tmp_path: Path) -> None:
 def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
     lay_out(tmp_path, 7, status=b"Name:\tpython\nState:\tZ (zombie)\n")
     found = procfs.read_memory(7, proc=tmp_path)
-    assert found is not None
     assert (found.rss_bytes, found.hwm_bytes) == (0, 0)
 
 
-@linux
 def test_a_process_that_is_gone_has_no_figures() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -64,15 +60,11 @@ def test_a_process_that_is_gone_has_no_figures() -> None:
     assert not procfs.reset_high_water(gone.pid)
 
 
-def test_without_procfs_the_resident_size_comes_from_psutil(tmp_path: Path) -> None:
-    found = procfs.read_memory(proc=tmp_path / "none")
-    assert found is not None
-    assert found.rss_bytes > 1_000_000
-    assert found.hwm_bytes is None
+def test_without_procfs_nothing_is_known(tmp_path: Path) -> None:
+    assert procfs.read_memory(proc=tmp_path / "none") is None
     assert not procfs.reset_high_water(proc=tmp_path / "none")
 
 
-@linux
 def test_the_high_water_mark_begins_anew_after_a_reset() -> None:
     num_bytes = 64 << 20
     before = procfs.read_memory()
@@ -82,17 +74,12 @@ def test_the_high_water_mark_begins_anew_after_a_reset() -> None:
     spike = procfs.read_memory()
     assert procfs.reset_high_water()
     after = procfs.read_memory()
-    assert before is not None
-    assert spike is not None
-    assert after is not None
     assert (spike.hwm_bytes or 0) >= before.rss_bytes + num_bytes * 0.9
     assert (after.hwm_bytes or 0) < (spike.hwm_bytes or 0) - num_bytes * 0.5
 
 
-@linux
 def test_our_own_process_is_described() -> None:
     stat = procfs.read_stat("self")
-    assert stat is not None
     assert (stat.pid, stat.parent_pid) == (os.getpid(), os.getppid())
     assert stat.is_alive
     assert stat.cpu_seconds > 0
@@ -100,15 +87,12 @@ def test_our_own_process_is_described() -> None:
     assert procfs.read_command("self")[1:] != ()
 
 
-@linux
 def test_read_calls_are_counted_although_the_bytes_are_cached(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_bytes(bytes(3_000_000))
     before = procfs.read_io("self")
     file.read_bytes()
     after = procfs.read_io("self")
-    assert before is not None
-    assert after is not None
     assert after.read_chars - before.read_chars >= 3_000_000
     assert after.read_bytes - before.read_bytes < 3_000_000
 
@@ -117,18 +101,17 @@ def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields(tmp_path: 
     tail = b"S 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 4 0 999 0 0"
     lay_out(tmp_path, 7, stat=b"7 (a) Z 1 (b) " + tail)
     stat = procfs.read_stat(7, proc=tmp_path)
-    assert stat is not None
     assert (stat.parent_pid, stat.state, stat.num_threads, stat.start_ticks) == (3, "S", 4, 999)
     assert stat.cpu_seconds == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
 
 
-def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(tmp_path: Path) -> None:
-    for num_threads, is_alive in ((b"1", False), (b"3", True)):
-        tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
-        lay_out(tmp_path, 7, stat=b"7 (main) " + tail)
-        stat = procfs.read_stat(7, proc=tmp_path)
-        assert stat is not None
-        assert stat.is_alive is is_alive
+@pytest.mark.parametrize(("num_threads", "is_alive"), [(b"1", False), (b"3", True)])
+def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(
+    tmp_path: Path, num_threads: bytes, is_alive: bool
+) -> None:
+    tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
+    lay_out(tmp_path, 7, stat=b"7 (main) " + tail)
+    assert procfs.read_stat(7, proc=tmp_path).is_alive is is_alive
 
 
 @pytest.mark.parametrize("text", [b"", b"7 (x", b"7 (x) S 1", b"nonsense"])
@@ -162,7 +145,6 @@ def test_pressure_is_the_total_of_the_full_line_in_seconds(tmp_path: Path) -> No
     assert procfs.read_pressure_seconds(tmp_path / "none") is None
 
 
-@linux
 def test_reading_leaves_no_file_open() -> None:
     def read_all() -> None:
         procfs.read_memory()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fast_axolotl.measure.sampler import explain_missing
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.measure.system_reasons import explain_missing
 from fast_axolotl.record import (
     DeviceSample,
     End,
@@ -27,7 +27,16 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
-from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
+from support.records import (
+    GIGABYTE,
+    START_TIME,
+    every,
+    make_profiled_run,
+    make_rank,
+    make_run,
+    make_system,
+    steady,
+)
 
 SHAPE = ModelShape(
     num_parameters=1_000_000_000,
@@ -128,22 +137,26 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_figure_that_is_missing_has_a_reason(name: str) -> None:
+def test_every_figure_is_a_finite_number_or_is_missing_for_a_reason(name: str) -> None:
     summary = summarise(RECORDS[name]())
-    missing = {item.name for item in fields(summary) if getattr(summary, item.name) is None}
-    assert set(summary.reasons) == missing
+    values = {item.name: getattr(summary, item.name) for item in fields(summary)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+    assert {name for name, value in numbers.items() if not math.isfinite(value)} == set()
+    assert set(summary.reasons) == {name for name, value in values.items() if value is None}
     assert all(len(text) > 10 for text in summary.reasons.values())
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_no_figure_is_nan_or_infinite(name: str) -> None:
-    summary = summarise(RECORDS[name]())
-    wrong = {
-        item.name: value
-        for item in fields(summary)
-        if isinstance(value := getattr(summary, item.name), float) and not math.isfinite(value)
-    }
-    assert wrong == {}
+def figures(source: str = "loop", **values: Any) -> RunSummary:
+    """The figures of one rank."""
+    return summarise(make_run(make_rank(source=source, **values)))
+
+
+def altered(rank: RankRecord, phase: str = "", **changes: Any) -> RankRecord:
+    """The rank with other values in the blocks of a phase, or in its last block."""
+    for number, block in enumerate(rank.blocks):
+        if block.phase == phase or (not phase and number == len(rank.blocks) - 1):
+            rank.blocks[number] = replace(block, **changes)
+    return rank
 
 
 def test_a_run_that_records_everything_has_every_figure() -> None:
@@ -152,7 +165,7 @@ def test_a_run_that_records_everything_has_every_figure() -> None:
 
 
 def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
-    summary = summarise(make_run(make_rank(wait=steady(0.3))))
+    summary = figures(wait=steady(0.3))
     assert summary.stall_fraction == pytest.approx(0.3)
     assert summary.host_stall_fraction == summary.stall_fraction
     assert (summary.stall_source, summary.device_stall_fraction) == ("host", None)
@@ -182,9 +195,8 @@ def test_one_block_or_a_hundred_give_the_same_figures() -> None:
 
 
 def test_where_device_waits_are_known_they_are_the_stall() -> None:
-    summary = summarise(make_run(make_rank(wait=steady(0.5), device_wait=steady(0.02))))
+    summary = figures(wait=steady(0.5), device_wait=steady(0.02))
     assert (summary.stall_source, summary.stall_fraction) == ("device", pytest.approx(0.02))
-    assert summary.host_stall_fraction is not None
     assert summary.host_stall_fraction > 0.5
     assert summary.wait_max_seconds == pytest.approx(0.01 * 2 / 98, rel=0.02)
 
@@ -199,12 +211,11 @@ def test_device_waits_of_a_part_of_the_run_do_not_stand_for_all_of_it() -> None:
 
 
 def test_the_pattern_and_the_period_of_waits_are_found() -> None:
-    burst = summarise(make_run(make_rank(wait=every(16, 0.3), fetches=3000)))
+    burst = figures(wait=every(16, 0.3), fetches=3000)
     assert (burst.stall_pattern, burst.stall_period_fetches) == ("burst", 16)
     assert burst.stall_period_rows == 128
-    rare = summarise(make_run(make_rank(wait=every(125, 0.3), fetches=900)))
+    rare = figures(wait=every(125, 0.3), fetches=900)
     assert (rare.stall_pattern, rare.stall_period_rows) == ("periodic", 1000)
-    assert rare.worst_percent_share is not None
     assert rare.worst_percent_share > 0.9
 
 
@@ -218,13 +229,13 @@ def test_a_trainer_that_fetches_a_whole_step_at_once_is_starved_in_bursts() -> N
         "accumulation": 8,
         "settings": {"num_workers": 1, "prefetch_factor": 2},
     }
-    hosted = summarise(make_run(make_rank(source="transformers", **rank)))
+    hosted = figures("transformers", **rank)
     assert (hosted.stall_pattern, hosted.stall_period_of) == ("burst", "step")
     assert (hosted.stall_period_fetches, hosted.stall_period_rows) == (8, 64)
-    loop = summarise(make_run(make_rank(source="loop", **rank)))
+    loop = figures("loop", **rank)
     assert loop.stall_pattern == "steady"
     deep = {**rank, "settings": {"num_workers": 1, "prefetch_factor": 8}}
-    assert summarise(make_run(make_rank(source="transformers", **deep))).stall_pattern == "steady"
+    assert figures("transformers", **deep).stall_pattern == "steady"
 
 
 def test_a_loader_too_slow_is_no_burst_though_waits_come_with_every_step() -> None:
@@ -233,24 +244,17 @@ def test_a_loader_too_slow_is_no_burst_though_waits_come_with_every_step() -> No
 
     settings = {"num_workers": 2, "prefetch_factor": 2}
     rank: dict[str, Any] = {"wait": wait, "accumulation": 8, "settings": settings}
-    loop = summarise(make_run(make_rank(source="loop", **rank)))
+    loop = figures("loop", **rank)
     assert (loop.stall_pattern, loop.stall_period_fetches) == ("burst", 8)
-    hosted = summarise(make_run(make_rank(source="axolotl", **rank)))
+    hosted = figures("axolotl", **rank)
     assert (hosted.stall_pattern, hosted.stall_period_fetches) == ("steady", None)
 
 
-def test_a_cached_batch_tells_the_stall_a_second_time() -> None:
-    summary = summarise(make_run(make_rank(wait=steady(0.3), replayed=100)))
-    assert summary.cached_stall_fraction == pytest.approx(0.3)
-
-
-def test_a_cached_batch_of_another_size_is_not_compared() -> None:
+def test_a_cached_batch_tells_the_stall_a_second_time_unless_it_is_of_another_size() -> None:
+    assert figures(wait=steady(0.3), replayed=100).cached_stall_fraction == pytest.approx(0.3)
     rank = make_rank(wait=steady(0.3), replayed=100)
-    rank.blocks = [
-        replace(block, samples=2 * block.samples) if block.phase == "replay" else block
-        for block in rank.blocks
-    ]
-    summary = summarise(make_run(rank))
+    fetches = next(block.fetches for block in rank.blocks if block.phase == "replay")
+    summary = summarise(make_run(altered(rank, "replay", samples=16 * fetches)))
     assert summary.cached_stall_fraction is None
     assert summary.reasons["cached_stall_fraction"] == (
         "the cached batch has 16 samples, the mean batch 8"
@@ -265,11 +269,6 @@ def test_a_queue_that_falls_has_a_drift_and_noise_has_none() -> None:
     assert summary.queue_capacity == 512
     noisy = make_rank(fetches=1000, queue=lambda step: 3 + (step * 7919 % 5) / 5)
     assert summarise(make_run(noisy)).queue_drift_per_step == 0.0
-
-
-def test_a_loader_without_workers_holds_no_queue() -> None:
-    summary = summarise(make_run(make_rank(settings={"num_workers": 0})))
-    assert summary.queue_capacity == 0
 
 
 def test_times_to_first_batch_and_step_count_from_the_first_fetch() -> None:
@@ -289,14 +288,9 @@ def test_tokens_of_three_kinds_are_summed_over_ranks() -> None:
     assert both.reasons["packing_efficiency"] == "samples are not packed"
 
 
-def test_a_rank_that_did_not_count_leaves_no_sum() -> None:
-    summary = summarise(make_run(make_rank(tokens=90), make_rank(rank=1)))
-    assert summary.tokens_per_second is None
-
-
-def test_a_block_that_did_not_count_leaves_no_sum_either() -> None:
-    rank = make_rank(tokens=90, padded=100, num_bytes=8)
-    rank.blocks[-1] = replace(rank.blocks[-1], padded_tokens=None)
+def test_a_rank_or_a_block_that_did_not_count_leaves_no_sum() -> None:
+    assert summarise(make_run(make_rank(tokens=90), make_rank(rank=1))).tokens_per_second is None
+    rank = altered(make_rank(tokens=90, padded=100, num_bytes=8), padded_tokens=None)
     summary = summarise(make_run(rank))
     assert summary.tokens_per_second == pytest.approx(9000)
     assert (summary.padded_tokens_per_second, summary.padding_share) == (None, None)
@@ -305,7 +299,7 @@ def test_a_block_that_did_not_count_leaves_no_sum_either() -> None:
 
 def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> None:
     rank = make_rank(sequence_tokens=100, sequence_squares=5000)
-    rank.blocks[-1] = replace(rank.blocks[-1], sequence_tokens=None, sequence_squares=None)
+    altered(rank, sequence_tokens=None, sequence_squares=None)
     assert summarise(make_run(rank)).mean_attended_length == 50
 
 
@@ -325,33 +319,27 @@ def test_headroom_is_the_loader_alone_over_what_the_model_would_take() -> None:
 
 def test_rows_of_packed_samples_are_unknown_unless_they_were_counted() -> None:
     settings = {"sample_packing": True}
-    unknown = summarise(make_run(make_rank(settings=settings)))
+    unknown = figures(settings=settings)
     assert unknown.rows_per_second is None
     assert "packed" in unknown.reasons["rows_per_second"]
-    known = summarise(make_run(make_rank(settings=settings, rows=100)))
+    known = figures(settings=settings, rows=100)
     assert known.rows_per_second is not None
 
 
 def test_mfu_takes_tokens_and_devices_of_all_ranks() -> None:
-    ranks = [make_rank(rank=number, world_size=2, tokens=100) for number in range(2)]
-    for rank in ranks:
+    def modelled(**values: Any) -> RankRecord:
+        rank = make_rank(tokens=100, **values)
         rank.add(SHAPE)
-    one = make_rank(tokens=100)
-    one.add(SHAPE)
-    both, alone = summarise(make_run(*ranks)), summarise(make_run(one))
-    assert both.mfu is not None
+        return rank
+
+    alone = summarise(make_run(modelled()))
+    both = summarise(make_run(modelled(world_size=2), modelled(rank=1, world_size=2)))
     assert both.mfu == pytest.approx(alone.mfu)
     assert both.model_flops_per_second == pytest.approx(2 * (alone.model_flops_per_second or 0))
-
-
-def test_a_dispatcher_reads_the_tokens_of_all_devices() -> None:
+    # A dispatcher reads the tokens of all devices.
     settings = {"dispatcher": True}
-    reader = make_rank(world_size=2, tokens=200, settings=settings)
     other = make_rank(rank=1, world_size=2, fetches=0, settings=settings)
-    reader.add(SHAPE)
-    one = make_rank(tokens=200)
-    one.add(SHAPE)
-    both, alone = summarise(make_run(reader, other)), summarise(make_run(one))
+    both = summarise(make_run(modelled(world_size=2, settings=settings), other))
     assert both.mfu == pytest.approx((alone.mfu or 0) / 2)
 
 
@@ -464,9 +452,7 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
 
 def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason() -> None:
     sample = SystemSample(t=0.0, processes=1)
-    reasons = explain_missing(
-        sample, has_procfs=True, limit_bytes=None, disk_reason="", gpu_reason=""
-    )
+    reasons = explain_missing(sample, has_procfs=True)
     system = bare_system(sample)
     system.start = replace(system.start, reasons=reasons)
     summary = summarise(make_run(system=system))
@@ -484,19 +470,13 @@ def test_without_a_watcher_the_ranks_tell_their_own_memory() -> None:
     assert summary.hwm_by_phase == {"start": 3 * GIGABYTE, "steady": GIGABYTE}
 
 
-def test_the_rank_that_waits_most_decides() -> None:
-    summary = summarise(make_run(make_rank(wait=steady(0.1)), make_rank(rank=1, wait=steady(0.4))))
-    assert summary.stall_fraction == pytest.approx(0.4)
-    assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.1, 0.4])
-
-
-def test_with_a_dispatcher_rank_0_decides() -> None:
-    settings = {"dispatcher": True}
-    ranks = [
-        make_rank(rank=number, wait=steady(0.1 + 0.3 * number), settings=settings)
-        for number in range(2)
-    ]
-    assert summarise(make_run(*ranks)).stall_fraction == pytest.approx(0.1)
+def test_the_rank_that_waits_most_decides_and_with_a_dispatcher_rank_0() -> None:
+    for settings, stall in (({}, 0.4), ({"dispatcher": True}, 0.1)):
+        one = make_rank(wait=steady(0.1), settings=settings)
+        two = make_rank(rank=1, wait=steady(0.4), settings=settings)
+        summary = summarise(make_run(one, two))
+        assert summary.stall_fraction == pytest.approx(stall)
+        assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.1, 0.4])
 
 
 def test_skew_is_how_far_the_slowest_is_behind_the_median() -> None:
@@ -505,34 +485,13 @@ def test_skew_is_how_far_the_slowest_is_behind_the_median() -> None:
     assert summarise(make_run(ranks[0])).reasons["rank_skew"] == "there is one rank"
 
 
-def windows(*collectives: tuple[float, ...]) -> RunSummary:
-    ranks = []
-    for number, seconds in enumerate(collectives):
-        rank = make_rank(rank=number, world_size=len(collectives))
-        exposed = sum(seconds)
-        rank.add(
-            ProfileWindow(
-                t=1.0,
-                steps=2,
-                wall_seconds=1.0,
-                exposed_communication_seconds=exposed,
-                collectives=seconds,
-            )
-        )
-        ranks.append(rank)
-    return summarise(make_run(*ranks))
-
-
 def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> None:
-    summary = windows((0.1, 0.3), (0.2, 0.05))
+    summary = summarise(make_profiled_run((0.1, 0.3), (0.2, 0.05)))
     assert summary.pure_communication_fraction == pytest.approx(0.15)
     assert summary.exposed_communication_fraction == pytest.approx(0.4)
-
-
-def test_windows_that_do_not_match_are_not_compared() -> None:
-    summary = windows((0.1, 0.3), (0.2,))
-    assert summary.pure_communication_fraction is None
-    assert "between 1 and 2 collectives" in summary.reasons["pure_communication_fraction"]
+    unlike = summarise(make_profiled_run((0.1, 0.3), (0.2,)))
+    assert unlike.pure_communication_fraction is None
+    assert "between 1 and 2 collectives" in unlike.reasons["pure_communication_fraction"]
 
 
 def test_the_end_of_the_worst_rank_is_the_end_of_the_run() -> None:
@@ -558,6 +517,6 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
 
 
 def test_the_meter_tells_its_own_cost() -> None:
-    summary = summarise(make_run(make_rank(own_seconds=0.05)))
+    summary = figures(own_seconds=0.05)
     assert summary.overhead_seconds_per_fetch == pytest.approx(30e-6)
     assert summary.overhead_fraction == pytest.approx(30e-6 / 0.05)

@@ -10,6 +10,7 @@ from fast_axolotl.record import (
     End,
     Histogram,
     Mark,
+    ProfileWindow,
     RankRecord,
     RunRecord,
     Settings,
@@ -237,3 +238,21 @@ def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecor
     return RunRecord(
         path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks}, system=system
     )
+
+
+def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunRecord:
+    """A run of as many ranks, each with a window of one second that saw these collectives."""
+    ranks = []
+    for number, seconds in enumerate(collectives):
+        rank = make_rank(rank=number, world_size=len(collectives), **values)
+        rank.add(
+            ProfileWindow(
+                t=1.0,
+                steps=2,
+                wall_seconds=1.0,
+                exposed_communication_seconds=sum(seconds),
+                collectives=seconds,
+            )
+        )
+        ranks.append(rank)
+    return make_run(*ranks)

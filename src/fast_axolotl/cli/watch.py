@@ -14,7 +14,7 @@ from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.measure.sampler import SystemSampler
-    from fast_axolotl.measure.watching import Watched
+    from fast_axolotl.measure.system_figures import Watched
     from fast_axolotl.record import LineWriter, SystemSample
 
 __all__ = ["WATCH_EXAMPLES", "watch"]
@@ -78,8 +78,8 @@ def _watch_process(
     pid: int, seconds: float | None, data_path: str | None, output: Path | None, *, as_json: bool
 ) -> None:
     from fast_axolotl.cli.live import show_process
-    from fast_axolotl.measure.sampler import SystemSampler
-    from fast_axolotl.measure.watching import Watched, check_process
+    from fast_axolotl.measure.sampler import SystemSampler, check_process
+    from fast_axolotl.measure.system_figures import Watched
     from fast_axolotl.report.live import SampledProcess
     from fast_axolotl.report.live_screen import LineDisplay, open_display
 

@@ -26,7 +26,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.measure.peaks import normalise_dtype
+from fast_axolotl.measure.peak_flops import normalise_dtype
 from fast_axolotl.record import ModelShape
 
 if TYPE_CHECKING:

@@ -7,17 +7,13 @@
 
 It has two halves that meet in the record, and nowhere else. Read either in this order:
 
-- Collecting, while the run goes on: ``starting`` puts a ``meter`` together; ``steps`` sorts its
-  fetches into steps, timed by ``waiting`` and ``events``, counted by ``counting``, folded by
-  ``blocks`` and written by ``journal`` (``phases``, ``forks`` and ``owning`` beside it;
-  ``draining`` runs the loader alone). From outside, ``sampler`` looks at a ``process_tree`` through
-  ``procfs``, ``cgroup``, ``disk`` and ``gpu`` (``portable_tree`` where there is no procfs), and
-  ``system_reasons`` says what it cannot see; ``watching`` and ``machine`` tell the rest.
-- Concluding, from the lines alone: ``summary`` folds each rank (``ranks``, ``ready_queue``), finds
-  the figures (``stall_figures`` with ``periods``, ``throughput_figures``, ``flops`` with ``peaks``,
-  ``system_figures``), keeps what is missing in ``findings``, and asks ``verdict``. Its rules are
-  drawn by ``thresholds``, speak through ``evidence`` and ``wording``, begin with ``inconclusive``,
-  and end in ``actions`` or ``feeding``, which call settings by their ``naming``.
+- Collecting, while the run goes on: a ``meter`` sorts fetches into ``steps``, timed by ``events``,
+  described by ``batch_counts``, folded by ``blocks`` and written by ``journal``. From outside, a
+  ``sampler`` looks at a ``process_tree`` through ``procfs``, at the ``disk`` and at each ``gpu``.
+- Concluding, from the lines alone: ``summary`` folds the ``ranks`` (with their ``ready_queue``),
+  and collects in a ``summary_builder`` the figures of the loop (``loop_figures`` with
+  ``stall_pattern``), of the model (``flops`` with ``peak_flops``) and of the machine
+  (``system_figures``). ``verdict`` judges them by their ``evidence``, and ``advice`` follows.
 
 ``fast_axolotl.measure`` is this package and, since the function is the name people look for there,
 can be called as if it were ``measure`` itself.
@@ -29,8 +25,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from fast_axolotl.measure.meter import Meter
-from fast_axolotl.measure.starting import measure
+from fast_axolotl.measure.meter import Meter, measure
 from fast_axolotl.measure.summary import summarise
 
 __all__ = ["Meter", "measure", "summarise"]

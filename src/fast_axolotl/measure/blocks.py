@@ -1,5 +1,11 @@
 """From steps to lines: sums over about a second, and the running totals for a trainer's log.
 
+The host runs ahead of a device. So a step that has ended on the host waits in a queue until the
+last event recorded in it has passed, which is asked later, and is then folded into a block. Steps
+are folded many at a time, once a second or every 64: between two batches of a training run caches
+are cold, and what is done once for many steps costs a fifth of what it costs for each. At most 256
+wait: beyond that the oldest goes without its device times rather than memory growing.
+
 A block never holds steps of two phases, nor steps with and without device times. Blocks are a
 second long until the record has 10 MB, and then longer by a second a megabyte: a day of 50 ms steps
 stays near 25 MB, a week under 50.
@@ -12,15 +18,25 @@ a mean step: shorter ones cannot matter.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from fast_axolotl.measure.counting import BatchCount
+from fast_axolotl.measure.batch_counts import BatchCount
+from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
 from fast_axolotl.record import Histogram, SlowFetch, StepBlock
 from fast_axolotl.record.schema import PhaseName
+from fast_axolotl.record.stall import WaitTotals
 
-__all__ = ["BlockBuilder", "Totals"]
+__all__ = ["BlockBuilder", "StepQueue"]
+
+_FOLD_EVERY_STEPS = 64
+_MOST_WAITING_STEPS = 256
+"""A device lags a few steps at most, since its launch queue is bounded."""
+_SETTLE_SECONDS = 2.0
+"""How long the end of a run waits for the device to reach the last events."""
 
 _BLOCK_SECONDS = 1.0
 _ROOMY_BYTES = 10_000_000
@@ -36,63 +52,61 @@ _SCORE_SCALE = 0.6745
 _LEAST_SLOW_SECONDS = 1e-4
 _SLOW_SHARE_OF_STEP = 0.05
 
+_RATES = {
+    "samples_per_second": "samples",
+    "rows_per_second": "rows",
+    "tokens_per_second": "real_tokens",
+    "trainable_tokens_per_second": "trainable_tokens",
+    "padded_tokens_per_second": "padded_tokens",
+    "bytes_per_second": "num_bytes",
+}
+"""Rate in a trainer's log → what is counted for it."""
 
-class Totals:
-    """Sums over steps."""
 
-    __slots__ = ("counted", "device", "fetches", "host", "num_device_steps", "steps", "wall")
+class StepSums:
+    """Sums over steps: their waits, and what their batches held."""
+
+    __slots__ = ("counted", "waits")
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.fetches = 0
-        self.wall = 0.0
-        self.host = 0.0
-        self.device = 0.0
-        self.num_device_steps = 0
+        self.waits = WaitTotals()
         self.counted: BatchCount | None = None
 
-    def add(self, step: Step, wall: float, counted: BatchCount | None) -> None:
-        """Add one step."""
-        self.steps += 1
-        self.fetches += len(step.fetches)
-        self.wall += wall
-        self.host += step.host_seconds
-        device = step.device_seconds
-        if device is not None:
-            self.device += device
-            self.num_device_steps += 1
-        if counted is not None:
-            self.counted = counted if self.counted is None else self.counted + counted
+    def add(self, step: Step, wall: float, host_wait: float, device_wait: float | None) -> None:
+        """Add one step and its times, which are sums that both its block and its phase take."""
+        self.waits.add(
+            fetches=len(step.fetches),
+            wall_seconds=wall,
+            host_wait_seconds=host_wait,
+            device_wait_seconds=device_wait,
+        )
+        if step.counted is not None:
+            self.counted = step.counted if self.counted is None else self.counted + step.counted
 
     def figures(self) -> dict[str, float]:
         """The ratios that are known."""
-        if self.wall <= 0:
+        waits = self.waits
+        if waits.wall_seconds <= 0:
             return {}
-        host = self.host / self.wall
-        found = {"stall_fraction": host, "host_stall_fraction": host}
-        if self.num_device_steps == self.steps:
-            found["stall_fraction"] = found["device_stall_fraction"] = self.device / self.wall
-        found["steps_per_second"] = self.steps / self.wall
-        if self.counted is not None:
-            rates = {
-                "samples_per_second": self.counted.samples,
-                "rows_per_second": self.counted.rows,
-                "tokens_per_second": self.counted.real,
-                "trainable_tokens_per_second": self.counted.trainable,
-                "padded_tokens_per_second": self.counted.padded,
-                "bytes_per_second": self.counted.num_bytes,
-            }
-            found |= {key: value / self.wall for key, value in rates.items() if value is not None}
-        return found
+        found: dict[str, float | None] = {
+            "stall_fraction": waits.stall_fraction,
+            "host_stall_fraction": waits.host_stall_fraction,
+            "device_stall_fraction": waits.device_stall_fraction,
+            "steps_per_second": waits.steps / waits.wall_seconds,
+        }
+        for rate, name in _RATES.items():
+            count = None if self.counted is None else getattr(self.counted, name)
+            found[rate] = None if count is None else count / waits.wall_seconds
+        return {name: value for name, value in found.items() if value is not None}
 
 
-class _Block:
+class _Block(StepSums):
     """The steps of the block that is being filled."""
 
     def __init__(self, first: Step) -> None:
+        super().__init__()
         self.first = first
         self.last = first
-        self.totals = Totals()
         self.spans: dict[str, float] = {}
         self.depth_sum = 0
         self.depth_count = 0
@@ -100,13 +114,14 @@ class _Block:
         self.device_waits = Histogram()
         self.step_times = Histogram()
         self.slow: list[tuple[float, int, int]] = []
+        """The slowest fetches, a heap: seconds, fetch, row."""
         self.walls: list[float] = []
         self.hosts: list[float] = []
         self.devices: list[float] = []
 
-    def add(self, step: Step, wall: float, counted: BatchCount | None) -> None:
+    def add(self, step: Step, wall: float, host_wait: float, device_wait: float | None) -> None:
+        super().add(step, wall, host_wait, device_wait)
         self.last = step
-        self.totals.add(step, wall, counted)
         self.depth_sum += step.depth_sum
         self.depth_count += step.depth_count
         for span in step.spans:
@@ -114,43 +129,35 @@ class _Block:
         if step.gap_seconds:
             self.spans["epoch"] = self.spans.get("epoch", 0.0) + step.gap_seconds
         self.step_times.add(wall)
-        for _, waited, _ in step.fetches:
-            self.host_waits.add(waited)
-        for wait in step.device_waits or ():
-            self.device_waits.add(wait)
+        for _, host_wait_seconds, _ in step.fetches:
+            self.host_waits.add(host_wait_seconds)
+        for device_wait_seconds in step.device_waits or ():
+            self.device_waits.add(device_wait_seconds)
         if len(self.walls) <= _MOST_SINGLES:
             self.walls.append(wall)
-            self.hosts.append(step.host_seconds)
-            self.devices.append(step.device_seconds or 0.0)
-
-    def add_slow(self, fetch: int, row: int, seconds: float) -> None:
-        """Keep the slowest."""
-        if len(self.slow) < _MOST_SLOW:
-            heapq.heappush(self.slow, (seconds, fetch, row))
-        else:
-            heapq.heappushpop(self.slow, (seconds, fetch, row))
+            self.hosts.append(host_wait)
+            self.devices.append(device_wait or 0.0)
 
     def line(self, t: float, *, with_singles: bool) -> StepBlock:
-        totals = self.totals
-        counted = totals.counted or BatchCount()
+        waits = self.waits
+        counted = self.counted or BatchCount()
         has_device = self.first.device_waits is not None
-        with_singles = with_singles and totals.steps <= _MOST_SINGLES
-        slow = sorted(self.slow, key=lambda one: one[1])
+        with_singles = with_singles and waits.steps <= _MOST_SINGLES
         return StepBlock(
             t=t,
             phase=self.first.phase,
             first_step=self.first.number,
-            steps=totals.steps,
+            steps=waits.steps,
             first_fetch=self.first.first_fetch,
-            fetches=totals.fetches,
-            wall_seconds=_round(totals.wall),
-            host_wait_seconds=_round(totals.host),
-            device_wait_seconds=_round(totals.device) if has_device else None,
+            fetches=waits.fetches,
+            wall_seconds=_round(waits.wall_seconds),
+            host_wait_seconds=_round(waits.host_wait_seconds),
+            device_wait_seconds=_round(waits.device_wait_seconds) if has_device else None,
             samples=counted.samples,
             rows=counted.rows,
-            real_tokens=counted.real,
-            trainable_tokens=counted.trainable,
-            padded_tokens=counted.padded,
+            real_tokens=counted.real_tokens,
+            trainable_tokens=counted.trainable_tokens,
+            padded_tokens=counted.padded_tokens,
             num_bytes=counted.num_bytes,
             sequences=counted.sequences or None,
             sequence_tokens=counted.sequence_tokens or None,
@@ -162,7 +169,7 @@ class _Block:
             step_times=self.step_times.take(),
             slow=tuple(
                 SlowFetch(fetch=fetch, row=row, seconds=_round(seconds))
-                for seconds, fetch, row in slow
+                for seconds, fetch, row in sorted(self.slow, key=lambda slow: slow[1])
             ),
             walls=tuple(map(_round, self.walls)) if with_singles else None,
             hosts=tuple(map(_round, self.hosts)) if with_singles else None,
@@ -179,9 +186,10 @@ class BlockBuilder:
         self._begin_steady = begin_steady
         self._journal = journal
         self._block: _Block | None = None
-        self._totals: dict[PhaseName, Totals] = {}
+        self._sums: dict[PhaseName, StepSums] = {}
         self._waits = Histogram()
         self._slow_seconds: float | None = None
+        """From which wait on a fetch is slow."""
         self._owed_seconds = 0.0
 
     @property
@@ -192,22 +200,46 @@ class BlockBuilder:
     def add(self, step: Step) -> None:
         """Fold one step in, beside others of its kind."""
         block = self._block
-        if block is not None and not _belongs(step, block.last):
+        has_device = step.device_waits is not None
+        if block is not None and (
+            step.phase != block.last.phase or has_device != (block.last.device_waits is not None)
+        ):
             self.flush()
             block = None
         if step.phase == "steady" and self.phase == "warmup":
             self._begin_steady()
         if block is None:
             block = self._block = _Block(step)
-        wall = self._take_wall(step)
-        counted = _replace_told(step)
         self.phase = step.phase
-        self._totals.setdefault(step.phase, Totals()).add(step, wall, counted)
-        block.add(step, wall, counted)
-        self._look_for_slow(block, step)
+        if step.told_tokens is not None:
+            # What the loop told takes the place of what was counted.
+            counted = step.counted = step.counted or BatchCount()
+            counted.real_tokens, trainable, padded = step.told_tokens
+            if trainable is not None:
+                counted.trainable_tokens = trainable
+            if padded is not None:
+                counted.padded_tokens = padded
+        # Spans are taken out of a step's time. A device may still be busy with a span when the host
+        # is steps ahead; what is taken out of one step then is owed by the next.
+        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
+        self._owed_seconds = max(0.0, -wall)
+        wall = max(0.0, wall)
+        if step.phase not in self._sums:
+            self._sums[step.phase] = StepSums()
+        host_wait, device_wait = step.host_wait_seconds, step.device_wait_seconds
+        self._sums[step.phase].add(step, wall, host_wait, device_wait)
+        block.add(step, wall, host_wait, device_wait)
+        for number, (row, wait_seconds, _) in enumerate(step.fetches):
+            if step.device_waits is not None:
+                wait_seconds = step.device_waits[number]
+            self._waits.add(wait_seconds)
+            if self._slow_seconds is not None and wait_seconds >= self._slow_seconds:
+                heapq.heappush(block.slow, (wait_seconds, step.first_fetch + number, row))
+                if len(block.slow) > _MOST_SLOW:
+                    heapq.heappop(block.slow)
 
     def flush(self) -> None:
-        """Write what there is."""
+        """Write what there is, and settle from which wait on a fetch is slow."""
         block, self._block = self._block, None
         if block is None:
             return
@@ -218,69 +250,99 @@ class BlockBuilder:
                 with_singles=self._journal.num_bytes < _SINGLES_BYTES,
             )
         )
-        self._slow_seconds = self._find_slow_seconds()
-
-    def current(self) -> dict[str, float]:
-        """The figures so far: of the steady phase, else of the warm-up."""
-        steady = self._totals.get("steady")
-        if steady is not None:
-            return steady.figures()
-        warmup = self._totals.get("warmup")
-        return {} if warmup is None else warmup.figures() | {"is_warming": 1.0}
-
-    def _take_wall(self, step: Step) -> float:
-        """A step's time without its spans. A device may still be busy with a span when the host is
-        steps ahead; what is taken out of one step then is owed by the next."""
-        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
-        self._owed_seconds = max(0.0, -wall)
-        return max(0.0, wall)
-
-    def _look_for_slow(self, block: _Block, step: Step) -> None:
-        for number, (row, waited, _) in enumerate(step.fetches):
-            if step.device_waits is not None:
-                waited = step.device_waits[number]
-            self._waits.add(waited)
-            if self._slow_seconds is not None and waited >= self._slow_seconds:
-                block.add_slow(step.first_fetch + number, row, waited)
-
-    def _find_slow_seconds(self) -> float | None:
-        """From which wait on a fetch is slow, by all fetches that are no warm-up."""
-        middle = self._waits.quantile(0.5)
-        totals = self._totals.get("steady") or self._totals.get("warmup")
-        if middle is None or totals is None:
-            return None
-        spread = _find_spread(self._waits, middle)
-        return max(
-            middle + _OUTLIER_SCORE * spread / _SCORE_SCALE,
-            2 * middle,
-            _SLOW_SHARE_OF_STEP * totals.wall / totals.steps,
+        median = self._waits.quantile(0.5)
+        sums = self._sums.get("steady") or self._sums.get("warmup")
+        if median is None or sums is None:
+            self._slow_seconds = None
+            return
+        distances = Histogram()
+        for seconds, count in self._waits.items():
+            distances.add(abs(seconds - median), count)
+        spread = distances.quantile(0.5) or 0.0
+        self._slow_seconds = max(
+            median + _OUTLIER_SCORE * spread / _SCORE_SCALE,
+            2 * median,
+            _SLOW_SHARE_OF_STEP * sums.waits.wall_seconds / sums.waits.steps,
             _LEAST_SLOW_SECONDS,
         )
 
-
-def _belongs(step: Step, other: Step) -> bool:
-    has_device = step.device_waits is not None
-    return step.phase == other.phase and has_device == (other.device_waits is not None)
-
-
-def _replace_told(step: Step) -> BatchCount | None:
-    """What was counted, with what was told in its place."""
-    if step.told_tokens is None:
-        return step.counted
-    counted = step.counted or BatchCount()
-    real, trainable, padded = step.told_tokens
-    counted.real = real
-    counted.trainable = counted.trainable if trainable is None else trainable
-    counted.padded = counted.padded if padded is None else padded
-    return counted
+    def current(self) -> dict[str, float]:
+        """The figures so far: of the steady phase, else of the warm-up."""
+        steady = self._sums.get("steady")
+        if steady is not None:
+            return steady.figures()
+        warmup = self._sums.get("warmup")
+        return {} if warmup is None else warmup.figures() | {"is_warming": 1.0}
 
 
-def _find_spread(waits: Histogram, middle: float) -> float:
-    """Median of the distances from the median."""
-    distances = Histogram()
-    for seconds, count in waits.items():
-        distances.add(abs(seconds - middle), count)
-    return distances.quantile(0.5) or 0.0
+class StepQueue:
+    """Records events, and hands on the steps whose events have passed."""
+
+    def __init__(
+        self, blocks: BlockBuilder, find_events: Callable[[], DeviceEvents | None]
+    ) -> None:
+        self._blocks = blocks
+        self._find_events = find_events
+        self._events: DeviceEvents | None = None
+        self._steps: deque[Step] = deque()
+        self._num_new = 0
+        self._block_due = float("-inf")
+
+    @property
+    def no_device_reason(self) -> str:
+        """Why there is no device that could be timed; empty where there is one."""
+        if self._events is None:
+            return "this process has not initialised CUDA: there is no device to time"
+        return self._events.failure
+
+    def record(self) -> Any:
+        """An event behind all that is queued on the device; ``None`` where there is no device."""
+        if self._events is None:
+            self._events = self._find_events()
+            if self._events is None:
+                return None
+        return self._events.record()
+
+    def pair(self, first: Any) -> EventPair | None:
+        """The event recorded earlier, and one recorded now."""
+        if first is None or self._events is None:
+            return None
+        last = self._events.record()
+        return None if last is None else (first, last)
+
+    def add(self, step: Step) -> None:
+        """A step has ended on the host."""
+        self._steps.append(step)
+        self._num_new += 1
+        if step.end >= self._block_due:
+            self.flush()
+            self._block_due = step.end + self._blocks.block_seconds
+        elif self._num_new >= _FOLD_EVERY_STEPS:
+            self.fold()
+
+    def fold(self, *, all_steps: bool = False) -> None:
+        """Fold the steps that the device has ended, too; or all of them."""
+        self._num_new = 0
+        steps = self._steps
+        while steps and (
+            all_steps or len(steps) > _MOST_WAITING_STEPS or steps[0].is_ready(self._events)
+        ):
+            step = steps.popleft()
+            step.read_events(self._events)
+            self._blocks.add(step)
+
+    def flush(self) -> None:
+        """Fold what the device has ended, and write it."""
+        self.fold()
+        self._blocks.flush()
+
+    def finish(self) -> None:
+        """Fold and write all steps, and wait a little for the device to end them."""
+        events = [step.last_event for step in self._steps if step.last_event]
+        if self._events is not None and events:
+            self._events.settle(events[-1], _SETTLE_SECONDS)
+        self.fold(all_steps=True)
+        self._blocks.flush()
 
 
 def _round(seconds: float) -> float:

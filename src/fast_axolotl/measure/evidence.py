@@ -7,29 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.measure.wording import percent, rate
-from fast_axolotl.record import RunSummary
-from fast_axolotl.record.thresholds import (
-    DISK_NEAR,
-    FREE_STALL,
-    HIDDEN_WAIT,
-    PRESSURE_MEMORY,
-)
+from fast_axolotl.record import RunSummary, thresholds
+from fast_axolotl.record.units import format_share
 
-__all__ = [
-    "MLPERF",
-    "Evidence",
-    "drain_lines",
-    "hidden_lines",
-    "loader_lines",
-    "memory_lines",
-    "pattern_lines",
-    "pressure_lines",
-    "rank_lines",
-    "stall_line",
-    "swap_lines",
-    "system_lines",
-]
+__all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
 
 MLPERF = "MLPerf Storage passes at 90 % accelerator utilisation"
 
@@ -94,131 +75,136 @@ class Evidence:
         """A setting that is a number."""
         return _whole(self.setting(name))
 
+    def stall_line(self, threshold: str = "") -> str:
+        """How large the stall is, and whose."""
+        is_device = self.figures.stall_source == "device"
+        who = "the device had nothing to run" if is_device else "the loop waited"
+        where = "" if self.decided_by is None else f" on rank {self.decided_by}"
+        stall = format_share(self.figures.stall_fraction)
+        line = f"stall {stall}: share of the steady time in which {who}{where}"
+        return f"{line} ({threshold})" if threshold else line
 
-def stall_line(given: Evidence, threshold: str = "") -> str:
-    figures = given.figures
-    is_device = figures.stall_source == "device"
-    who = "the device had nothing to run" if is_device else "the loop waited"
-    where = "" if given.decided_by is None else f" on rank {given.decided_by}"
-    line = f"stall {percent(figures.stall_fraction)}: share of the steady time in which {who}"
-    return f"{line}{where} ({threshold})" if threshold else f"{line}{where}"
-
-
-def drain_lines(given: Evidence) -> list[str]:
-    """Why the steady phase begins late."""
-    if given.drain is None or not given.drain.is_over:
-        return []
-    return [
-        f"the queue of ready batches had run dry by step {given.drain.dry_step:,}; what it hid "
-        "until then is left out"
-    ]
-
-
-def rank_lines(given: Evidence) -> list[str]:
-    figures = given.figures
-    if given.decided_by is None or len(figures.ranks) < 2:
-        return []
-    if given.setting("dispatcher"):
+    def drain_lines(self) -> list[str]:
+        """Why the steady phase begins late."""
+        if self.drain is None or not self.drain.is_over:
+            return []
         return [
-            f"rank {given.decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
-            "wait looks like communication on the others"
+            f"the queue of ready batches had run dry by step {self.drain.dry_step:,}; what it hid "
+            "until then is left out"
         ]
-    stalls = {
-        rank.rank: rank.stall_fraction for rank in figures.ranks if rank.stall_fraction is not None
-    }
-    own, least = stalls.get(given.decided_by), min(stalls.values(), default=0.0)
-    if own is None or own - least < FREE_STALL:
-        return []
-    skew = ""
-    if figures.rank_skew is not None:
-        skew = f"; skew of the ranks' own time {percent(figures.rank_skew)}"
-    return [
-        f"the ranks wait unevenly: rank {given.decided_by} {percent(own)}, the least "
-        f"{percent(least)}; the others wait for it in their collectives{skew}"
-    ]
+
+    def rank_lines(self) -> list[str]:
+        """How the ranks differ."""
+        figures, decided_by = self.figures, self.decided_by
+        if decided_by is None or len(figures.ranks) < 2:
+            return []
+        if self.setting("dispatcher"):
+            return [
+                f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
+                "wait looks like communication on the others"
+            ]
+        stalls = {rank.rank: rank.stall_fraction for rank in figures.ranks}
+        known = [stall for stall in stalls.values() if stall is not None]
+        own, least = stalls.get(decided_by), min(known, default=0.0)
+        if own is None or own - least < thresholds.FREE_STALL:
+            return []
+        skew = ""
+        if figures.rank_skew is not None:
+            skew = f"; skew of the ranks' own time {format_share(figures.rank_skew)}"
+        return [
+            f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the least "
+            f"{format_share(least)}; the others wait for it in their collectives{skew}"
+        ]
+
+    def pattern_lines(self) -> list[str]:
+        """When the waits come."""
+        figures, period = self.figures, self.figures.stall_period_fetches
+        if figures.stall_pattern in ("", "steady"):
+            return []
+        share = ""
+        if figures.worst_percent_share is not None:
+            worst = format_share(figures.worst_percent_share)
+            share = f"; the worst 1 % of fetches hold {worst} of the waiting"
+        if period is None:
+            return [f"few fetches hold the waiting, at no regular distance{share}"]
+        rows = figures.stall_period_rows
+        samples = "" if rows is None else f" ({rows:,.0f} samples)"
+        is_named = figures.stall_period_of in ("epoch", "shard", "step")
+        follows = f", with each {figures.stall_period_of}" if is_named else ""
+        limit = "beyond 64 no queue is deep enough"
+        if figures.stall_pattern == "burst":
+            limit = "up to 64 a ready queue hides it"
+        return [f"long waits every {period:,.4g} fetches{samples}{follows}: {limit}{share}"]
+
+    def loader_lines(self) -> list[str]:
+        """What the loader could give."""
+        headroom, cached = self.figures.headroom, self.figures.cached_stall_fraction
+        depth, capacity = self.figures.queue_depth, self.figures.queue_capacity
+        lines = []
+        if headroom is not None:
+            word = "more than" if headroom >= 1 else "less than"
+            lines.append(
+                f"alone, the loader gives {headroom:.2f} times what the model takes: {word} it"
+            )
+        if depth is not None and capacity:
+            lines.append(f"{depth:.1f} of {capacity} batches are ready on average")
+        if cached is not None:
+            lines.append(f"with a cached batch a step is {format_share(cached)} shorter")
+        return lines
+
+    def hidden_lines(self) -> list[str]:
+        """Waits of the host that cost nothing."""
+        host, device = self.figures.host_stall_fraction, self.figures.device_stall_fraction
+        if host is None or device is None or host - device < thresholds.HIDDEN_WAIT:
+            return []
+        return [
+            f"the host waits {format_share(host)}, but most of it behind work queued on the "
+            "device: timing the loop alone would call that stall"
+        ]
+
+    def memory_lines(self) -> list[str]:
+        """Signs that the machine is short of memory: swap, then pressure."""
+        lines, pressure = [], self.figures.psi_memory_full
+        if self.figures.is_swap_sustained:
+            rate = about_rate(self.figures.swap_in_bytes_per_second)
+            lines.append(
+                f"{rate} come back from swap, in at least half of the samples and three in a row "
+                "(threshold: any; ours)"
+            )
+        if pressure is not None and pressure > thresholds.PRESSURE_MEMORY:
+            lines.append(
+                f"in {format_share(pressure)} of the time every task waited for memory "
+                "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
+            )
+        return lines
+
+    def system_lines(self) -> list[str]:
+        """What the samples of the machine show where nothing else does."""
+        disk, gpu = self.figures.disk_share, self.figures.gpu_utilization
+        lines = self.memory_lines()
+        if disk is not None and disk >= thresholds.DISK_NEAR:
+            lines.append(f"reads take {format_share(disk)} of the disk's capacity")
+        if gpu is not None:
+            lines.append(f"a kernel ran on the GPUs in {format_share(gpu)} of the time")
+        return lines
 
 
-def pattern_lines(figures: RunSummary) -> list[str]:
-    if figures.stall_pattern in ("", "steady"):
-        return []
-    share = ""
-    if figures.worst_percent_share is not None:
-        worst = percent(figures.worst_percent_share)
-        share = f"; the worst 1 % of fetches hold {worst} of the waiting"
-    if figures.stall_period_fetches is None:
-        return [f"few fetches hold the waiting, at no regular distance{share}"]
-    rows = figures.stall_period_rows
-    samples = "" if rows is None else f" ({rows:,.0f} samples)"
-    is_named = figures.stall_period_of in ("epoch", "shard", "step")
-    follows = f", with each {figures.stall_period_of}" if is_named else ""
-    limit = (
-        "up to 64 a ready queue hides it"
-        if figures.stall_pattern == "burst"
-        else "beyond 64 no queue is deep enough"
-    )
-    period = f"{figures.stall_period_fetches:,.4g} fetches"
-    return [f"long waits every {period}{samples}{follows}: {limit}{share}"]
+def about_seconds(seconds: float) -> str:
+    """As a sentence holds it: ``0.4 s``, ``12 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def loader_lines(figures: RunSummary) -> list[str]:
-    lines = []
-    if figures.headroom is not None:
-        word = "more than" if figures.headroom >= 1 else "less than"
-        lines.append(
-            f"alone, the loader gives {figures.headroom:.2f} times what the model takes: {word} it"
-        )
-    depth, capacity = figures.queue_depth, figures.queue_capacity
-    if depth is not None and capacity:
-        lines.append(f"{depth:.1f} of {capacity} batches are ready on average")
-    if figures.cached_stall_fraction is not None:
-        shorter = percent(figures.cached_stall_fraction)
-        lines.append(f"with a cached batch a step is {shorter} shorter")
-    return lines
-
-
-def hidden_lines(figures: RunSummary) -> list[str]:
-    host, device = figures.host_stall_fraction, figures.device_stall_fraction
-    if host is None or device is None or host - device < HIDDEN_WAIT:
-        return []
-    return [
-        f"the host waits {percent(host)}, but most of it behind work queued on the device: timing "
-        "the loop alone would call that stall"
-    ]
-
-
-def swap_lines(figures: RunSummary) -> list[str]:
-    if not figures.is_swap_sustained:
-        return []
-    return [
-        f"{rate(figures.swap_in_bytes_per_second)} come back from swap, in at least half of the "
-        "samples and three in a row (threshold: any; ours)"
-    ]
-
-
-def pressure_lines(figures: RunSummary) -> list[str]:
-    if figures.psi_memory_full is None or figures.psi_memory_full <= PRESSURE_MEMORY:
-        return []
-    return [
-        f"in {percent(figures.psi_memory_full)} of the time every task waited for memory "
-        "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
-    ]
-
-
-def memory_lines(figures: RunSummary) -> list[str]:
-    if figures.limit_share is None:
-        return []
-    return [f"the working set reached {percent(figures.limit_share)} of the memory it may take"]
-
-
-def system_lines(figures: RunSummary) -> list[str]:
-    """What the samples of the machine show where nothing else does."""
-    lines = [*swap_lines(figures), *pressure_lines(figures)]
-    if figures.disk_share is not None and figures.disk_share >= DISK_NEAR:
-        lines.append(f"reads take {percent(figures.disk_share)} of the disk's capacity")
-    if figures.gpu_utilization is not None:
-        busy = percent(figures.gpu_utilization)
-        lines.append(f"a kernel ran on the GPUs in {busy} of the time")
-    return lines
+def about_rate(bytes_per_second: float | None) -> str:
+    """As a sentence holds it, in MB or GB per second."""
+    if bytes_per_second is None:
+        return "–"
+    if bytes_per_second >= 1e9:
+        return f"{bytes_per_second / 1e9:,.2f} GB/s"
+    return f"{bytes_per_second / 1e6:,.1f} MB/s"
 
 
 def _whole(value: object) -> int | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fast_axolotl.measure.peaks import Peak, explain_missing, find_peak
+from fast_axolotl.measure.peak_flops import Peak, explain_missing, find_peak
 from fast_axolotl.record import ModelShape
 
 __all__ = ["Flops", "Utilisation", "flops_per_token", "utilisation"]
@@ -67,13 +67,33 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
     That length is the sequence length, or Σℓ²/Σℓ over sequences of lengths ℓ.
     """
     trained = shape.num_parameters - shape.num_frozen
-    weights = 6.0 * trained + 4.0 * shape.num_frozen
-    forward = 2.0 * shape.num_parameters
-    attention = 4.0 * _attended_width(shape, attended_length)
-    model = weights + 3.0 * attention
-    hardware = model + (forward + attention if shape.is_checkpointed else 0.0)
+    parts = []
+    if trained:
+        parts.append(f"6·{trained:.4g} trained weights")
+    if shape.num_frozen:
+        parts.append(f"4·{shape.num_frozen:.4g} frozen weights")
+    window = shape.attention_window
+    near_layers = 0 if window is None else shape.window_layers
+    far_layers = shape.layers - near_layers
+    # Positions that a token attends to, times the width of attention, summed over the layers.
+    attended = far_layers * shape.attention_width * attended_length
+    if far_layers > 0:
+        parts.append(_describe_layers(far_layers, shape.attention_width, attended_length))
+    if near_layers and window is not None:
+        width = shape.attention_width if shape.window_width is None else shape.window_width
+        reach = min(attended_length, window)
+        attended += near_layers * width * reach
+        parts.append(_describe_layers(near_layers, width, reach) + " in their window")
+    convention = f"model FLOPs a token = {' + '.join(parts)}"
+    convention += "; real tokens only; a causal mask halves nothing"
+    if shape.is_checkpointed:
+        convention += "; HFU adds one forward pass for checkpointed activations"
+    notes = [shape.reasons[name] for name in _NOTES if name in shape.reasons]
+    attention = 4.0 * attended
+    model = 6.0 * trained + 4.0 * shape.num_frozen + 3.0 * attention
+    recomputed = 2.0 * shape.num_parameters + attention if shape.is_checkpointed else 0.0
     return Flops(
-        model=model, hardware=hardware, convention=_describe(shape, trained, attended_length)
+        model=model, hardware=model + recomputed, convention="; ".join([convention, *notes])
     )
 
 
@@ -105,13 +125,9 @@ def utilisation(
         )
     flops = flops_per_token(shape, length)
     devices = shape.num_devices if num_devices is None else num_devices
-    return _compare(shape, flops, tokens_per_second, devices)
-
-
-def _compare(
-    shape: ModelShape, flops: Flops, tokens_per_second: float | None, devices: int
-) -> Utilisation:
-    peak = _choose_peak(shape)
+    peak = find_peak(shape.device_name, shape.dtype)
+    if shape.peak_tflops is not None:
+        peak = Peak(tflops=shape.peak_tflops, source="given by --peak-tflops")
     reasons: dict[str, str] = {}
     if peak is None:
         reasons["mfu"] = reasons["hfu"] = explain_missing(shape.device_name, shape.dtype)
@@ -151,42 +167,6 @@ def _share(flops_per_second: float | None, tflops: float | None, devices: int) -
     if flops_per_second is None or not tflops or devices < 1:
         return None
     return flops_per_second / (tflops * 1e12 * devices)
-
-
-def _choose_peak(shape: ModelShape) -> Peak | None:
-    if shape.peak_tflops is not None:
-        return Peak(tflops=shape.peak_tflops, source="given by --peak-tflops")
-    return find_peak(shape.device_name, shape.dtype)
-
-
-def _attended_width(shape: ModelShape, attended_length: float) -> float:
-    """Positions that a token attends to, times the width of attention, summed over the layers."""
-    if shape.attention_window is None:
-        return float(shape.layers * shape.attention_width * attended_length)
-    full = (shape.layers - shape.window_layers) * shape.attention_width * attended_length
-    width = shape.attention_width if shape.window_width is None else shape.window_width
-    return full + shape.window_layers * width * min(attended_length, shape.attention_window)
-
-
-def _describe(shape: ModelShape, trained: int, attended_length: float) -> str:
-    parts = []
-    if trained:
-        parts.append(f"6·{trained:.4g} trained weights")
-    if shape.num_frozen:
-        parts.append(f"4·{shape.num_frozen:.4g} frozen weights")
-    near = 0 if shape.attention_window is None else shape.window_layers
-    if shape.layers > near:
-        parts.append(_describe_layers(shape.layers - near, shape.attention_width, attended_length))
-    if near and shape.attention_window is not None:
-        width = shape.attention_width if shape.window_width is None else shape.window_width
-        reach = min(attended_length, shape.attention_window)
-        parts.append(_describe_layers(near, width, reach) + " in their window")
-    text = "model FLOPs a token = " + " + ".join(parts)
-    text += "; real tokens only; a causal mask halves nothing"
-    if shape.is_checkpointed:
-        text += "; HFU adds one forward pass for checkpointed activations"
-    notes = [shape.reasons[name] for name in _NOTES if name in shape.reasons]
-    return "; ".join([text, *notes])
 
 
 def _describe_layers(layers: int, width: int, attended_length: float) -> str:

@@ -11,61 +11,54 @@ device at 100 % may still be mostly empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 from fast_axolotl.record import DeviceSample
 
-__all__ = ["GpuReader", "NoGpu", "NvmlReader", "open_gpus"]
+__all__ = ["GpuReader", "NvmlReader", "open_gpus"]
 
 _LOOK_EVERY = 10
 """Reads after which it is asked anew on which devices the tree runs."""
 
 
-class GpuReader(Protocol):
-    """Where figures of GPUs come from."""
+class GpuReader:
+    """Where figures of GPUs come from: from nowhere, for a reason."""
 
-    names: tuple[str, ...]
-    reason: str
-    """Why there are none; empty where there are."""
+    names: tuple[str, ...] = ()
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        """Why there are no figures; empty where there are."""
 
     def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
         """The devices of now: those that ``pids`` run on, all of them while that is not known."""
+        return ()
 
     def close(self) -> None:
         """Let go of the devices."""
 
 
-class NoGpu:
-    """Nothing, for a reason."""
-
-    def __init__(self, reason: str) -> None:
-        self.names: tuple[str, ...] = ()
-        self.reason = reason
-
-    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
-        """No device."""
-        return ()
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class NvmlReader:
+class NvmlReader(GpuReader):
     """The devices of an initialised NVML."""
 
     def __init__(self, nvml: Any) -> None:
+        super().__init__(reason="")
         self._nvml = nvml
         count = nvml.nvmlDeviceGetCount()
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         self.names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles)
-        self.reason = ""
         self._used: set[int] = set()
         self._reads = 0
 
     def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
         """The devices of now; once a process of ``pids`` was seen on one, only such devices."""
         if pids and self._reads % _LOOK_EVERY == 0:
-            self._used |= {index for index in range(len(self._handles)) if self._runs(index, pids)}
+            # In a container NVML may name processes by the host's pids, or not at all; then all
+            # devices stay in.
+            for index, handle in enumerate(self._handles):
+                running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+                if any(process.pid in pids for process in running or ()):
+                    self._used.add(index)
         self._reads += 1
         wanted = self._used or range(len(self._handles))
         return tuple(self._read_device(index) for index in sorted(wanted))
@@ -88,12 +81,6 @@ class NvmlReader:
             clock_mhz=None if clock is None else float(clock),
         )
 
-    def _runs(self, index: int, pids: Collection[int]) -> bool:
-        """Whether one of the processes computes on a device. In a container NVML may name them by
-        the host's pids, or not at all; then all devices stay in."""
-        found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handles[index])
-        return any(process.pid in pids for process in found or ())
-
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
@@ -106,13 +93,13 @@ def open_gpus() -> GpuReader:
     try:
         import pynvml
     except ImportError:
-        return NoGpu('GPU figures need NVML: pip install "fast-axolotl[gpu]"')
+        return GpuReader('GPU figures need NVML: pip install "fast-axolotl[gpu]"')
     try:
         pynvml.nvmlInit()
         reader = NvmlReader(pynvml)
     except pynvml.NVMLError as error:
-        return NoGpu(f"NVML answers: {error}")
-    return reader if reader.names else NoGpu("NVML finds no GPU")
+        return GpuReader(f"NVML answers: {error}")
+    return reader if reader.names else GpuReader("NVML finds no GPU")
 
 
 def _text(name: str | bytes) -> str:

@@ -1,4 +1,13 @@
-"""The record of one rank while it is written: lines with their times, settings, reasons."""
+"""The record of one rank while it is written: lines with their times, settings, reasons, phases.
+
+A file belongs to the process that its first line names until that process or the record has ended:
+a script that trains may start another that reads a loader and inherits the order to record, and the
+child must not take its parent's file away.
+
+Memory is noted by phase: the resident size at the phase's end, and the highest inside it. The
+kernel keeps one high-water mark for a process. It is reset at the end of every phase, so that each
+phase has its own; that costs some 100 µs.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +19,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fast_axolotl._version import __version__
-from fast_axolotl.measure.owning import find_owner
-from fast_axolotl.record import End, LineWriter, Log, Mark, Settings, Start
+import psutil
 
-__all__ = ["Journal"]
+from fast_axolotl._version import __version__
+from fast_axolotl.measure.procfs import has_procfs, read_memory, reset_high_water
+from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
+from fast_axolotl.record.folder import UNREADABLE, parse_line
+from fast_axolotl.system import PROC
+
+__all__ = ["Journal", "find_owner"]
 
 _CLOCK_STEP_SECONDS = 1.0
 """The date may drift this far from the clock that never steps before it counts as a step."""
+_OWNER_CLOCK_SECONDS = 2.0
+"""A process that began this long after the record is another one with the same number."""
+_LAST_LINE_BYTES = 4096
 
 _log = logging.getLogger("fast_axolotl.measure")
 
@@ -30,8 +46,14 @@ class Journal:
         folder: Path,
         *,
         rank: int,
+        world_size: int = 1,
+        local_rank: int = 0,
+        source: str = "loop",
+        command: tuple[str, ...] = (),
+        environment: Mapping[str, Any],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        proc: Path = PROC,
     ) -> None:
         self.folder = folder
         self.rank = rank
@@ -40,7 +62,11 @@ class Journal:
         """The clock when the record began: ``t = 0``."""
         self.values: dict[str, Any] = {}
         """The settings known by now."""
+        self.phase_start = 0.0
+        """When the present phase of memory began, in seconds since the record did."""
         self._reasons: dict[str, str] = {}
+        self._proc = proc
+        self._is_mark_of_phase = True
         self._wall_clock = wall_clock
         self._date = wall_clock()
         path = folder / f"rank-{rank}.jsonl"
@@ -50,26 +76,10 @@ class Journal:
         """Whether the file is another process's, and nothing is written."""
         self._writer = LineWriter(path, refusal=refusal)
         self._is_failure_told = False
-
-    @property
-    def num_bytes(self) -> int:
-        """How much was written."""
-        return self._writer.num_bytes
-
-    def start(
-        self,
-        *,
-        world_size: int,
-        local_rank: int,
-        source: str,
-        command: tuple[str, ...],
-        environment: dict[str, Any],
-    ) -> None:
-        """Write the first line."""
         self.write(
             Start(
                 time=self._date,
-                rank=self.rank,
+                rank=rank,
                 world_size=world_size,
                 local_rank=local_rank,
                 pid=os.getpid(),
@@ -80,6 +90,11 @@ class Journal:
                 environment={key: _plain(value) for key, value in environment.items()},
             )
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """How much was written."""
+        return self._writer.num_bytes
 
     def since_start(self, at: float | None = None) -> float:
         """Seconds since the first line."""
@@ -135,6 +150,31 @@ class Journal:
             self._reasons[figure] = sentence
             self.write(Settings(t=self.since_start(), reasons={figure: sentence}))
 
+    def end_phase(self, name: str, at: float | None = None) -> None:
+        """The present phase of memory ends, and has this name."""
+        memory = read_memory(proc=self._proc)
+        t = self.since_start(at)
+        self.write(
+            Phase(
+                t=t,
+                name=name,
+                seconds=round(t - self.phase_start, 6),
+                rss_bytes=None if memory is None else memory.rss_bytes,
+                hwm_bytes=None
+                if memory is None or not self._is_mark_of_phase
+                else memory.hwm_bytes,
+            )
+        )
+        self.phase_start = t
+        self._is_mark_of_phase = reset_high_water(proc=self._proc)
+        if not has_procfs(self._proc):
+            self.reason("hwm_by_phase", "this system has no /proc, and keeps no high-water mark")
+        elif not self._is_mark_of_phase:
+            self.reason(
+                "hwm_by_phase",
+                "the high-water mark could not be set back: clear_refs is not writable",
+            )
+
     def check_date(self) -> None:
         """Note where the date has been set, or the machine has slept."""
         expected = self._date + self.since_start()
@@ -161,6 +201,28 @@ class Journal:
             )
         )
         self._writer.close()
+
+
+def find_owner(path: Path) -> int | None:
+    """The number of the other process that is writing this file; ``None``: nobody is."""
+    try:
+        with path.open("rb") as opened:
+            start = parse_line(opened.readline().decode())
+            opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
+            last = opened.read().splitlines()[-1:]
+    except (OSError, *UNREADABLE):
+        return None
+    if not isinstance(start, Start) or start.pid == os.getpid() or start.host != platform.node():
+        return None
+    if last and last[0].startswith(b'{"kind":"end"'):
+        return None
+    try:
+        process = psutil.Process(start.pid)
+        is_older = process.create_time() <= start.time + _OWNER_CLOCK_SECONDS
+        is_writing = is_older and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    return start.pid if is_writing else None
 
 
 def _plain(value: Any) -> Any:

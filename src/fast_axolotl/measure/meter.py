@@ -3,40 +3,57 @@
     fetch_begin ─ wait ─ fetch_end(batch) ─ work ─ step ─ span("log") ─ fetch_begin ─ …
 
 Two clock readings bracket each fetch; on a GPU two CUDA events do, too, and are read steps later.
-Fetches become steps (``steps``), steps wait for their events (``waiting``), become blocks of about
-a second (``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``journal``). Memory does
-not grow with the run.
+Fetches become steps (``steps``), steps wait for their events and become blocks of about a second
+(``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``journal``). Memory does not grow
+with the run. ``measure`` puts a meter together and starts it.
 
 The meter never raises into the loop that it measures: ``_guarded`` is the one place where faults of
 its own end. It notes them in the record, says so once in the log, and goes quiet.
+
+A forked child inherits its parent's meters and must not use them: not their file, and not the
+parent's CUDA events. They go quiet in the child, whatever it does with them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+import shlex
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.counting import BatchCount, BatchCounter
-from fast_axolotl.measure.draining import drain
-from fast_axolotl.measure.events import DeviceEvents, EventPair
-from fast_axolotl.measure.forks import quiet_after_fork
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
+from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
+from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.phases import PhaseLog
+from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import Step, StepTracker
-from fast_axolotl.measure.waiting import StepQueue
-from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, SystemSample, read_run
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import (
+    FreeRun,
+    LineWriter,
+    ModelShape,
+    ProfileWindow,
+    RunSummary,
+    SystemSample,
+    read_run,
+)
+from fast_axolotl.system import describe
 
-if TYPE_CHECKING:
-    from fast_axolotl.measure.sampler import SystemSampler
-    from fast_axolotl.record import RunSummary
+__all__ = ["Meter", "measure"]
 
-__all__ = ["Meter"]
+_MEASURE = "FAST_AXOLOTL_MEASURE"
+"""Names the folder of the measured run that this process is part of. Who started it, ``run`` or
+``protocol``, samples the process tree from outside."""
 
 _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
@@ -49,6 +66,95 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _log = logging.getLogger("fast_axolotl.measure")
 
 
+def measure(
+    run_dir: str | Path,
+    *,
+    accumulation: int = 1,
+    told_steps: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    source: str = "loop",
+    data_paths: Sequence[str | Path] = (),
+    sample_system: bool = True,
+    peak_tflops: float | None = None,
+    command: Sequence[str] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    wall_clock: Callable[[], float] = time.time,
+    events: Callable[[], DeviceEvents | None] = find_events,
+    proc: str | Path = "/proc",
+) -> Meter:
+    """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
+
+    ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
+    on, and from the start with ``told_steps``, steps are those it is told. Rank 0 also samples its
+    process tree, unless ``sample_system`` is off or the folder is that of a measured run, whose
+    tree is sampled from outside; the disk that holds the first of ``data_paths`` is probed for at
+    most two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A
+    record that is in the folder already is kept under another name; one that another process is
+    still writing is left alone, and this one writes nothing.
+
+    ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
+    """
+    if accumulation < 1:
+        raise UsageError(f"accumulation is {accumulation}, and a step has at least one fetch")
+    journal = Journal(
+        Path(run_dir),
+        rank=rank or 0,
+        world_size=world_size or 1,
+        local_rank=local_rank or 0,
+        source=source,
+        command=tuple(command or ()),
+        environment=describe(Path(proc)) if environment is None else environment,
+        clock=clock,
+        wall_clock=wall_clock,
+        proc=Path(proc),
+    )
+    meter = Meter(
+        journal,
+        StepTracker(accumulation=accumulation, is_told=told_steps, origin=journal.origin),
+        find_events=events,
+        peak_tflops=peak_tflops,
+    )
+    paths = [str(path) for path in data_paths]
+    # One that nobody gave is found out where steps are told, and else goes without saying.
+    known: dict[str, Any] = {"data_paths": paths} if paths else {}
+    if accumulation > 1 or told_steps:
+        known["gradient_accumulation"] = accumulation
+    meter.settings(**known)
+    if journal.rank != 0 or journal.is_refused:
+        return meter
+    measured_run = os.environ.get(_MEASURE, "")
+    is_own_folder = False
+    with suppress(OSError):  # the folder we are in was removed
+        is_own_folder = bool(measured_run) and (
+            os.path.realpath(measured_run) == os.path.realpath(run_dir)
+        )
+    if sample_system and not is_own_folder:
+        meter.attach_sampler(
+            SystemSampler(
+                os.getpid(),
+                LineWriter(meter.run_dir / "system.jsonl"),
+                data_path=paths[0] if paths else None,
+                proc=Path(proc),
+                on_sample=meter.see_sample,
+                source="meter",
+            )
+        )
+    # Loops that do not tell their rank all have number 0 here.
+    is_first = os.environ.get("RANK", "0") == "0"
+    if measured_run and not is_own_folder and source == "loop" and is_first:
+        with suppress(OSError, ValueError):
+            print(
+                f"fast-axolotl: measure() records into {run_dir}, not into {measured_run}, the "
+                f'folder of this run: for that, call measure(os.environ["{_MEASURE}"]); for the '
+                f"record made now, see fast-axolotl show {shlex.quote(str(run_dir))}",
+                file=sys.stderr,
+            )
+    return meter
+
+
 def _guarded(method: _Method) -> _Method:
     """Have a method do nothing once the meter is quiet, and never raise."""
 
@@ -59,7 +165,10 @@ def _guarded(method: _Method) -> _Method:
         try:
             return method(self, *arguments, **named)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
-            self._give_up(error)
+            self.is_quiet = True
+            text = f"the meter has stopped: {type(error).__name__}: {error}"
+            _log.warning("%s; the run goes on", text, exc_info=error)
+            self._journal.mark("error", text=text)
             return None
 
     return call  # type: ignore[return-value]
@@ -72,7 +181,6 @@ class Meter:
         self,
         journal: Journal,
         tracker: StepTracker,
-        phases: PhaseLog,
         *,
         find_events: Callable[[], DeviceEvents | None],
         peak_tflops: float | None = None,
@@ -85,7 +193,6 @@ class Meter:
         self._journal = journal
         self._clock = journal.clock
         self._tracker = tracker
-        self._phases = phases
         self._blocks = BlockBuilder(journal, self._begin_steady)
         self._queue = StepQueue(self._blocks, find_events)
         self._counter = BatchCounter()
@@ -100,7 +207,7 @@ class Meter:
         self._span_event: Any = None
         self._is_phase_span = False
         self._overhead_seconds = 0.0
-        quiet_after_fork(self)
+        _meters().add(self)
 
     def __enter__(self) -> Meter:
         return self
@@ -124,7 +231,8 @@ class Meter:
         exhausted: steps that wait for nothing, against which the stall is checked. Creating the
         iterator is part of the first wait, since workers start there.
         """
-        self._begin_watch()
+        if self._tracker.num_fetches:
+            self._tracker.is_new_epoch = True
         last: list[Any] = []
         try:
             for batch in self._fetches(iterable):
@@ -133,9 +241,10 @@ class Meter:
                     last[:] = [batch]
                 del batch  # what the loop has let go of is not held during the next fetch
             if last:
-                yield from self._replay(last[0], replay)
+                self._tracker.begin_replay()
+                yield from self._fetches(itertools.repeat(last[0], replay))
         finally:
-            self._end_watch()
+            self._tracker.leave(self._clock())
 
     @_guarded
     def fetch_begin(self, queue_depth: int | None = None) -> None:
@@ -157,10 +266,14 @@ class Meter:
         now = self._clock()
         if self._fetch_start is None:
             return
-        waited, pair = self._end_wait(now)
+        host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
             self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
-        self._tracker.end_fetch(waited, pair, self._count(batch))
+        counted = self._counter.count(batch)
+        if self._counter.reasons:
+            for figure, sentence in self._counter.take_reasons().items():
+                self._journal.reason(figure, sentence)
+        self._tracker.end_fetch(host_wait_seconds, pair, counted)
         self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -262,8 +375,27 @@ class Meter:
                 f"free_run was given an iterator ({type(loader).__name__}), and draining it would "
                 "use up the training data: give it the loader itself"
             )
+        counter = BatchCounter()
+        total = BatchCount(num_bytes=0)
+        batches = 0
         with self.span("free_run"):
-            found = drain(loader, seconds, self._journal)
+            start = now = self._clock()
+            for batch in loader:
+                now = self._clock()
+                if batches == 0:
+                    start = now
+                else:
+                    total += counter.count(batch)
+                batches += 1
+                if now - start >= seconds:
+                    break
+        found = FreeRun(
+            t=self._journal.since_start(now),
+            seconds=round(now - start, 6),
+            batches=max(0, batches - 1),
+            samples=total.samples,
+            num_bytes=total.num_bytes if batches > 1 else None,
+        )
         if not self.is_quiet:
             self._journal.write(found)
         return found
@@ -288,7 +420,7 @@ class Meter:
         ``padded_``), ``bytes_per_second``, ``working_set_bytes``: of the steady phase once it has
         begun; before that of the warm-up, with ``is_warming`` 1.
         """
-        self._fold()
+        self._fold(write=False)
         found = self._blocks.current()
         if self._working_set_bytes is not None:
             found["working_set_bytes"] = float(self._working_set_bytes)
@@ -296,15 +428,11 @@ class Meter:
 
     def summary(self) -> RunSummary:
         """Every figure of the run so far, from its record."""
-        from fast_axolotl.measure.summary import summarise
-
-        self._flush()
+        self._fold(write=True)
         return summarise(read_run(self.run_dir))
 
     def close(
-        self,
-        reason: Literal["finished", "exception", "interrupted"] = "finished",
-        error: str = "",
+        self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
     ) -> None:
         """End the record. Nothing is measured afterwards."""
         if self._is_closed:
@@ -331,7 +459,9 @@ class Meter:
                 except StopIteration:
                     self.exhausted()
                     return
-                self._end_watch_fetch(batch)
+                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
+                if self._is_watch_fetch:
+                    self.fetch_end(batch)
                 yield batch
                 del batch
                 self._begin_watch_fetch()
@@ -341,24 +471,6 @@ class Meter:
             self.fetch_failed(error)
             raise
 
-    def _replay(self, batch: Any, count: int) -> Iterator[Any]:
-        self._tracker.begin_replay()
-        for _ in range(count):
-            self._begin_watch_fetch()
-            self._end_watch_fetch(batch)
-            yield batch
-        self._begin_watch_fetch()
-        self.exhausted()
-
-    @_guarded
-    def _begin_watch(self) -> None:
-        if self._tracker.num_fetches:
-            self._tracker.begin_epoch()
-
-    @_guarded
-    def _end_watch(self) -> None:
-        self._tracker.leave(self._clock())
-
     @_guarded
     def _begin_watch_fetch(self) -> None:
         now = self._clock()
@@ -366,40 +478,25 @@ class Meter:
             self._begin_fetch(now, None)
             self._is_watch_fetch = True
 
-    @_guarded
-    def _end_watch_fetch(self, batch: Any) -> None:
-        # Where a hook at the base iterator has timed fetches meanwhile, those are the fetches.
-        if self._is_watch_fetch:
-            self.fetch_end(batch)
-
     def _begin_fetch(self, now: float, queue_depth: int | None) -> None:
+        tracker = self._tracker
         if self._fetch_start is None:
-            self._begin_new_fetch(now)
-        self._tracker.see_queue(queue_depth)
+            if not tracker.has_begun:
+                self._journal.end_phase("start", now)
+                self._mark("first_fetch", now)
+            elif tracker.is_new_epoch:
+                self._mark("epoch", now)
+            self._take(tracker.begin_fetch(now))
+        tracker.see_queue(queue_depth)
         self._fetch_event = self._queue.record()
         self._fetch_start = self._clock()
         self._overhead_seconds += self._fetch_start - now
 
-    def _begin_new_fetch(self, now: float) -> None:
-        tracker = self._tracker
-        if not tracker.has_begun:
-            self._phases.end("start", now)
-            self._mark("first_fetch", now)
-        elif tracker.is_new_epoch:
-            self._mark("epoch", now)
-        self._take(tracker.begin_fetch(now))
-
     def _end_wait(self, now: float) -> tuple[float, EventPair | None]:
+        """Seconds that the host waited, and the events around them."""
         start, self._fetch_start = self._fetch_start, None
-        waited = 0.0 if start is None else max(0.0, now - start)
-        return waited, self._queue.pair(self._fetch_event)
-
-    def _count(self, batch: Any) -> BatchCount:
-        counted = self._counter.count(batch)
-        if self._counter.reasons:
-            for figure, sentence in self._counter.take_reasons().items():
-                self._journal.reason(figure, sentence)
-        return counted
+        host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
+        return host_wait_seconds, self._queue.pair(self._fetch_event)
 
     def _mark(self, name: str, at: float, text: str = "") -> None:
         tracker = self._tracker
@@ -419,25 +516,26 @@ class Meter:
             self._queue.add(step)
 
     def _begin_steady(self) -> None:
-        self._phases.end("warmup")
-        if self._queue.is_blind:
-            self._journal.reason("device_stall_fraction", self._queue.no_device_reason)
+        self._journal.end_phase("warmup")
+        self._explain_no_device()
+
+    def _explain_no_device(self) -> None:
+        reason = self._queue.no_device_reason
+        if reason:
+            self._journal.reason("device_stall_fraction", reason)
 
     @_guarded
     def _begin_span(self, name: str) -> None:
         now = self._clock()
-        self._is_phase_span = name in _PHASE_SPANS and self._has_room_for_phase(now)
+        # Later in a long run, a phase shorter than a block is not worth its lines.
+        age = self._journal.since_start(now) - self._journal.phase_start
+        has_room = self._journal.num_bytes < _ROOMY_BYTES or age >= self._blocks.block_seconds
+        self._is_phase_span = name in _PHASE_SPANS and has_room
         if self._is_phase_span:
-            self._queue.fold()
-            self._blocks.flush()
-            self._phases.end(self._name_phase(), now)
+            self._queue.flush()
+            self._journal.end_phase(self._name_phase(), now)
         self._span_name, self._span_start = name, now
         self._span_event = self._queue.record()
-
-    def _has_room_for_phase(self, now: float) -> bool:
-        """Later in a long run, a phase shorter than a block is not worth its lines."""
-        age = self._journal.since_start(now) - self._phases.start
-        return self._journal.num_bytes < _ROOMY_BYTES or age >= self._blocks.block_seconds
 
     @_guarded
     def _end_span(self) -> None:
@@ -447,33 +545,33 @@ class Meter:
             pair = self._queue.pair(self._span_event)
             self._tracker.add_span(name, max(0.0, now - self._span_start), pair)
             if self._is_phase_span:
-                self._phases.end(name, now)
+                self._journal.end_phase(name, now)
 
     def _name_phase(self) -> str:
         return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
 
     @_guarded
-    def _fold(self) -> None:
-        self._queue.fold()
-
-    @_guarded
-    def _flush(self) -> None:
-        self._queue.fold()
-        self._blocks.flush()
+    def _fold(self, *, write: bool) -> None:
+        (self._queue.flush if write else self._queue.fold)()
 
     @_guarded
     def _finish(self) -> None:
         self._end_span()
         self._take(self._tracker.finish())
         self._queue.finish()
-        self._blocks.flush()
-        if self._queue.is_blind:
-            self._journal.reason("device_stall_fraction", self._queue.no_device_reason)
-        self._phases.end(self._name_phase())
+        self._explain_no_device()
+        self._journal.end_phase(self._name_phase())
 
-    def _give_up(self, error: Exception) -> None:
-        """A fault of the meter itself: note it, say so once, and leave the loop alone."""
-        self.is_quiet = True
-        text = f"the meter has stopped: {type(error).__name__}: {error}"
-        _log.warning("%s; the run goes on", text, exc_info=error)
-        self._journal.mark("error", text=text)
+
+@functools.cache
+def _meters() -> weakref.WeakSet[Meter]:
+    """All meters of this process, which go quiet in every child that is forked from now on."""
+    meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+
+    def go_quiet() -> None:
+        for meter in list(meters):
+            meter.go_quiet()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=go_quiet)
+    return meters

@@ -21,8 +21,8 @@ in the very interval in which it ended, hides the child's share.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fast_axolotl.measure import procfs
@@ -116,7 +116,11 @@ class ProcessTree:
 
     def sample(self) -> TreeSample:
         """The tree of now."""
-        gone = self._read_members()
+        # Everybody is read anew, parents before children.
+        gone = {}
+        for pid, member in list(self._members.items()):
+            if not self._read_member(member):
+                gone[pid] = self._members.pop(pid)
         self._admit()
         self._bury(gone)
         self._samples += 1
@@ -135,14 +139,6 @@ class ProcessTree:
                 return None
             total += pss or 0
         return total
-
-    def _read_members(self) -> dict[int, _Member]:
-        """Reads everybody anew, parents before children; takes out and returns who is gone."""
-        gone = {}
-        for pid, member in list(self._members.items()):
-            if not self._read_member(member):
-                gone[pid] = self._members.pop(pid)
-        return gone
 
     def _read_member(self, member: _Member) -> bool:
         stat = procfs.read_stat(member.stat.pid, proc=self._proc)
@@ -169,12 +165,23 @@ class ProcessTree:
 
     def _admit(self) -> None:
         """Takes new processes in."""
-        listed = _list_pids(self._proc)
+        try:
+            listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208 - cheaper
+        except OSError:
+            listed = set()
         if self._samples % _FORGET_EVERY == 0:
             self._foreign = set()
         self._foreign &= listed
-        stats = self._read_stats(listed - self._foreign - self._members.keys())
-        self._admit_root(stats)
+        new = listed - self._foreign - self._members.keys()
+        found = (procfs.read_stat(pid, proc=self._proc) for pid in sorted(new))
+        stats = {stat.pid: stat for stat in found if stat is not None}
+        for pid in self._excluded & stats.keys():
+            self._foreign.add(pid)
+            del stats[pid]
+        root = stats.get(self.root_pid)
+        if root is not None and self._root_ticks in (None, root.start_ticks):
+            self._root_ticks = root.start_ticks
+            self._take_in(stats.pop(self.root_pid))
         while children := [s for s in stats.values() if s.parent_pid in self._members]:
             for stat in children:
                 self._take_in(stats.pop(stat.pid))
@@ -182,23 +189,9 @@ class ProcessTree:
         # looked at again next time.
         self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
 
-    def _read_stats(self, pids: Iterable[int]) -> dict[int, ProcessStat]:
-        found = (procfs.read_stat(pid, proc=self._proc) for pid in sorted(pids))
-        return {stat.pid: stat for stat in found if stat is not None}
-
-    def _admit_root(self, stats: dict[int, ProcessStat]) -> None:
-        for pid in self._excluded & stats.keys():
-            self._foreign.add(pid)
-            del stats[pid]
-        root = stats.get(self.root_pid)
-        if root is None or self._root_ticks not in (None, root.start_ticks):
-            return
-        self._root_ticks = root.start_ticks
-        self._take_in(stats.pop(self.root_pid))
-
     def _take_in(self, stat: ProcessStat) -> None:
         nothing = _Counters()
-        member = _Member(stat, ProcessMemory(rss_bytes=0), nothing, nothing, nothing)
+        member = _Member(stat, ProcessMemory(), nothing, nothing, nothing)
         if self._read_member(member):
             self._members[stat.pid] = member
 
@@ -238,7 +231,10 @@ class ProcessTree:
         # A child that is waited for while the tree is being read is in two sums for one sample.
         counters = self._highest = counters.at_least(self._highest)
         is_readable = all(member.is_io_readable for member in living)
-        memory = _sum_memory([member.memory for member in living])
+        names = [field.name for field in fields(ProcessMemory)]
+        memory = ProcessMemory(
+            **{name: sum(getattr(member.memory, name) for member in living) for name in names}
+        )
         return TreeSample(
             processes=sum(member.stat.is_alive for member in living),
             memory=memory if self.is_alive else None,
@@ -246,25 +242,3 @@ class ProcessTree:
             read_chars=int(counters.read_chars) if is_readable else None,
             cpu_seconds=counters.cpu_seconds,
         )
-
-
-def _sum_memory(parts: Sequence[ProcessMemory]) -> ProcessMemory:
-    return ProcessMemory(
-        rss_bytes=_total(one.rss_bytes for one in parts),
-        anon_bytes=_total(one.anon_bytes for one in parts),
-        file_bytes=_total(one.file_bytes for one in parts),
-        shared_bytes=_total(one.shared_bytes for one in parts),
-        hwm_bytes=_total(one.hwm_bytes for one in parts),
-        swap_bytes=_total(one.swap_bytes for one in parts),
-    )
-
-
-def _total(values: Iterable[int | None]) -> int:
-    return sum(value or 0 for value in values)
-
-
-def _list_pids(proc: Path) -> set[int]:
-    try:
-        return {int(name) for name in os.listdir(proc) if name.isdigit()}  # noqa: PTH208 - cheaper
-    except OSError:
-        return set()

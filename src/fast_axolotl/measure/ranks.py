@@ -18,68 +18,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain, find_capacity, find_drain
-from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
+from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.stall import WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
 
 __all__ = [
     "Communication",
+    "PhaseTotals",
     "RankFigures",
-    "Totals",
     "choose_rank",
     "compare_communication",
     "compare_own_time",
     "fold_rank",
     "summarise_rank",
 ]
-
-LEAST_DEVICE_SHARE = 0.9
-"""Share of the steady time over which device waits must be known to stand for all of it."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over the blocks of one phase."""
-
-    steps: int = 0
-    fetches: int = 0
-    wall_seconds: float = 0.0
-    host_wait_seconds: float = 0.0
-    device_wait_seconds: float = 0.0
-    device_wall_seconds: float = 0.0
-    """Wall time of the blocks whose device waits are known."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Samples, rows, tokens and bytes of the blocks that counted them."""
-    uncounted: set[str] = field(default_factory=set)
-    """What at least one block with fetches did not count."""
-
-    def add(self, block: StepBlock) -> None:
-        """Add one block."""
-        wall = finite(block.wall_seconds) or 0.0
-        self.steps += block.steps
-        self.fetches += block.fetches
-        self.wall_seconds += wall
-        self.host_wait_seconds += finite(block.host_wait_seconds) or 0.0
-        device = finite(block.device_wait_seconds)
-        if device is not None:
-            self.device_wait_seconds += device
-            self.device_wall_seconds += wall
-        for name in _COUNTS:
-            value = getattr(block, name)
-            if finite(value) is not None:
-                self.counts[name] = self.counts.get(name, 0) + value
-            elif block.fetches:
-                self.uncounted.add(name)
-
-    def count(self, name: str) -> int | None:
-        """How much of something there was; ``None`` where a part was not counted. The lengths of
-        sequences are looked at now and then only, so they are never whole."""
-        is_sampled = name in ("sequence_tokens", "sequence_squares")
-        return None if name in self.uncounted and not is_sampled else self.counts.get(name)
-
 
 _COUNTS = (
     "samples",
@@ -94,25 +50,51 @@ _COUNTS = (
 
 
 @dataclass(slots=True)
+class PhaseTotals(WaitTotals):
+    """Sums over the blocks of one phase: waits, and what the batches held."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """Samples, rows, tokens and bytes of the blocks that counted them."""
+    uncounted: set[str] = field(default_factory=set)
+    """What at least one block with fetches did not count."""
+
+    def add_block(self, block: StepBlock) -> None:
+        """Add one block."""
+        WaitTotals.add_block(self, block)
+        for name in _COUNTS:
+            value = getattr(block, name)
+            if finite(value) is not None:
+                self.counts[name] = self.counts.get(name, 0) + value
+            elif block.fetches:
+                self.uncounted.add(name)
+
+    def count(self, name: str) -> int | None:
+        """How much of something there was; ``None`` where a part was not counted. The lengths of
+        sequences are looked at now and then only, so they are never whole."""
+        is_sampled = name in ("sequence_tokens", "sequence_squares")
+        return None if name in self.uncounted and not is_sampled else self.counts.get(name)
+
+
+@dataclass(slots=True)
 class RankFigures:
     """What one rank's lines come to."""
 
     record: RankRecord
     settings: dict[str, Any]
-    warmup: Totals
-    steady: Totals
-    replay: Totals
-    host_waits: Histogram
-    device_waits: Histogram
-    step_times: Histogram
     steady_blocks: Sequence[StepBlock]
     """Those the figures are made of."""
     drain: Drain | None
     """What became of the ready queue, if it drained."""
-    spans: dict[str, float]
-    steady_from: float | None
+    warmup: PhaseTotals = field(default_factory=PhaseTotals)
+    steady: PhaseTotals = field(default_factory=PhaseTotals)
+    replay: PhaseTotals = field(default_factory=PhaseTotals)
+    host_waits: Histogram = field(default_factory=Histogram)
+    device_waits: Histogram = field(default_factory=Histogram)
+    step_times: Histogram = field(default_factory=Histogram)
+    spans: dict[str, float] = field(default_factory=dict)
+    steady_from: float | None = None
     """Seconds since 1970."""
-    steady_to: float | None
+    steady_to: float | None = None
 
     @property
     def rank(self) -> int:
@@ -120,39 +102,14 @@ class RankFigures:
         return self.record.start.rank
 
     @property
-    def source(self) -> Literal["device", "host", ""]:
-        """Whose waits the stall is made of."""
-        if not self.steady.steps:
-            return ""
-        known = ratio(self.steady.device_wall_seconds, self.steady.wall_seconds)
-        return "device" if known is not None and known >= LEAST_DEVICE_SHARE else "host"
-
-    @property
-    def host_stall(self) -> float | None:
-        """Share of the time in which the host waited."""
-        return ratio(self.steady.host_wait_seconds, self.steady.wall_seconds)
-
-    @property
-    def device_stall(self) -> float | None:
-        """Share of the time in which the device had nothing to run for want of data."""
-        if self.source != "device":
-            return None
-        return ratio(self.steady.device_wait_seconds, self.steady.device_wall_seconds)
-
-    @property
-    def stall(self) -> float | None:
-        """The device's where it is known, else the host's."""
-        return self.device_stall if self.source == "device" else self.host_stall
-
-    @property
     def waits(self) -> Histogram:
         """The waits of single fetches that the stall is made of."""
-        return self.device_waits if self.source == "device" else self.host_waits
+        return self.device_waits if self.steady.source == "device" else self.host_waits
 
     @property
     def own_seconds(self) -> float | None:
         """Steady time less the waits for data."""
-        stall = self.stall
+        stall = self.steady.stall_fraction
         return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
     @property
@@ -164,72 +121,35 @@ class RankFigures:
         """How much of something there was per second."""
         return ratio(self.steady.count(name), self.steady.wall_seconds)
 
-    def setting(self, *names: str) -> float | None:
-        """The first of these settings that is a number."""
-        for name in names:
-            value = self.settings.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return finite(value)
-        return None
-
 
 def fold_rank(record: RankRecord) -> RankFigures:
     """Add up the lines of one rank."""
     settings = record.values
     steady = [block for block in record.blocks if block.phase == "steady"]
     drain = find_drain(steady, find_capacity(settings))
-    hidden, steady = _set_apart(steady, drain)
-    phases: dict[str, Totals] = {"warmup": Totals(), "steady": Totals(), "replay": Totals()}
-    spans: dict[str, float] = {}
+    # What a full queue hid is warm-up.
+    first = drain.first_block if drain is not None and drain.is_over else 0
+    hidden, steady = steady[:first], steady[first:]
+    folded = RankFigures(record, settings, steady, drain)
     for block in record.blocks:
-        if block.phase != "steady":
-            phases.setdefault(block.phase, Totals()).add(block)
+        if block.phase == "warmup":
+            folded.warmup.add_block(block)
+        elif block.phase == "replay":
+            folded.replay.add_block(block)
         for name, seconds in block.spans.items():
-            spans[name] = spans.get(name, 0.0) + (finite(seconds) or 0.0)
+            folded.spans[name] = folded.spans.get(name, 0.0) + (finite(seconds) or 0.0)
     for block in hidden:
-        phases["warmup"].add(block)
-    hosts, devices, times = Histogram(), Histogram(), Histogram()
+        folded.warmup.add_block(block)
     for block in steady:
-        phases["steady"].add(block)
-        hosts.merge(block.host_waits)
-        devices.merge(block.device_waits or {})
-        times.merge(block.step_times)
-    begin, end = _steady_window(record, steady)
-    return RankFigures(
-        record=record,
-        settings=settings,
-        warmup=phases["warmup"],
-        steady=phases["steady"],
-        replay=phases["replay"],
-        host_waits=hosts,
-        device_waits=devices,
-        step_times=times,
-        steady_blocks=steady,
-        drain=drain,
-        spans=spans,
-        steady_from=begin,
-        steady_to=end,
-    )
-
-
-def _set_apart(
-    blocks: list[StepBlock], drain: Drain | None
-) -> tuple[list[StepBlock], list[StepBlock]]:
-    """The blocks that a full queue hid, and those that count."""
-    if drain is None or not drain.is_over:
-        return [], blocks
-    return blocks[: drain.first_block], blocks[drain.first_block :]
-
-
-def _steady_window(
-    record: RankRecord, blocks: Sequence[StepBlock]
-) -> tuple[float | None, float | None]:
-    if not blocks:
-        return None, None
-    first = blocks[0]
-    took = (finite(first.wall_seconds) or 0.0) + (total(first.spans.values()) or 0.0)
-    start = record.start.time
-    return finite(start + first.t - took), finite(start + blocks[-1].t)
+        folded.steady.add_block(block)
+        folded.host_waits.merge(block.host_waits)
+        folded.device_waits.merge(block.device_waits or {})
+        folded.step_times.merge(block.step_times)
+    if steady:
+        took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
+        folded.steady_from = finite(record.start.time + steady[0].t - took)
+        folded.steady_to = finite(record.start.time + steady[-1].t)
+    return folded
 
 
 def summarise_rank(rank: RankFigures) -> RankSummary:
@@ -239,8 +159,8 @@ def summarise_rank(rank: RankFigures) -> RankSummary:
         rank=rank.rank,
         steps=rank.steady.steps,
         fetches=rank.steady.fetches,
-        stall_fraction=rank.stall,
-        host_stall_fraction=rank.host_stall,
+        stall_fraction=rank.steady.stall_fraction,
+        host_stall_fraction=rank.steady.host_stall_fraction,
         step_p50_seconds=rank.step_times.quantile(0.5),
         tokens_per_second=rank.rate("real_tokens"),
         samples_per_second=rank.rate("samples"),
@@ -257,8 +177,12 @@ def choose_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
         readers = [rank for rank in ranks if rank.rank == 0]
         if readers:
             return readers[0]
-    able = [rank for rank in ranks if rank.is_long_enough] or ranks
-    return max(able, key=lambda rank: (_or(rank.stall, -1.0), rank.steady.steps, -rank.rank))
+
+    def waiting(rank: RankFigures) -> tuple[float, int, int]:
+        stall = rank.steady.stall_fraction
+        return -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
+
+    return max([rank for rank in ranks if rank.is_long_enough] or ranks, key=waiting)
 
 
 def compare_own_time(ranks: Sequence[RankFigures]) -> float | None:
@@ -276,9 +200,9 @@ class Communication:
     """What the profiler windows of the ranks say together."""
 
     device_idle_fraction: float | None = None
-    exposed_fraction: float | None = None
+    exposed_communication_fraction: float | None = None
     """Of the rank that shows most of it."""
-    pure_fraction: float | None = None
+    pure_communication_fraction: float | None = None
     """Every collective at its least duration across ranks: what is over is waiting for a rank."""
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
@@ -287,17 +211,13 @@ class Communication:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-_NO_WINDOW = "no profiler window was recorded: fast-axolotl run --measure --profile-steps 5"
-
-
 def compare_communication(
     ranks: Sequence[RankFigures], chosen: RankFigures | None
 ) -> Communication:
     """Compare the last profiler windows of the ranks, collective by collective."""
     windows = {rank.rank: rank.record.windows[-1] for rank in ranks if rank.record.windows}
     if not windows:
-        names = ("device_idle", "exposed_communication", "pure_communication")
-        return Communication(reasons={f"{name}_fraction": _NO_WINDOW for name in names})
+        return Communication()
     own = windows.get(chosen.rank) if chosen is not None else None
     own = own or next(iter(windows.values()))
     exposed = [
@@ -305,15 +225,30 @@ def compare_communication(
         for window in windows.values()
     ]
     shown = [value for value in exposed if value is not None]
-    pure, reason = _pure_seconds(windows, len(ranks))
+    lists = [window.collectives for window in windows.values()]
+    counts = {len(collectives) for collectives in lists}
+    pure, reason = None, ""
+    if len(ranks) < 2:
+        reason = "there is one rank: communication takes two"
+    elif len(lists) < len(ranks):
+        reason = f"{len(lists)} of {len(ranks)} ranks recorded a profiler window"
+    elif len(counts) > 1:
+        reason = (
+            f"the ranks' windows hold between {min(counts)} and {max(counts)} collectives, "
+            "which cannot be compared one by one"
+        )
+    elif counts == {0}:
+        reason = "the profiler window saw no collective"
+    else:
+        pure = total(min(same) for same in zip(*lists, strict=True))
     sums = {rank: total(window.collectives) or 0.0 for rank, window in windows.items()}
     longest = max(sums.values())
     wall = middle(window.wall_seconds for window in windows.values())
     skew = None if pure is None else ratio(longest - pure, longest)
     return Communication(
         device_idle_fraction=ratio(own.device_idle_seconds, own.wall_seconds),
-        exposed_fraction=max(shown) if shown else None,
-        pure_fraction=ratio(pure, wall),
+        exposed_communication_fraction=max(shown) if shown else None,
+        pure_communication_fraction=ratio(pure, wall),
         skew_share=skew,
         slow_rank=None if skew is None else min(sums, key=lambda rank: (sums[rank], rank)),
         reasons={
@@ -326,24 +261,3 @@ def compare_communication(
             "pure_communication_fraction": reason,
         },
     )
-
-
-def _pure_seconds(windows: Mapping[int, ProfileWindow], num_ranks: int) -> tuple[float | None, str]:
-    lists = [window.collectives for window in windows.values()]
-    if num_ranks < 2:
-        return None, "there is one rank: communication takes two"
-    if len(lists) < num_ranks:
-        return None, f"{len(lists)} of {num_ranks} ranks recorded a profiler window"
-    counts = {len(one) for one in lists}
-    if len(counts) > 1:
-        return None, (
-            f"the ranks' windows hold between {min(counts)} and {max(counts)} collectives, "
-            "which cannot be compared one by one"
-        )
-    if counts == {0}:
-        return None, "the profiler window saw no collective"
-    return total(min(same) for same in zip(*lists, strict=True)), ""
-
-
-def _or(value: float | None, other: float) -> float:
-    return other if value is None else value

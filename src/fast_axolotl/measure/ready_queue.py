@@ -16,17 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.record import StepBlock
+from fast_axolotl.record import StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, fit_slope, ratio, total
-from fast_axolotl.record.thresholds import (
-    DRAINED_BATCHES,
-    DRAINED_SHARE,
-    LEAST_FALL_BATCHES,
-    LEAST_FALL_SHARE,
-    is_long_enough,
-)
 
-__all__ = ["Drain", "Point", "find_capacity", "find_drain", "find_drift", "read_queue"]
+__all__ = [
+    "Drain",
+    "Point",
+    "find_capacity",
+    "find_drain",
+    "find_drift",
+    "mean_depth",
+    "number_of",
+    "read_queue",
+]
 
 Point = tuple[float, float, float]
 """Step, ready batches, fetches: of a block that tells."""
@@ -57,15 +59,15 @@ class Drain:
     def is_over(self) -> bool:
         """Whether what followed can be judged by itself."""
         is_dry = self.dry_step is not None
-        return is_dry and is_long_enough(self.fetches_since, self.seconds_since)
+        return is_dry and thresholds.is_long_enough(self.fetches_since, self.seconds_since)
 
 
 def find_capacity(settings: Mapping[str, Any]) -> int | None:
     """Batches that the loader's workers may have ready."""
-    given = _number(settings, "queue_capacity")
-    if given is not None:
-        return round(given)
-    workers, prefetch = _number(settings, "num_workers"), _number(settings, "prefetch_factor")
+    capacity = number_of(settings, "queue_capacity")
+    if capacity is not None:
+        return round(capacity)
+    workers, prefetch = number_of(settings, "num_workers"), number_of(settings, "prefetch_factor")
     if workers is None or (prefetch is None and workers):
         return None
     return round(workers * (prefetch or 0))
@@ -91,19 +93,30 @@ def find_drift(points: Sequence[Point]) -> float | None:
 
 def find_drain(blocks: Sequence[StepBlock], capacity: int | None) -> Drain | None:
     """How the queue drains over the blocks of the steady phase; ``None``: it does not."""
+    capacity = capacity or 0
     told = [number for number, block in enumerate(blocks) if finite(block.queue_depth) is not None]
     points = read_queue(blocks)
-    dry = _find_dry(points, capacity or 0)
+    dry = _find_dry(points, capacity)
     falling = points if dry is None else points[: dry + 1]
     drift = find_drift(falling)
-    if drift is None or drift >= 0 or not _is_a_fall(falling, drift, capacity or 0):
+    if drift is None or drift >= 0:
+        return None
+    fitted = -drift * (falling[-1][0] - falling[0][0])
+    seen = falling[0][1] - falling[-1][1]
+    least = max(thresholds.LEAST_FALL_BATCHES, thresholds.LEAST_FALL_SHARE * capacity)
+    if fitted < least or fitted < _LEAST_FITTED * seen:
         return None
     if dry is None:
-        if _has_settled(falling, drift):
+        half = falling[len(falling) // 2 :]
+        line = fit_slope(half) if len(half) >= _LEAST_HALF else None
+        if line is not None and line[0] > _SETTLED * drift:
             return None
-        last = blocks[-1]
+        # Where the line is at the last step; one batch at least, since it is not dry.
+        weight = sum(fetches for _, _, fetches in falling)
+        middle = ratio(sum(step * fetches for step, _, fetches in falling), weight) or 0.0
+        behind = blocks[-1].first_step + blocks[-1].steps - middle
         return Drain(
-            batches_per_step=-drift, left=_depth_at(falling, drift, last.first_step + last.steps)
+            batches_per_step=-drift, left=max(1.0, (mean_depth(falling) or 0.0) + drift * behind)
         )
     first = told[dry] + 1
     since, before = blocks[first:], blocks[first - 1]
@@ -117,44 +130,26 @@ def find_drain(blocks: Sequence[StepBlock], capacity: int | None) -> Drain | Non
     )
 
 
-def _find_dry(points: Sequence[Point], capacity: int) -> int | None:
-    """The first point from which on the queue is empty, and stays so but for little."""
-    level = max(DRAINED_BATCHES, DRAINED_SHARE * capacity)
-    for number, (_, depth, _) in enumerate(points):
-        if depth < level:
-            later = _mean_depth(points[number:])
-            return number if later < max(2 * level, LEAST_FALL_SHARE * capacity) else None
-    return None
-
-
-def _is_a_fall(points: Sequence[Point], drift: float, capacity: int) -> bool:
-    fitted = -drift * (points[-1][0] - points[0][0])
-    seen = points[0][1] - points[-1][1]
-    least = max(LEAST_FALL_BATCHES, LEAST_FALL_SHARE * capacity)
-    return fitted >= least and fitted >= _LEAST_FITTED * seen
-
-
-def _has_settled(points: Sequence[Point], drift: float) -> bool:
-    half = points[len(points) // 2 :]
-    if len(half) < _LEAST_HALF:
-        return False
-    line = fit_slope(half)
-    return line is not None and line[0] > _SETTLED * drift
-
-
-def _depth_at(points: Sequence[Point], drift: float, step: float) -> float:
-    """Where the line through the points is at a step; one batch at least, since it is not dry."""
+def mean_depth(points: Sequence[Point]) -> float | None:
+    """Ready batches, mean over fetches; ``None`` where nothing was looked at."""
     weight = sum(fetches for _, _, fetches in points)
-    middle = (ratio(sum(at * fetches for at, _, fetches in points), weight)) or 0.0
-    return max(1.0, _mean_depth(points) + drift * (step - middle))
+    return ratio(sum(depth * fetches for _, depth, fetches in points), weight)
 
 
-def _mean_depth(points: Sequence[Point]) -> float:
-    weight = sum(fetches for _, _, fetches in points)
-    return ratio(sum(depth * fetches for _, depth, fetches in points), weight) or 0.0
-
-
-def _number(settings: Mapping[str, Any], name: str) -> float | None:
+def number_of(settings: Mapping[str, Any], name: str) -> float | None:
+    """A setting that is a number."""
     value = settings.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return finite(value) if is_number else None
+
+
+def _find_dry(points: Sequence[Point], capacity: int) -> int | None:
+    """The first point from which on the queue is empty, and stays so but for little."""
+    level = max(thresholds.DRAINED_BATCHES, thresholds.DRAINED_SHARE * capacity)
+    for number, (_, depth, _) in enumerate(points):
+        if depth < level:
+            later = mean_depth(points[number:]) or 0.0
+            return (
+                number if later < max(2 * level, thresholds.LEAST_FALL_SHARE * capacity) else None
+            )
+    return None

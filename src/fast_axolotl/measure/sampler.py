@@ -9,6 +9,8 @@ some twenty times in its life. Samples altogether are kept under 0.5 % of one co
 Size. Every sample is given to ``on_sample``. The file takes all of them for ten minutes, then one
 in two seconds up to an hour, then one in five: a day comes to 7 MB, with eight GPUs to 22 MB.
 
+Only Linux has a procfs to read. Elsewhere the record holds no sample, and its first line says why.
+
 The sampler stands outside of what it measures: a supervisor passes its child's pid as the root and
 is not counted. Inside a training process it is one thread that sleeps; the process then counts it.
 """
@@ -20,21 +22,22 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from fast_axolotl import system
+from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import procfs
 from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
-from fast_axolotl.measure.portable_tree import PortableTree, read_portable_swap_bytes
-from fast_axolotl.measure.process_tree import ProcessTree, TreeSample
-from fast_axolotl.measure.system_reasons import explain_missing
+from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
 from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup
 
-__all__ = ["SystemSampler"]
+__all__ = ["SystemSampler", "check_process", "explain_missing"]
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -52,6 +55,10 @@ _SLACK = 0.9
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
+_MEMORY = tuple(f"{name}_bytes" for name in ("pss", "rss", "anon", "file", "shared", "hwm", "swap"))
+_PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds")
+_SWAP = ("swap_in_bytes", "swap_out_bytes")
+
 _NO_DATA = "where the data lies was not told: give --data-path, or data_paths to measure()"
 
 
@@ -64,7 +71,6 @@ class SystemSampler:
         writer: LineWriter | None = None,
         *,
         data_path: str | Path | None = None,
-        probe: bool = True,
         interval_seconds: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
         proc: Path = PROC,
@@ -86,18 +92,12 @@ class SystemSampler:
         """The record's first line, once there is one."""
         self._writer = writer
         self._data_path = None if data_path is None else str(data_path)
-        self._is_probing = probe
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._proc = proc
         self._gpu = gpu
         self._on_sample = on_sample
-        self._has_procfs = procfs.has_procfs(proc)
-        self._tree: ProcessTree | PortableTree = (
-            ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
-            if self._has_procfs
-            else PortableTree(root_pid, exclude_pids=exclude_pids)
-        )
+        self._tree = ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
         self._cgroup = find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._start = clock()
         self._time = time.time()
@@ -125,9 +125,14 @@ class SystemSampler:
     def start(self) -> None:
         """Probe the data's device, write the first lines, and go on in a daemon thread."""
         self.begin()
-        self._thread = threading.Thread(
-            target=self._run_guarded, name="system-sampler", daemon=True
-        )
+
+        def run() -> None:
+            try:
+                self.run()
+            except Exception as error:  # noqa: BLE001 - the run that is watched must go on
+                self.failure = f"sampling ended: {type(error).__name__}: {error}"
+
+        self._thread = threading.Thread(target=run, name="system-sampler", daemon=True)
         self._thread.start()
 
     def begin(self) -> SystemStart:
@@ -137,8 +142,30 @@ class SystemSampler:
         if self._gpu is None:
             self._gpu = open_gpus()
         sample = self._measure()
-        capacity = self._probe()
-        self.begun = self._describe(sample, capacity)
+        capacity = DiskCapacity(reason=_NO_DATA)
+        if self._data_path is not None:
+            capacity = probe_capacity(self._data_path, proc=self._proc)
+        limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
+        reasons = explain_missing(sample, has_procfs=procfs.has_procfs(self._proc))
+        if limit_bytes is None:
+            reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
+        if capacity.reason:
+            reasons["disk_bytes_per_second"] = capacity.reason
+        if self._gpu.reason:
+            reasons["gpus"] = self._gpu.reason
+        self.begun = SystemStart(
+            time=self._time,
+            host=platform.node(),
+            root_pid=self.root_pid,
+            command=procfs.read_command(self.root_pid, proc=self._proc),
+            memory_bytes=system.memory_bytes(self._proc),
+            limit_bytes=limit_bytes,
+            data_path=self._data_path,
+            disk_bytes_per_second=capacity.bytes_per_second,
+            gpu_names=self._gpu.names,
+            source=self.source,
+            reasons=reasons,
+        )
         self._write(self.begun)
         self._hand_on(sample)
         return self.begun
@@ -183,25 +210,15 @@ class SystemSampler:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=_PATIENCE_SECONDS)
-        self._take_last_sample()
-        self._write_end(reason, error)
-
-    def _take_last_sample(self) -> None:
-        """Unless there was one just now, or there is nobody left to look at."""
         if self._thread is not None and self._thread.is_alive():
             self.failure = "a file of procfs did not answer"
-            return
-        stat = procfs.read_stat(self.root_pid, proc=self._proc)
-        if stat is None or self.begun is None:
-            return
-        is_recent = self._clock() - self._last_at < _SLACK * self._interval_seconds
-        if not stat.is_alive or not is_recent:
-            self._write_due = 0.0
-            self.sample()
-
-    def _write_end(
-        self, reason: Literal["finished", "exception", "interrupted"], error: str
-    ) -> None:
+        elif self.begun is not None:
+            # A last sample, unless there was one just now, or there is nobody left to look at.
+            stat = procfs.read_stat(self.root_pid, proc=self._proc)
+            is_recent = self._clock() - self._last_at < _SLACK * self._interval_seconds
+            if stat is not None and not (stat.is_alive and is_recent):
+                self._write_due = 0.0
+                self.sample()
         self._write(
             End(
                 t=round(self._clock() - self._start, 3),
@@ -216,109 +233,54 @@ class SystemSampler:
         if self._gpu is not None:
             self._gpu.close()
 
-    def _run_guarded(self) -> None:
-        try:
-            self.run()
-        except Exception as error:  # noqa: BLE001 - the run that is watched must go on
-            self.failure = f"sampling ended: {type(error).__name__}: {error}"
-
     def _pause(self) -> float:
         return max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
 
     def _measure(self) -> SystemSample:
         begin = self._last_at = self._clock()
-        sample = self._assemble(round(begin - self._start, 3), self._tree.sample())
-        self._last_cost = self._clock() - begin
-        if self._is_pss_due(sample):
-            sample = replace(sample, pss_bytes=self._read_pss_bytes())
-            self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
-        self.overhead_seconds += self._clock() - begin
-        self.num_samples += 1
-        return sample
-
-    def _is_pss_due(self, sample: SystemSample) -> bool:
-        if sample.t < self._write_due or not sample.processes:
-            return False
-        has_grown = (sample.rss_bytes or 0) > _PSS_GROWTH * self._pss_rss_bytes
-        return has_grown or sample.t >= self._pss_due
-
-    def _read_pss_bytes(self) -> int | None:
-        begin = self._clock()
-        pss_bytes = self._tree.read_pss_bytes()
-        end = self._clock()
-        pause = min((end - begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
-        self._pss_due = end - self._start + pause
-        return pss_bytes
-
-    def _assemble(self, t: float, tree: TreeSample) -> SystemSample:
-        swap = self._read_swap_bytes()
-        memory = tree.memory
-        return SystemSample(
-            t=t,
+        tree = self._tree.sample()
+        memory = asdict(tree.memory) if tree.memory is not None else {}
+        swapped = procfs.read_swap_bytes(proc=self._proc)
+        sample = SystemSample(
+            t=round(begin - self._start, 3),
             processes=tree.processes,
-            rss_bytes=None if memory is None else memory.rss_bytes,
-            anon_bytes=None if memory is None else memory.anon_bytes,
-            file_bytes=None if memory is None else memory.file_bytes,
-            shared_bytes=None if memory is None else memory.shared_bytes,
-            hwm_bytes=None if memory is None else memory.hwm_bytes,
-            swap_bytes=None if memory is None else memory.swap_bytes,
+            **memory,
             read_bytes=tree.read_bytes,
             read_chars=tree.read_chars,
             cpu_seconds=round(tree.cpu_seconds, 2),
-            swap_in_bytes=None if swap is None else swap[0],
-            swap_out_bytes=None if swap is None else swap[1],
+            swap_in_bytes=None if swapped is None else swapped[0],
+            swap_out_bytes=None if swapped is None else swapped[1],
             cgroup_bytes=None if self._cgroup is None else self._cgroup.used_bytes(),
             psi_memory_full_seconds=self._read_pressure("memory"),
             psi_io_full_seconds=self._read_pressure("io"),
             gpus=() if self._gpu is None else self._gpu.read(self._tree.pids),
         )
-
-    def _read_swap_bytes(self) -> tuple[int, int] | None:
-        if self._has_procfs:
-            return procfs.read_swap_bytes(proc=self._proc)
-        return read_portable_swap_bytes()
+        self._last_cost = self._clock() - begin
+        has_grown = (sample.rss_bytes or 0) > _PSS_GROWTH * self._pss_rss_bytes
+        is_pss_due = has_grown or sample.t >= self._pss_due
+        if sample.processes and sample.t >= self._write_due and is_pss_due:
+            pss_begin = self._clock()
+            sample = replace(sample, pss_bytes=self._tree.read_pss_bytes())
+            pss_end = self._clock()
+            pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
+            self._pss_due = pss_end - self._start + pause
+            self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
+        self.overhead_seconds += self._clock() - begin
+        self.num_samples += 1
+        return sample
 
     def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
-        """Of the processes' own cgroup, where there is one, else of the system."""
+        """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return procfs.read_pressure_seconds(own or self._proc / "pressure" / name)
-
-    def _probe(self) -> DiskCapacity:
-        if self._data_path is None:
-            return DiskCapacity(bytes_per_second=None, reason=_NO_DATA)
-        if not self._is_probing:
-            return DiskCapacity(bytes_per_second=None, reason="the probe was turned off")
-        return probe_capacity(self._data_path, proc=self._proc)
-
-    def _describe(self, sample: SystemSample, capacity: DiskCapacity) -> SystemStart:
-        limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
-        gpu_reason = "" if self._gpu is None else self._gpu.reason
-        return SystemStart(
-            time=self._time,
-            host=platform.node(),
-            root_pid=self.root_pid,
-            command=procfs.read_command(self.root_pid, proc=self._proc),
-            memory_bytes=system.memory_bytes(self._proc),
-            limit_bytes=limit_bytes,
-            data_path=self._data_path,
-            disk_bytes_per_second=capacity.bytes_per_second,
-            gpu_names=() if self._gpu is None else self._gpu.names,
-            source=self.source,
-            reasons=explain_missing(
-                sample,
-                has_procfs=self._has_procfs,
-                limit_bytes=limit_bytes,
-                disk_reason=capacity.reason,
-                gpu_reason=gpu_reason,
-            ),
-        )
 
     def _hand_on(self, sample: SystemSample) -> None:
         if not self._tree.pids:
             return
         if sample.t >= self._write_due:
             self._write(sample)
-            self._write_due = sample.t + _SLACK * _seconds_between_lines(sample.t)
+            gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
+            self._write_due = sample.t + _SLACK * gap_seconds
         if self._on_sample is not None:
             self._on_sample(sample)
 
@@ -327,5 +289,43 @@ class SystemSampler:
             self._writer.write(line)
 
 
-def _seconds_between_lines(age_seconds: float) -> float:
-    return next(gap for most, gap in _WRITE_EVERY if age_seconds < most)
+def check_process(pid: int, *, proc: Path = PROC) -> None:
+    """Refuse what cannot be sampled, and say what could be."""
+    if not procfs.has_procfs(proc):
+        raise UsageError("processes can be watched on Linux only: there is no procfs here")
+    stat = procfs.read_stat(pid, proc=proc) if pid > 0 else None
+    status = procfs.read_status(pid, proc=proc) if stat is not None else None
+    if stat is None or status is None:
+        # The largest processes of this machine, so that the right one can be picked.
+        found = [
+            (process.info["memory_info"].rss, process.pid, " ".join(process.info["cmdline"])[:60])
+            for process in psutil.process_iter(["memory_info", "cmdline"])
+            if process.info["memory_info"] and process.info["cmdline"]
+        ]
+        largest = sorted((item for item in found if item[1] != os.getpid()), reverse=True)[:3]
+        named = "; ".join(f"{number} ({command})" for _, number, command in largest)
+        hint = f"; the largest here are {named}" if named else ""
+        raise UsageError(f"there is no process {pid}{hint}")
+    leader = int(status.get(b"Tgid", b"%d" % pid))
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")
+    if not stat.is_alive:
+        raise UsageError(f"process {pid} has ended; its parent {stat.parent_pid} has yet to notice")
+
+
+def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]:
+    """Why fields of a first sample are ``None``: one sentence under each field's name."""
+    unread = (
+        "a process of the tree may not be read: watch it as its own user or as root"
+        if sample.processes
+        else "the process had ended before it was looked at"
+    )
+    reasons = {
+        **dict.fromkeys((*_MEMORY, "read_bytes", "read_chars"), unread),
+        **dict.fromkeys(_PRESSURE, "this kernel does not count pressure (PSI)"),
+        **dict.fromkeys(_SWAP, "/proc/vmstat has no swap counters"),
+    }
+    if not has_procfs:
+        return dict.fromkeys(reasons, "only Linux tells: there is no procfs here")
+    reasons["cgroup_bytes"] = "there is no memory cgroup here"
+    return {name: text for name, text in reasons.items() if getattr(sample, name) is None}

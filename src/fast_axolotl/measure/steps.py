@@ -19,9 +19,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.counting import BatchCount
+from fast_axolotl.measure.batch_counts import BatchCount, add_known
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
@@ -42,96 +43,62 @@ Fetch = tuple[int, float, EventPair | None]
 """Samples delivered before it, seconds the host waited, events around it."""
 
 
+@dataclass(slots=True)
 class Span:
     """A stretch of time that is no training."""
 
-    __slots__ = ("is_after_step", "is_inside", "name", "pair", "seconds")
-
-    def __init__(
-        self, name: str, seconds: float, pair: EventPair | None, *, is_after_step: bool
-    ) -> None:
-        self.name = name
-        self.seconds = seconds
-        """Of the host; once the events were read, of the device."""
-        self.pair = pair
-        self.is_after_step = is_after_step
-        """Whether the step's end had been told when it began."""
-        self.is_inside = True
-        """Whether it lies within the step's time, and so is taken out of it."""
+    name: str
+    seconds: float
+    """Of the host; once the events were read, of the device."""
+    pair: EventPair | None = None
+    is_after_step: bool = False
+    """Whether the step's end had been told when it began."""
+    is_inside: bool = True
+    """Whether it lies within the step's time, and so is taken out of it."""
 
 
+@dataclass(slots=True)
 class Step:
     """One optimizer step: open until its end is known, then waiting for its events."""
 
-    __slots__ = (
-        "counted",
-        "depth_count",
-        "depth_sum",
-        "device_waits",
-        "end",
-        "fetches",
-        "first_fetch",
-        "gap_seconds",
-        "is_replay",
-        "last_event",
-        "number",
-        "other_device_seconds",
-        "other_host_seconds",
-        "other_pairs",
-        "phase",
-        "spans",
-        "start",
-        "told_at",
-        "told_tokens",
-    )
-
-    def __init__(self, start: float, first_fetch: int, *, is_replay: bool = False) -> None:
-        self.number = 0
-        self.phase: PhaseName = "replay" if is_replay else "warmup"
-        self.is_replay = is_replay
-        self.start = start
-        self.end = start
-        self.told_at: float | None = None
-        self.first_fetch = first_fetch
-        self.fetches: list[Fetch] = []
-        self.device_waits: list[float] | None = None
-        """Of every fetch, once the events were read; ``None`` where one is missing."""
-        self.other_host_seconds = 0.0
-        """Waits that gave no batch: the end of an epoch, a loader that raised."""
-        self.other_pairs: tuple[EventPair, ...] = ()
-        self.other_device_seconds = 0.0
-        self.counted: BatchCount | None = None
-        self.told_tokens: tuple[int, int | None, int | None] | None = None
-        self.spans: tuple[Span, ...] = ()
-        self.gap_seconds = 0.0
-        """Time between epochs."""
-        self.depth_sum = 0
-        self.depth_count = 0
-        self.last_event: Any = None
+    start: float
+    first_fetch: int
+    phase: PhaseName
+    spans: tuple[Span, ...] = ()
+    number: int = 0
+    end: float = 0.0
+    told_at: float | None = None
+    fetches: list[Fetch] = field(default_factory=list)
+    device_waits: list[float] | None = None
+    """Of every fetch, once the events were read; ``None`` where one is missing."""
+    other_host_wait_seconds: float = 0.0
+    """Waits that gave no batch: the end of an epoch, a loader that raised."""
+    other_pairs: tuple[EventPair, ...] = ()
+    other_device_wait_seconds: float = 0.0
+    counted: BatchCount | None = None
+    told_tokens: tuple[int, int | None, int | None] | None = None
+    gap_seconds: float = 0.0
+    """Time between epochs."""
+    depth_sum: int = 0
+    depth_count: int = 0
+    last_event: Any = None
 
     @property
-    def host_seconds(self) -> float:
+    def host_wait_seconds(self) -> float:
         """Time the host waited for data."""
-        return sum(fetch[1] for fetch in self.fetches) + self.other_host_seconds
+        return sum(fetch[1] for fetch in self.fetches) + self.other_host_wait_seconds
 
     @property
-    def device_seconds(self) -> float | None:
+    def device_wait_seconds(self) -> float | None:
         """Time the device had nothing to run because the host waited for data."""
         if self.device_waits is None:
             return None
-        return sum(self.device_waits) + self.other_device_seconds
+        return sum(self.device_waits) + self.other_device_wait_seconds
 
     @property
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
         return self.gap_seconds + sum(span.seconds for span in self.spans if span.is_inside)
-
-    def add_other_wait(self, seconds: float, pair: EventPair | None) -> None:
-        """A wait that gave no batch."""
-        self.other_host_seconds += seconds
-        if pair is not None:
-            self.other_pairs += (pair,)
-            self.last_event = pair[1]
 
     def is_ready(self, events: DeviceEvents | None) -> bool:
         """Whether the device has reached the step's last event."""
@@ -147,7 +114,7 @@ class Step:
         known = [wait for wait in waits if wait is not None]
         if len(known) == len(waits) and None not in others:
             self.device_waits = known
-            self.other_device_seconds = sum(other for other in others if other is not None)
+            self.other_device_wait_seconds = sum(other for other in others if other is not None)
         for span in self.spans:
             found = None if span.pair is None else events.seconds(span.pair)
             span.seconds = span.seconds if found is None else found
@@ -187,37 +154,44 @@ class StepTracker:
         """A fetch begins; the step that ends with it, if one does."""
         self.has_begun = True
         self.is_new_epoch = False
-        step = self._open
+        step, idle_since, self._idle_since = self._open, self._idle_since, None
         if step is None:
             self._open = self._new(now)
-        else:
-            self._leave_gap(step, now)
-        self._idle_since = None
-        if step is None or not self._is_full(step):
+            return None
+        if idle_since is not None:
+            step.gap_seconds += max(0.0, now - idle_since - self._idle_spans)
+        is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
+        if not is_full and step.told_at is None:
             return None
         self._open = self._new(now)
         return self._end(step, now)
 
-    def end_fetch(self, waited: float, pair: EventPair | None, counted: BatchCount) -> None:
+    def end_fetch(
+        self, host_wait_seconds: float, pair: EventPair | None, counted: BatchCount
+    ) -> None:
         """The fetch that was begun has given a batch."""
         step = self._open
         if step is None:
             return
-        step.fetches.append((self.num_samples, waited, pair))
+        step.fetches.append((self.num_samples, host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
         step.counted = counted if step.counted is None else step.counted + counted
         self.num_fetches += 1
         self.num_samples += counted.samples
 
-    def fail_fetch(self, waited: float, pair: EventPair | None) -> None:
+    def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """The fetch that was begun has given no batch, and the loop may go on."""
-        if self._open is not None:
-            self._open.add_other_wait(waited, pair)
+        step = self._open
+        if step is not None:
+            step.other_host_wait_seconds += host_wait_seconds
+            if pair is not None:
+                step.other_pairs += (pair,)
+                step.last_event = pair[1]
 
-    def exhaust(self, now: float, waited: float, pair: EventPair | None) -> None:
+    def exhaust(self, now: float, host_wait_seconds: float, pair: EventPair | None) -> None:
         """The fetch that was begun found the end of the epoch."""
-        self.fail_fetch(waited, pair)
+        self.fail_fetch(host_wait_seconds, pair)
         self.leave(now)
         self.is_new_epoch = True
 
@@ -226,10 +200,6 @@ class StepTracker:
         if self._idle_since is None:
             self._idle_since = now
             self._idle_spans = 0.0
-
-    def begin_epoch(self) -> None:
-        """The next fetch is the first of another pass over the data."""
-        self.is_new_epoch = True
 
     def begin_replay(self) -> None:
         """From now on one batch comes again and again; what has not ended is left out."""
@@ -247,11 +217,21 @@ class StepTracker:
         if self._is_counting:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None
-        if self._open is None:
-            self._open = self._new(self._origin)
-        elif self._open.told_at is not None:
-            ended = self._end_at_tell(self._open)
-        self._open.told_at = now
+        step = self._open
+        if step is None:
+            step = self._open = self._new(self._origin)
+        elif step.told_at is not None:
+            # What came after the end was told lies in the step that follows.
+            later = [span for span in step.spans if span.is_after_step]
+            step.spans = tuple(span for span in step.spans if not span.is_after_step)
+            ended = self._end(step, step.told_at)
+            step = self._open = self._new(step.told_at)
+            for span in later:
+                span.is_after_step = False
+                step.spans += (span,)
+                if span.pair is not None:
+                    step.last_event = span.pair[1]
+        step.told_at = now
         if self._idle_since is not None:
             self._idle_since = now
             self._idle_spans = 0.0
@@ -276,8 +256,8 @@ class StepTracker:
         before = self._open.told_tokens or (0, 0, 0)
         self._open.told_tokens = (
             before[0] + count,
-            _add(before[1], trainable),
-            _add(before[2], padded),
+            add_known(before[1], trainable),
+            add_known(before[2], padded),
         )
 
     def add_span(self, name: str, seconds: float, pair: EventPair | None) -> None:
@@ -285,11 +265,9 @@ class StepTracker:
         self._idle_spans += seconds
         step = self._open
         if step is None:
-            span = Span(name, seconds, None, is_after_step=False)
-            span.is_inside = False
-            self._early_spans += (span,)
+            self._early_spans += (Span(name, seconds, is_inside=False),)
             return
-        step.spans += (Span(name, seconds, pair, is_after_step=step.told_at is not None),)
+        step.spans += (Span(name, seconds, pair, step.told_at is not None),)
         if pair is not None:
             step.last_event = pair[1]
 
@@ -312,39 +290,15 @@ class StepTracker:
             span.is_inside = span.is_inside and not span.is_after_step
         return self._end(step, step.told_at)
 
-    def _is_full(self, step: Step) -> bool:
-        if self._is_told:
-            return step.told_at is not None or len(step.fetches) >= _MOST_FETCHES
-        return len(step.fetches) >= self._accumulation
-
     def _new(self, start: float) -> Step:
-        step = Step(start, self.num_fetches, is_replay=self._is_replay)
-        step.spans, self._early_spans = self._early_spans, ()
-        return step
-
-    def _leave_gap(self, step: Step, now: float) -> None:
-        if self._idle_since is not None:
-            step.gap_seconds += max(0.0, now - self._idle_since - self._idle_spans)
-
-    def _end_at_tell(self, step: Step) -> Step:
-        assert step.told_at is not None
-        # What came after the end was told lies in the step that follows.
-        later = [span for span in step.spans if span.is_after_step]
-        step.spans = tuple(span for span in step.spans if not span.is_after_step)
-        following = self._new(step.told_at)
-        for span in later:
-            span.is_after_step = False
-            following.spans += (span,)
-            if span.pair is not None:
-                following.last_event = span.pair[1]
-        self._open = following
-        return self._end(step, step.told_at)
+        spans, self._early_spans = self._early_spans, ()
+        return Step(start, self.num_fetches, "replay" if self._is_replay else "warmup", spans)
 
     def _end(self, step: Step, end: float) -> Step:
         step.end = max(end, step.start)
         step.number = self.num_steps
-        if not step.is_replay:
-            step.phase = "warmup" if self._warm_steps < self._warmup_steps else "steady"
+        if step.phase != "replay" and self._warm_steps >= self._warmup_steps:
+            step.phase = "steady"
         self.num_steps += 1
         self._warm_steps += 1
         return step
@@ -360,7 +314,3 @@ def count_warmup(settings: Mapping[str, Any], accumulation: int = 1) -> int:
 
 def _whole(value: Any, otherwise: int) -> int:
     return value if isinstance(value, int) and 0 <= value <= _MOST_WORKER_BATCHES else otherwise
-
-
-def _add(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second

@@ -4,9 +4,12 @@
 
 The order goes from what makes all other figures worthless to what is left over. A swapping machine
 also looks like slow data, a full disk also looks like a slow loader: the cause comes first. Each
-verdict prints the figures it rests on with their thresholds and where those come from, and names
-one thing to change (see ``actions`` and ``feeding``). A run that cannot be judged is told how long
-it has to be (see ``inconclusive``).
+verdict prints the figures it rests on with their thresholds and where those come from (see
+``evidence``), and names one thing to change (see ``advice``).
+
+A run that cannot be judged (too short, warming up, its queue draining, or contradicting itself) is
+told how much longer it has to be, where that would help, and what the samples of the machine show
+all the same. A run that an error ended is told of the error, not to be longer.
 
 A run that was only watched from outside has no stall. Swap needs none; the disk is judged by the
 share of time in which every task waited for it.
@@ -14,126 +17,267 @@ share of time in which every task waited for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from fast_axolotl.measure import actions
-from fast_axolotl.measure.evidence import (
-    MLPERF,
-    Evidence,
-    drain_lines,
-    hidden_lines,
-    loader_lines,
-    memory_lines,
-    pattern_lines,
-    pressure_lines,
-    rank_lines,
-    stall_line,
-    swap_lines,
-)
-from fast_axolotl.measure.feeding import feed
-from fast_axolotl.measure.inconclusive import (
-    find_contradiction,
-    find_draining,
-    find_short,
-    find_unseen,
-    find_warming,
-    name_error,
-)
-from fast_axolotl.measure.ready_queue import Drain
-from fast_axolotl.measure.wording import percent, rate
-from fast_axolotl.record import RunSummary, Verdict
-from fast_axolotl.record.thresholds import (
-    BOUND_COMMUNICATION,
-    DATA_STALL,
-    DISK_FULL,
-    DISK_NEAR,
-    FREE_COMMUNICATION,
-    FREE_STALL,
-    LEAST_SKEW_SHARE,
-)
+from fast_axolotl.measure import advice
+from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
+from fast_axolotl.measure.steps import count_warmup
+from fast_axolotl.record import Verdict, thresholds
+from fast_axolotl.record.units import count_words, format_share
 
 __all__ = ["judge"]
 
+_ASKED = (
+    f"{thresholds.LEAST_FETCHES} fetches in {thresholds.LEAST_FETCHES_SECONDS:.0f} s or more, or "
+    f"{thresholds.LEAST_SECONDS:.0f} s"
+)
+_MOST_LETTERS = 200
 
-def judge(
-    figures: RunSummary,
-    *,
-    source: str = "",
-    decided_by: int | None = None,
-    skew_share: float | None = None,
-    slow_rank: int | None = None,
-    local_ranks: int | None = None,
-    warmup_step_seconds: float | None = None,
-    drain: Drain | None = None,
-) -> Verdict:
+
+def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
-    given = Evidence(
-        figures=figures,
-        source=source,
-        decided_by=decided_by,
-        skew_share=skew_share,
-        slow_rank=slow_rank,
-        local_ranks=local_ranks,
-        warmup_step_seconds=warmup_step_seconds,
-        drain=drain,
-    )
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        _unseen,
-        find_warming,
-        find_short,
-        find_draining,
-        find_contradiction,
-        _swap,
-        _io,
-        _data,
-        _communication,
-        _compute,
+        unseen,
+        warming,
+        short,
+        draining,
+        contradiction,
+        swap,
+        io,
+        data,
+        communication,
+        compute,
     )
-    found = (verdict for rule in rules if (verdict := rule(given)) is not None)
-    return name_error(figures, next(found, None) or _mixed(given))
+    verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
+    verdict = next(verdicts, None) or mixed(evidence)
+    figures = evidence.figures
+    if figures.end_reason != "exception":
+        return verdict
+    text = next(iter(figures.error.strip().splitlines()), "it left no message")
+    error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
+    if verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
+        line = f"the run ended with an error: {error}"
+        return replace(verdict, evidence=(*verdict.evidence, line))
+    return replace(
+        verdict,
+        headline=f"An error ended the run before it could be judged: {error}.",
+        evidence=(verdict.headline, *verdict.evidence),
+        action=f"Mend the error first, then measure again: {error}.",
+        seconds_needed=None,
+    )
 
 
-def _unseen(given: Evidence) -> Verdict | None:
-    unseen = find_unseen(given)
-    return unseen and (_swap(given) or _io_unseen(given) or unseen)
+# When a run cannot be judged.
 
 
-def _swap(given: Evidence) -> Verdict | None:
-    figures = given.figures
-    swapped, pressed = swap_lines(figures), pressure_lines(figures)
-    if not swapped and not pressed:
+def unseen(evidence: Evidence) -> Verdict | None:
+    """No fetch was timed; but for swap and a full disk, which show from outside."""
+    figures = evidence.figures
+    if figures.fetches or (figures.warmup_steps and not figures.steps):
         return None
-    how = "it swaps" if swapped else "its tasks wait for memory to be freed"
+    swapping = swap(evidence)
+    if swapping is not None:
+        return swapping
+    pressure = figures.psi_io_full
+    if pressure is not None and pressure >= thresholds.DATA_STALL:
+        line = (
+            f"in {format_share(pressure)} of the time every task waited for a disk (Linux PSI io "
+            f"full; it stands in for the stall, threshold 10 %: {MLPERF})"
+        )
+        full_disk = _full_disk(evidence, line)
+        if full_disk is not None:
+            return full_disk
+    what = "no step was" if not figures.steps else "steps were seen, but no fetch was"
+    seen = "" if figures.ranks else ", and the process was watched from outside only"
+    return Verdict(
+        kind="inconclusive",
+        subtype="unseen",
+        headline=f"There is nothing to judge the data by: {what} recorded{seen}.",
+        evidence=("0 fetches of a training loop were timed", *evidence.system_lines()),
+        action=advice.see_fetches(evidence),
+    )
+
+
+def warming(evidence: Evidence) -> Verdict | None:
+    """All steps are warm-up."""
+    figures = evidence.figures
+    if figures.fetches:
+        return None
+    pace = evidence.warmup_step_seconds
+    if pace is None:
+        pace = figures.duration_seconds / max(1, figures.warmup_steps)
+    asked = count_warmup(figures.settings)
+    done = count_words(figures.warmup_steps, "step")
+    needed = max(0, asked - figures.warmup_steps) * pace + _least_time(pace, 1.0)
+    return Verdict(
+        kind="inconclusive",
+        subtype="warming",
+        headline=f"The run was still warming up when it ended, after {done}.",
+        evidence=(
+            f"0 steps of the steady phase; warm-up takes {asked}, until all batches read ahead at "
+            "the start are used up",
+            *evidence.system_lines(),
+        ),
+        action=_run_longer(needed),
+        seconds_needed=needed,
+    )
+
+
+def short(evidence: Evidence) -> Verdict | None:
+    """The steady phase is too short."""
+    figures = evidence.figures
+    if thresholds.is_long_enough(figures.fetches, figures.measured_seconds):
+        return None
+    needed = _seconds_left(figures.fetches, figures.measured_seconds)
+    stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
+    took = about_seconds(figures.measured_seconds)
+    count = count_words(figures.fetches, "fetch")
+    return Verdict(
+        kind="inconclusive",
+        subtype="short",
+        headline=f"Too short to judge: {count} in {took}.",
+        evidence=(
+            f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",
+            *evidence.system_lines(),
+        ),
+        action=_run_longer(needed),
+        seconds_needed=needed,
+    )
+
+
+def draining(evidence: Evidence) -> Verdict | None:
+    """The ready queue is running dry, or has just run dry: it hides what the loader lacks."""
+    drain, figures = evidence.drain, evidence.figures
+    # A stall that is there already only grows when the queue is empty.
+    if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
+        return None
+    stalled = f"{evidence.stall_line()}, so far: waits"
+    if drain.dry_step is None:
+        steps = drain.left / drain.batches_per_step
+        in_steps = count_words(round(steps), "step")
+        pace = figures.measured_seconds / max(1, figures.steps)
+        emptying = about_seconds(steps * pace)
+        needed = steps * pace + _least_time(pace, figures.fetches / max(1, figures.steps))
+        headline = f"The queue of ready batches is running dry: it is empty in {in_steps}."
+        lines = (
+            f"the queue falls by {drain.batches_per_step:.3g} batches a step; about "
+            f"{drain.left:,.1f} are left: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
+            f"{in_steps}, {emptying}",
+            f"{stalled} are hidden until the queue is empty",
+        )
+        action = (
+            f"Let it run about {about_seconds(needed)} longer, {emptying} to empty the "
+            "queue and the rest to see what follows."
+        )
+    else:
+        fetches, lasted = drain.fetches_since, drain.seconds_since
+        if fetches:
+            needed = _seconds_left(fetches, lasted)
+        else:
+            needed = _least_time(figures.measured_seconds / max(1, figures.fetches), 1.0)
+        headline = "The queue of ready batches has just run dry: what it hid has yet to show."
+        lines = (
+            f"the queue fell by {drain.batches_per_step:.3g} batches a step and was empty by step "
+            f"{drain.dry_step:,}; {fetches:,} fetches and {about_seconds(lasted)} since: {_ASKED}, "
+            "are asked for",
+            f"{stalled} were hidden until the queue was empty",
+        )
+        action = f"Let it run about {about_seconds(needed)} longer."
+    return Verdict(
+        kind="inconclusive",
+        subtype="draining",
+        headline=headline,
+        evidence=(*lines, *evidence.system_lines()),
+        action=action,
+        seconds_needed=needed,
+    )
+
+
+def contradiction(evidence: Evidence) -> Verdict | None:
+    """The waits say one thing, a cached batch another."""
+    figures = evidence.figures
+    if figures.cached_stall_fraction is None or figures.stall_fraction is None:
+        return None
+    apart = figures.cached_stall_fraction - figures.stall_fraction
+    if abs(apart) <= thresholds.MOST_CONTRADICTION:
+        return None
+    why = (
+        "reading slows the model down without making it wait: it shares cores, memory or the "
+        "interpreter's lock with it"
+        if apart > 0
+        else "the waits hide work that is done anyway, or other batches cost less than the cached"
+    )
+    return Verdict(
+        kind="inconclusive",
+        subtype="contradiction",
+        headline="Two ways of measuring the stall contradict each other.",
+        evidence=(
+            f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
+            f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
+            f"more than {100 * thresholds.MOST_CONTRADICTION:.0f} points apart (ours: half of "
+            f"MLPerf Storage's 10 %): {why}",
+            *evidence.system_lines(),
+        ),
+        action=advice.resolve_contradiction(evidence, apart),
+    )
+
+
+def _run_longer(needed: float) -> str:
+    """In whole seconds: how much is needed is known no better."""
+    return f"Let it run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
+
+
+def _seconds_left(fetches: int, lasted: float) -> float:
+    """Until a steady phase of this pace can be judged."""
+    by_fetches = (thresholds.LEAST_FETCHES - fetches) * lasted / fetches
+    return min(
+        thresholds.LEAST_SECONDS - lasted,
+        max(by_fetches, thresholds.LEAST_FETCHES_SECONDS - lasted),
+    )
+
+
+def _least_time(pace: float, fetches_per_step: float) -> float:
+    """How long a steady phase takes at this pace, in seconds a step."""
+    by_fetches = thresholds.LEAST_FETCHES * pace / max(1.0, fetches_per_step)
+    return min(thresholds.LEAST_SECONDS, max(by_fetches, thresholds.LEAST_FETCHES_SECONDS))
+
+
+# What bounds a run that can be judged.
+
+
+def swap(evidence: Evidence) -> Verdict | None:
+    """The machine is short of memory."""
+    figures = evidence.figures
+    lines = evidence.memory_lines()
+    if not lines:
+        return None
+    is_swapping = figures.is_swap_sustained
+    how = "it swaps" if is_swapping else "its tasks wait for memory to be freed"
+    if figures.limit_share is not None:
+        share = format_share(figures.limit_share)
+        lines.append(f"the working set reached {share} of the memory it may take")
     return Verdict(
         kind="swap",
         headline=f"The machine is short of memory: {how}, and every other figure is worthless.",
-        evidence=(*swapped, *pressed, *memory_lines(figures)),
-        action=actions.lower_working_set(given),
+        evidence=tuple(lines),
+        action=advice.lower_working_set(evidence),
     )
 
 
-def _io(given: Evidence) -> Verdict | None:
-    if given.stall < DATA_STALL:
+def io(evidence: Evidence) -> Verdict | None:
+    """The loop waits for data, and the disk is full."""
+    if evidence.stall < thresholds.DATA_STALL:
         return None
-    return _full_disk(given, stall_line(given, f"threshold 10 %: {MLPERF}"))
+    return _full_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
 
 
-def _io_unseen(given: Evidence) -> Verdict | None:
-    pressure = given.figures.psi_io_full
-    if pressure is None or pressure < DATA_STALL:
+def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
+    figures = evidence.figures
+    if figures.disk_share is None or figures.disk_share < thresholds.DISK_NEAR:
         return None
-    line = (
-        f"in {percent(pressure)} of the time every task waited for a disk (Linux PSI io full; it "
-        f"stands in for the stall, threshold 10 %: {MLPERF})"
-    )
-    return _full_disk(given, line)
-
-
-def _full_disk(given: Evidence, waiting: str) -> Verdict | None:
-    figures = given.figures
-    if figures.disk_share is None or figures.disk_share < DISK_NEAR:
-        return None
-    is_near = figures.disk_share < DISK_FULL
+    is_near = figures.disk_share < thresholds.DISK_FULL
     word = "nearly as fast as" if is_near else "as fast as"
     return Verdict(
         kind="io",
@@ -141,20 +285,22 @@ def _full_disk(given: Evidence, waiting: str) -> Verdict | None:
         headline=f"The disk is the limit: data is read {word} its device gives it.",
         evidence=(
             waiting,
-            f"{rate(figures.read_bytes_per_second)} from the device, "
-            f"{percent(figures.disk_share)} of the {rate(figures.disk_bytes_per_second)} that "
-            "O_DIRECT reads reached (threshold 70 %, and 90 % is full: by queueing a read takes "
+            f"{about_rate(figures.read_bytes_per_second)} from the device, "
+            f"{format_share(figures.disk_share)} of the "
+            f"{about_rate(figures.disk_bytes_per_second)} that O_DIRECT reads reached (threshold "
+            "70 %, and 90 % is full: by queueing a read takes "
             "1 ÷ (1 − share) as long)",
         ),
-        action=actions.read_less(given),
+        action=advice.read_less(evidence),
     )
 
 
-def _data(given: Evidence) -> Verdict | None:
-    figures = given.figures
-    if given.stall < DATA_STALL:
+def data(evidence: Evidence) -> Verdict | None:
+    """The loop waits for data."""
+    figures = evidence.figures
+    if evidence.stall < thresholds.DATA_STALL:
         return None
-    stall = percent(figures.stall_fraction)
+    stall = format_share(figures.stall_fraction)
     headlines = {
         "rate": f"The loader is too slow: {stall} of the time goes into waiting for data.",
         "burst": f"The data comes in bursts: {stall} of the time goes into waiting for it.",
@@ -162,121 +308,124 @@ def _data(given: Evidence) -> Verdict | None:
     }
     return Verdict(
         kind="data",
-        subtype=given.pattern,
-        headline=headlines[given.pattern],
+        subtype=evidence.pattern,
+        headline=headlines[evidence.pattern],
         evidence=(
-            stall_line(given, f"threshold 10 %: {MLPERF}"),
-            *rank_lines(given),
-            *drain_lines(given),
-            *pattern_lines(figures),
-            *loader_lines(figures),
-            *hidden_lines(figures),
+            evidence.stall_line(f"threshold 10 %: {MLPERF}"),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
+            *evidence.pattern_lines(),
+            *evidence.loader_lines(),
+            *evidence.hidden_lines(),
         ),
-        action=feed(given),
+        action=advice.feed(evidence),
     )
 
 
-def _communication(given: Evidence) -> Verdict | None:
-    figures = given.figures
-    if given.exposed < BOUND_COMMUNICATION:
+def communication(evidence: Evidence) -> Verdict | None:
+    """Ranks wait for the network, or for one of them."""
+    figures = evidence.figures
+    if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
-    exposed = (
-        f"in {percent(figures.exposed_communication_fraction)} of the profiled time only "
+    lines = [
+        f"in {format_share(figures.exposed_communication_fraction)} of the profiled time only "
         "communication ran (threshold 20 %: ours, twice the line of data)"
-    )
-    lines = [exposed]
+    ]
     if figures.pure_communication_fraction is not None:
         lines.append(
             f"every collective at its shortest across ranks takes "
-            f"{percent(figures.pure_communication_fraction)}; {percent(given.skew_share)} of the "
+            f"{format_share(figures.pure_communication_fraction)}; "
+            f"{format_share(evidence.skew_share)} of the "
             "communication is waiting for the last rank"
         )
-    who = f"rank {given.slow_rank}"
+    headline = "Communication between the ranks is the limit."
+    if _is_skewed(evidence):
+        headline = (
+            f"The ranks wait for rank {evidence.slow_rank}, which comes last to their collectives."
+        )
     return Verdict(
         kind="communication",
-        subtype="skew" if _is_skewed(given) else "network",
-        headline=f"The ranks wait for {who}, which comes last to their collectives."
-        if _is_skewed(given)
-        else "Communication between the ranks is the limit.",
-        evidence=(*lines, stall_line(given)),
-        action=_communicate_better(given),
+        subtype="skew" if _is_skewed(evidence) else "network",
+        headline=headline,
+        evidence=(*lines, evidence.stall_line()),
+        action=_communicate_better(evidence),
     )
 
 
-def _is_skewed(given: Evidence) -> bool:
-    return given.skew_share is not None and given.skew_share >= LEAST_SKEW_SHARE
+def _is_skewed(evidence: Evidence) -> bool:
+    return evidence.skew_share is not None and evidence.skew_share >= thresholds.LEAST_SKEW_SHARE
 
 
-def _communicate_better(given: Evidence) -> str:
-    return actions.even_out(given) if _is_skewed(given) else actions.talk_less(given)
+def _communicate_better(evidence: Evidence) -> str:
+    return advice.even_out(evidence) if _is_skewed(evidence) else advice.talk_less(evidence)
 
 
-def _compute(given: Evidence) -> Verdict | None:
-    figures = given.figures
-    if figures.stall_fraction is None or given.stall >= FREE_STALL:
+def compute(evidence: Evidence) -> Verdict | None:
+    """The model never waits."""
+    figures = evidence.figures
+    if figures.stall_fraction is None or evidence.stall >= thresholds.FREE_STALL:
         return None
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
-    if given.exposed >= FREE_COMMUNICATION or is_unprofiled:
+    if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
-    lines = [stall_line(given, "threshold 5 %: ours, half of MLPerf Storage's 10 %")]
+    lines = [evidence.stall_line("threshold 5 %: ours, half of MLPerf Storage's 10 %")]
     if figures.exposed_communication_fraction is not None:
-        lines.append(
-            f"exposed communication {percent(given.exposed)} (threshold 10 %: ours, half of bound)"
-        )
+        exposed = format_share(evidence.exposed)
+        lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
     if figures.mfu is not None:
-        lines.append(f"MFU {percent(figures.mfu)}")
+        lines.append(f"MFU {format_share(figures.mfu)}")
     if figures.device_idle_fraction is not None:
-        lines.append(f"the profiler saw the device idle {percent(figures.device_idle_fraction)}")
+        lines.append(
+            f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
+        )
     return Verdict(
         kind="compute",
         headline="The model is the limit: it hardly ever waits for data.",
         evidence=(
             *lines,
-            *hidden_lines(figures),
-            *rank_lines(given),
-            *drain_lines(given),
+            *evidence.hidden_lines(),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
         ),
-        action=actions.compute_better(given),
+        action=advice.compute_better(evidence),
     )
 
 
-def _mixed(given: Evidence) -> Verdict:
+def mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
-    figures = given.figures
-    lines = [stall_line(given, "less than 5 % is free of it, 10 % or more is bound by it")]
+    figures = evidence.figures
+    stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
+    lines = [evidence.stall_line("less than 5 % is free of it, 10 % or more is bound by it")]
     if figures.exposed_communication_fraction is not None:
-        exposed = percent(given.exposed)
         lines.append(
             f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
         )
-    is_waiting = given.stall >= FREE_STALL
-    is_talking = given.exposed >= FREE_COMMUNICATION
+    is_waiting = evidence.stall >= thresholds.FREE_STALL
+    is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     if figures.stall_fraction is None:
         headline = "No single limit: the stall is not known."
-        action = actions.see_fetches(given)
-    elif is_talking and not (is_waiting and given.stall >= given.exposed):
-        headline = f"No single limit: {percent(given.exposed)} of the time only communication runs."
-        action = _communicate_better(given)
+        action = advice.see_fetches(evidence)
+    elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):
+        headline = f"No single limit: {exposed} of the time only communication runs."
+        action = _communicate_better(evidence)
     elif is_waiting:
-        headline = (
-            f"No single limit: {percent(given.stall)} of the time goes into waiting for data."
-        )
-        action = feed(given)
+        headline = f"No single limit: {stall} of the time goes into waiting for data."
+        action = advice.feed(evidence)
     else:
         headline = "Not the data: the model or the communication, which were not told apart."
         lines.append(
             f"{figures.world_size} ranks, and no profiler window that shows their communication"
         )
-        action = actions.profile()
+        action = advice.profile()
     return Verdict(
         kind="mixed",
         headline=headline,
         evidence=(
             *lines,
-            *rank_lines(given),
-            *drain_lines(given),
-            *pattern_lines(figures),
-            *hidden_lines(figures),
+            *evidence.rank_lines(),
+            *evidence.drain_lines(),
+            *evidence.pattern_lines(),
+            *evidence.hidden_lines(),
         ),
         action=action,
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.periods import DEEPEST_QUEUE, find_pattern, is_burst_of_accumulation
+from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, find_pattern, is_burst_of_accumulation
 from fast_axolotl.record import Histogram, Mark, SlowFetch
 
 
@@ -51,27 +51,25 @@ def test_a_period_of_rows_that_batches_do_not_divide_is_found_in_rows() -> None:
     assert found.period_rows == pytest.approx(1000, abs=2)
 
 
-def test_neighbours_that_are_slow_too_belong_to_one_event() -> None:
-    places = [place for start in range(0, 2000, 20) for place in (start, start + 1, start + 3)]
-    assert find_pattern(slow_at(places), 2000, 8).period_fetches == 20
+HUNDREDS = slow_at(list(range(0, 4000, 100)))
 
 
-def test_a_wait_that_is_felt_one_fetch_late_now_and_then_leaves_the_period() -> None:
-    places = [start + (start % 48 == 0) for start in range(0, 1600, 16)]
-    assert find_pattern(slow_at(places), 1600, 8).period_fetches == 16
-
-
-def test_a_record_that_kept_few_of_the_slow_fetches_still_shows_the_period() -> None:
-    chosen = random.Random(1)
-    places = sorted(chosen.sample(range(0, 16 * 2000, 16), 300))
-    assert find_pattern(slow_at(places), 32_000, 8).period_fetches == 16
-
-
-def test_stray_slow_fetches_do_not_hide_the_period() -> None:
-    slow = slow_at(list(range(0, 4000, 100))) + slow_at([33, 250, 251, 777, 1234], seconds=0.02)
-    assert find_pattern(slow, 4000, 8).period_fetches == 100
-    slow = slow_at(list(range(0, 4000, 100))) + slow_at([33, 250, 777, 1234, 3050])
-    assert find_pattern(slow, 4000, 8).period_fetches == 100
+@pytest.mark.parametrize(
+    ("slow", "fetches", "period"),
+    [
+        (slow_at([start + n for start in range(0, 2000, 20) for n in (0, 1, 3)]), 2000, 20),
+        (slow_at([start + (start % 48 == 0) for start in range(0, 1600, 16)]), 1600, 16),
+        (slow_at(sorted(random.Random(1).sample(range(0, 32_000, 16), 300))), 32_000, 16),
+        (HUNDREDS + slow_at([33, 250, 251, 777, 1234], seconds=0.02), 4000, 100),
+        (HUNDREDS + slow_at([33, 250, 777, 1234, 3050]), 4000, 100),
+        (slow_at(list(range(0, 4_000_000, 16))), 4_000_000, 16),
+    ],
+    ids=["neighbours", "felt late", "few were kept", "strays", "long strays", "a long run"],
+)
+def test_the_period_is_found_whatever_lies_around_it(
+    slow: list[SlowFetch], fetches: int, period: int
+) -> None:
+    assert find_pattern(slow, fetches, 8).period_fetches == period
 
 
 def test_slow_fetches_that_hold_little_of_the_waiting_are_steady() -> None:
@@ -106,11 +104,6 @@ def test_without_samples_there_is_no_period_in_rows() -> None:
     assert (found.period_fetches, found.period_rows, found.period_of) == (16, None, "")
 
 
-def test_a_long_run_is_looked_at_in_bounded_time() -> None:
-    found = find_pattern(slow_at(list(range(0, 4_000_000, 16))), 4_000_000, 8)
-    assert found.period_fetches == 16
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), max_size=60))
 def test_any_slow_fetches_give_an_answer(slow: list[tuple[int, float]]) -> None:
@@ -120,25 +113,22 @@ def test_any_slow_fetches_give_an_answer(slow: list[tuple[int, float]]) -> None:
     assert found.period_fetches is None or found.period_fetches > 0
 
 
-def test_a_reader_fast_enough_on_average_starves_a_trainer_that_fetches_in_bursts() -> None:
-    # A reader 25 % faster than demand, 8 micro-batches fetched at once, 2 of them ready.
-    own, per_batch = 1.0, 0.8 / 8
-    assert is_burst_of_accumulation(
-        accumulation=8, capacity=2, wait_seconds=6 * per_batch, own_seconds=own
-    )
-
-
-def test_a_reader_slower_than_demand_is_no_burst() -> None:
-    per_batch = 1.25 / 8
-    assert not is_burst_of_accumulation(
-        accumulation=8, capacity=2, wait_seconds=6 * per_batch, own_seconds=1.0
-    )
-
-
-@pytest.mark.parametrize(("accumulation", "capacity"), [(1, 2), (8, 0), (8, 8), (8, 16)])
-def test_without_a_queue_smaller_than_accumulation_there_is_no_such_burst(
-    accumulation: int, capacity: int
+@pytest.mark.parametrize(
+    ("accumulation", "capacity", "seconds_per_batch", "is_burst"),
+    [
+        # A reader 25 % faster than demand, 8 micro-batches fetched at once, 2 of them ready.
+        (8, 2, 0.8 / 8, True),
+        (8, 2, 1.25 / 8, False),
+        (1, 2, 0.01, False),
+        (8, 0, 0.01, False),
+        (8, 8, 0.01, False),
+        (8, 16, 0.01, False),
+    ],
+)
+def test_a_reader_fast_enough_on_average_starves_a_trainer_that_fetches_more_than_is_ready(
+    accumulation: int, capacity: int, seconds_per_batch: float, is_burst: bool
 ) -> None:
-    assert not is_burst_of_accumulation(
-        accumulation=accumulation, capacity=capacity, wait_seconds=0.1, own_seconds=1.0
+    wait_seconds = abs(accumulation - capacity) * seconds_per_batch
+    assert is_burst == is_burst_of_accumulation(
+        accumulation=accumulation, capacity=capacity, wait_seconds=wait_seconds, own_seconds=1.0
     )

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.record.catalogue import FIGURES
 
-__all__ = ["Findings"]
+__all__ = ["SummaryBuilder"]
 
 
-class Findings:
-    """The fields of a summary as they are found, each missing one with its reason."""
+class SummaryBuilder:
+    """Takes figures as they are found, and a reason for each that is missing."""
 
     def __init__(self, record: RunRecord, chosen: RankFigures | None) -> None:
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
-        self.given: dict[str, str] = {}
         ranks = list(record.ranks.values())
         if chosen is not None:
             ranks.append(chosen.record)
-        for rank in ranks:
-            self.given.update(rank.reasons)
-        self.is_outside = not ranks
+        self._recorded = {name: text for rank in ranks for name, text in rank.reasons.items()}
+        self._is_outside = not ranks
         """Nobody recorded from inside the training process."""
         self.unseen = ""
         """Why there is no steady phase, if there is none."""
@@ -31,25 +29,23 @@ class Findings:
             self.unseen = "no step of the steady phase was recorded"
 
     def put(
-        self,
-        name: str,
-        value: Any,
-        reason: str | Mapping[str, str],
-        *sources: str,
-        is_system: bool = False,
+        self, name: str, value: Any, reason: str = "", *sources: str, is_system: bool = False
     ) -> None:
-        """Set a field; the reason counts where the value is missing, unless the meter gave one
-        under the field's name or that of one of its sources."""
+        """Set a field. Where the value is missing, the reason is the one that the meter recorded
+        under the field's name or that of one of its sources, else the one given here, else the
+        catalogue's."""
         self.values[name] = value
         if value is not None:
             return
-        told = [self.given[key] for key in (name, *sources) if key in self.given and not is_system]
-        sentence = reason if isinstance(reason, str) else reason.get(name, "")
-        if self.is_outside and not is_system:
-            sentence = "no training process was seen from inside"
-        self.reasons[name] = (told or [sentence or "it was not recorded"])[0]
+        recorded = [self._recorded[key] for key in (name, *sources) if key in self._recorded]
+        if recorded and not is_system:
+            self.reasons[name] = recorded[0]
+        elif self._is_outside and not is_system:
+            self.reasons[name] = "no training process was seen from inside"
+        else:
+            self.reasons[name] = reason or FIGURES[name].missing
 
-    def put_steady(self, name: str, value: Any, reason: str, *sources: str) -> None:
+    def put_steady(self, name: str, value: Any, reason: str = "", *sources: str) -> None:
         """Set a field that takes steps of the steady phase."""
         self.put(name, value, self.unseen or reason, *sources)
 

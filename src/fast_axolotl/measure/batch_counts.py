@@ -21,17 +21,20 @@ count and a reason, and the next one is counted again.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BatchCount", "BatchCounter"]
+__all__ = ["BatchCount", "BatchCounter", "add_known"]
 
 _LOOK_EVERY = 16
 _IGNORED_LABEL = -100
 
 _MOST_ERROR_TEXT = 160
+
+_TOKEN_RATES = ("tokens_per_second", "trainable_tokens_per_second")
 
 _TELL = "tell the meter with meter.tokens(...)"
 _ON_DEVICE = (
@@ -61,9 +64,9 @@ class BatchCount:
     samples: int = 0
     rows: int | None = None
     """Source rows inside the samples, where positions or the mask tell them apart."""
-    real: int | None = None
-    trainable: int | None = None
-    padded: int | None = None
+    real_tokens: int | None = None
+    trainable_tokens: int | None = None
+    padded_tokens: int | None = None
     num_bytes: int | None = None
     sequences: int = 0
     """Sequences whose lengths were looked at: of every 16th batch only."""
@@ -73,11 +76,11 @@ class BatchCount:
     def __add__(self, other: BatchCount) -> BatchCount:
         return BatchCount(
             samples=self.samples + other.samples,
-            rows=_add(self.rows, other.rows),
-            real=_add(self.real, other.real),
-            trainable=_add(self.trainable, other.trainable),
-            padded=_add(self.padded, other.padded),
-            num_bytes=_add(self.num_bytes, other.num_bytes),
+            rows=add_known(self.rows, other.rows),
+            real_tokens=add_known(self.real_tokens, other.real_tokens),
+            trainable_tokens=add_known(self.trainable_tokens, other.trainable_tokens),
+            padded_tokens=add_known(self.padded_tokens, other.padded_tokens),
+            num_bytes=add_known(self.num_bytes, other.num_bytes),
             sequences=self.sequences + other.sequences,
             sequence_tokens=self.sequence_tokens + other.sequence_tokens,
             sequence_squares=self.sequence_squares + other.sequence_squares,
@@ -102,20 +105,25 @@ class BatchCounter:
         is_looked_at = self._num_batches % _LOOK_EVERY == 0
         self._num_batches += 1
         try:
-            return self._count(batch, is_looked_at=is_looked_at)
+            found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
+            ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+            shape = getattr(ids, "shape", None)
+            if ids is None:
+                self._note(_NO_INPUT_IDS, "tokens_per_second")
+            elif shape is None:
+                self._count_lists(batch, found)
+            else:
+                found.padded_tokens = math.prod(shape)
+                if _is_on_host(ids):
+                    self._count_arrays(batch, shape, found, is_looked_at=is_looked_at)
+                else:
+                    self._note(_ON_DEVICE, *_TOKEN_RATES)
         except Exception as error:  # noqa: BLE001
             # The one broad except: what an unknown array raises must not end the timing.
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            sentence = f"a batch could not be counted ({_shorten(text)}): {_TELL}"
-            self._note("tokens_per_second", sentence)
-            self._note("trainable_tokens_per_second", sentence)
+            short = text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
+            self._note(f"a batch could not be counted ({short}): {_TELL}", *_TOKEN_RATES)
             return BatchCount(samples=_count_length(batch))
-
-    def _count(self, batch: Any, *, is_looked_at: bool) -> BatchCount:
-        if isinstance(batch, Mapping):
-            return self._count_columns(batch, is_looked_at=is_looked_at)
-        found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
-        self._note("tokens_per_second", _NO_INPUT_IDS)
         return found
 
     def take_reasons(self) -> dict[str, str]:
@@ -123,60 +131,47 @@ class BatchCounter:
         found, self.reasons = self.reasons, {}
         return found
 
-    def _note(self, figure: str, sentence: str) -> None:
-        if figure not in self._told:
-            self._told.add(figure)
-            self.reasons[figure] = sentence
-
-    def _count_columns(self, batch: Mapping[str, Any], *, is_looked_at: bool) -> BatchCount:
-        found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
-        ids = batch.get("input_ids")
-        shape = getattr(ids, "shape", None)
-        if ids is None:
-            self._note("tokens_per_second", _NO_INPUT_IDS)
-        elif shape is None:
-            self._count_lists(batch, found)
-        else:
-            found.padded = _count_positions(shape)
-            if _is_on_host(ids):
-                self._count_arrays(batch, shape, found, is_looked_at=is_looked_at)
-            else:
-                self._note("tokens_per_second", _ON_DEVICE)
-                self._note("trainable_tokens_per_second", _ON_DEVICE)
-        return found
+    def _note(self, sentence: str, *figures: str) -> None:
+        """Remember why figures are missing: the first sentence for each counts."""
+        for figure in figures:
+            if figure not in self._told:
+                self._told.add(figure)
+                self.reasons[figure] = sentence
 
     def _count_arrays(
         self, batch: Mapping[str, Any], shape: Any, found: BatchCount, *, is_looked_at: bool
     ) -> None:
         labels = _column(batch, "labels", shape)
         if labels is None:
-            self._note("trainable_tokens_per_second", _NO_LABELS)
+            self._note(_NO_LABELS, "trainable_tokens_per_second")
         else:
-            found.trainable = _count_nonzero(_view(labels) != _IGNORED_LABEL)
+            found.trainable_tokens = _count_nonzero(_view(labels) != _IGNORED_LABEL)
         mask = _view(_column(batch, "attention_mask", shape))
         positions = _view(_column(batch, "position_ids", shape))
         if mask is None and self.pad_token_id is not None:
             mask = _flag_before_padding(_view(batch["input_ids"]), self.pad_token_id)
         elif mask is None and positions is None:
             # A model that is given no mask attends to every position.
-            self._note("real_tokens", _NO_MASK)
-            found.real = found.padded
+            self._note(_NO_MASK, "real_tokens")
+            found.real_tokens = found.padded_tokens
         elif mask is None:
-            self._note("tokens_per_second", _PACKED_WITHOUT_MASK)
+            self._note(_PACKED_WITHOUT_MASK, "tokens_per_second")
             if "rows_per_second" not in self._told and _count_starts(positions, None) > shape[0]:
-                self._note("rows_per_second", _PACKED_ROWS)
+                self._note(_PACKED_ROWS, "rows_per_second")
         if mask is not None:
-            found.real = _count_nonzero(mask)
-        is_full = mask is None or found.real == found.padded
-        if positions is not None and found.real is not None:
+            found.real_tokens = _count_nonzero(mask)
+        is_full = mask is None or found.real_tokens == found.padded_tokens
+        if positions is not None and found.real_tokens is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
-        elif mask is not None and found.padded:
+        elif mask is not None and found.padded_tokens:
             if not self._has_mask_ids and int(mask.max()) > 1:
                 self._has_mask_ids = True
-                self._note("rows_per_second", _PACKED_LATE)
+                self._note(_PACKED_LATE, "rows_per_second")
             if self._has_mask_ids:
-                found.rows = _count_ids(mask)
-        if is_looked_at and found.padded:
+                # Runs of equal ids in the rows of the mask, the id 0 left out.
+                begins = (mask[..., 1:] != mask[..., :-1]) & (mask[..., 1:] != 0)
+                found.rows = _count_nonzero(mask[..., 0]) + _count_nonzero(begins)
+        if is_looked_at and found.padded_tokens:
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequences = len(lengths)
             found.sequence_tokens = sum(lengths)
@@ -186,22 +181,27 @@ class BatchCounter:
         """Token ids as lists: of one row, or of several, which may be arrays of unequal length."""
         ids = batch["input_ids"]
         if not isinstance(ids, list | tuple) or (ids and isinstance(ids[0], str | bytes)):
-            self._note("tokens_per_second", _NO_INPUT_IDS)
+            self._note(_NO_INPUT_IDS, "tokens_per_second")
             return
         is_one_row = not ids or isinstance(ids[0], int)
         rows = [ids] if is_one_row else ids
         found.samples = len(rows)
-        found.padded = sum(map(_count_row, rows))
+        shapes = [getattr(row, "shape", None) for row in rows]
+        found.padded_tokens = sum(
+            len(row) if shape is None else math.prod(shape)
+            for row, shape in zip(rows, shapes, strict=True)
+        )
         mask, labels = (_rows_of(batch.get(name), rows) for name in ("attention_mask", "labels"))
         if not all(_is_on_host(row) for row in (*rows, *(mask or ()), *(labels or ()))):
-            self._note("tokens_per_second", _ON_DEVICE)
-            self._note("trainable_tokens_per_second", _ON_DEVICE)
+            self._note(_ON_DEVICE, *_TOKEN_RATES)
             return
-        found.real = found.padded if mask is None else sum(_count_unequal(row, 0) for row in mask)
+        found.real_tokens = (
+            found.padded_tokens if mask is None else sum(_count_unequal(row, 0) for row in mask)
+        )
         if labels is None:
-            self._note("trainable_tokens_per_second", _NO_LABELS)
+            self._note(_NO_LABELS, "trainable_tokens_per_second")
         else:
-            found.trainable = sum(_count_unequal(row, _IGNORED_LABEL) for row in labels)
+            found.trainable_tokens = sum(_count_unequal(row, _IGNORED_LABEL) for row in labels)
 
 
 def _rows_of(column: Any, rows: Sequence[Any]) -> Sequence[Any] | None:
@@ -210,11 +210,6 @@ def _rows_of(column: Any, rows: Sequence[Any]) -> Sequence[Any] | None:
         return None
     found = [column] if len(rows) == 1 and column and isinstance(column[0], int) else column
     return found if len(found) == len(rows) else None
-
-
-def _count_row(row: Any) -> int:
-    shape = getattr(row, "shape", None)
-    return len(row) if shape is None else _count_positions(shape)
 
 
 def _count_unequal(row: Any, value: int) -> int:
@@ -232,10 +227,6 @@ def _count_length(batch: Any) -> int:
         return int(first.size(0)) if callable(getattr(first, "size", None)) else len(first)
     except Exception:  # noqa: BLE001 - as for the batch: an unknown array may raise anything
         return 0
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
 
 
 def _count_samples(batch: Any) -> int:
@@ -267,13 +258,8 @@ def _count_bytes(batch: Any) -> int | None:
         parts = batch.values()
     elif isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
         parts = batch
-    total, is_known = 0, False
-    for part in parts:
-        size = getattr(part, "nbytes", None)
-        if isinstance(size, int):
-            total += size
-            is_known = True
-    return total if is_known else None
+    sizes = [size for part in parts if isinstance(size := getattr(part, "nbytes", None), int)]
+    return sum(sizes) if sizes else None
 
 
 def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
@@ -302,19 +288,6 @@ def _count_starts(positions: Any, mask: Any) -> int:
     return int(is_real[0]) + _count_nonzero(is_real[1:] & (starts | ~is_real[:-1]))
 
 
-def _count_ids(mask: Any) -> int:
-    """Runs of equal ids in the rows of a mask, the id 0 left out."""
-    begins = (mask[..., 1:] != mask[..., :-1]) & (mask[..., 1:] != 0)
-    return _count_nonzero(mask[..., 0]) + _count_nonzero(begins)
-
-
-def _count_positions(shape: Any) -> int:
-    total = 1
-    for size in shape:
-        total *= int(size)
-    return total
-
-
 def _is_on_host(array: Any) -> bool:
     device = getattr(array, "device", None)
     return device is None or getattr(device, "type", device) == "cpu"
@@ -332,27 +305,21 @@ def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> li
     """Lengths of the sequences in a batch, padding left out."""
     if positions is not None:
         flat = positions.reshape(-1) if is_full else positions[mask != 0]
-        return _cut(_where(flat[1:] <= flat[:-1]), len(flat))
+        edges = [0, *(place + 1 for place in _where(flat[1:] <= flat[:-1])), len(flat)]
+        return [last - first for first, last in itertools.pairwise(edges) if last > first]
     if mask is None:
         width = int(shape[-1])
-        return [width] * (_count_positions(shape) // width if width else 0)
+        return [width] * (math.prod(shape) // width if width else 0)
     if len(shape) > 1 and int(mask.max()) > 1:
-        return [length for row in mask for length in _find_id_lengths(row)]
+        lengths = []
+        for row in mask:
+            # Runs of equal ids, the id 0 left out.
+            starts = [0, *(place + 1 for place in _where(row[1:] != row[:-1]))]
+            runs = zip(starts, [*starts[1:], len(row)], strict=True)
+            lengths += [end - start for start, end in runs if int(row[start]) != 0]
+        return lengths
     rows = (mask != 0).sum(-1).reshape(-1).tolist()
     return [length for length in rows if length]
-
-
-def _find_id_lengths(row: Any) -> list[int]:
-    """Lengths of the runs of equal ids in one row, the id 0 left out."""
-    starts = [0, *(place + 1 for place in _where(row[1:] != row[:-1]))]
-    lengths = _cut([start - 1 for start in starts[1:]], len(row))
-    return [length for start, length in zip(starts, lengths, strict=True) if int(row[start]) != 0]
-
-
-def _cut(places: list[int], length: int) -> list[int]:
-    """Lengths of the parts of a sequence that is cut after these places."""
-    edges = [0, *(place + 1 for place in places), length]
-    return [last - first for first, last in itertools.pairwise(edges) if last > first]
 
 
 def _view(array: Any) -> Any:
@@ -385,5 +352,6 @@ def _where(flags: Any) -> list[int]:
     return places
 
 
-def _add(first: int | None, second: int | None) -> int | None:
+def add_known(first: int | None, second: int | None) -> int | None:
+    """The sum; ``None`` where either could not be counted."""
     return None if first is None or second is None else first + second

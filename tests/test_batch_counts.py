@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.counting import BatchCount, BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
 
 torch = pytest.importorskip("torch")
 
@@ -24,8 +24,17 @@ def array(values: Any, kind: str) -> Any:
     return torch.tensor(values) if kind == "torch" else np.array(values)
 
 
+def columns(kind: str, **values: Any) -> dict[str, Any]:
+    return {name: array(value, kind) for name, value in values.items()}
+
+
 def count(batch: Any) -> BatchCount:
     return BatchCounter().count(batch)
+
+
+def tokens(found: BatchCount) -> tuple[int, int | None, int | None, int | None]:
+    """Samples, then real, trainable and padded tokens."""
+    return found.samples, found.real_tokens, found.trainable_tokens, found.padded_tokens
 
 
 def packed_row(lengths: list[int], width: int) -> tuple[list[int], list[int], list[int]]:
@@ -39,13 +48,14 @@ def packed_row(lengths: list[int], width: int) -> tuple[list[int], list[int], li
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
     found = count(
-        {
-            "input_ids": array([[5, 6, 7, 0], [5, 6, 0, 0]], kind),
-            "attention_mask": array([[1, 1, 1, 0], [1, 1, 0, 0]], kind),
-            "labels": array([[-100, 6, 7, -100], [-100, 6, -100, -100]], kind),
-        }
+        columns(
+            kind,
+            input_ids=[[5, 6, 7, 0], [5, 6, 0, 0]],
+            attention_mask=[[1, 1, 1, 0], [1, 1, 0, 0]],
+            labels=[[-100, 6, 7, -100], [-100, 6, -100, -100]],
+        )
     )
-    assert (found.samples, found.real, found.trainable, found.padded) == (2, 5, 3, 8)
+    assert tokens(found) == (2, 5, 3, 8)
     assert found.num_bytes == 3 * 8 * 8
     assert (found.sequences, found.sequence_tokens, found.sequence_squares) == (2, 5, 9 + 4)
 
@@ -67,7 +77,7 @@ def test_packed_sequences_are_found_by_positions_and_by_the_ids_of_the_mask(
         if batch is by_ids and max(map(len, rows)) == 1:
             assert found.sequence_tokens == sum(every)
             continue
-        assert found.real == found.sequence_tokens == sum(every)
+        assert found.real_tokens == found.sequence_tokens == sum(every)
         assert found.sequences == len(every)
         assert found.sequence_squares == sum(length**2 for length in every)
         assert found.rows == len(every)
@@ -76,13 +86,14 @@ def test_packed_sequences_are_found_by_positions_and_by_the_ids_of_the_mask(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
     found = count(
-        {
-            "input_ids": array([[0, 0, 5, 6], [0, 5, 6, 7]], kind),
-            "attention_mask": array([[0, 0, 1, 1], [0, 1, 1, 1]], kind),
-            "position_ids": array([[1, 1, 0, 1], [1, 0, 1, 2]], kind),
-        }
+        columns(
+            kind,
+            input_ids=[[0, 0, 5, 6], [0, 5, 6, 7]],
+            attention_mask=[[0, 0, 1, 1], [0, 1, 1, 1]],
+            position_ids=[[1, 1, 0, 1], [1, 0, 1, 2]],
+        )
     )
-    assert (found.real, found.sequences, found.sequence_squares) == (5, 2, 4 + 9)
+    assert (found.real_tokens, found.sequences, found.sequence_squares) == (5, 2, 4 + 9)
     assert found.rows == 2
 
 
@@ -90,7 +101,8 @@ def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
 def test_without_a_mask_every_position_is_real(kind: str) -> None:
     counter = BatchCounter()
     found = counter.count({"input_ids": array([[5, 6, 7, 8, 9]], kind)})
-    assert (found.real, found.padded, found.sequences, found.sequence_squares) == (5, 5, 1, 25)
+    assert (found.real_tokens, found.padded_tokens) == (5, 5)
+    assert (found.sequences, found.sequence_squares) == (1, 25)
     assert set(counter.take_reasons()) == {"real_tokens", "trainable_tokens_per_second"}
     assert counter.take_reasons() == {}
 
@@ -101,17 +113,13 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
     counter.pad_token_id = 0
     found = counter.count(
         {
-            "input_ids": array(
-                [[5, 6, 7, 5, 6, 0, 0, 0], [0, 5, 6, 7, 8, 5, 6, 0], [0] * 8],
-                kind,
-            ),
+            "input_ids": array([[5, 6, 7, 5, 6, 0, 0, 0], [0, 5, 6, 7, 8, 5, 6, 0], [0] * 8], kind),
             "position_ids": array(
-                [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1, 0], [0] * 8],
-                kind,
+                [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1, 0], [0] * 8], kind
             ),
         }
     )
-    assert (found.real, found.padded) == (5 + 7, 24)
+    assert (found.real_tokens, found.padded_tokens) == (5 + 7, 24)
     assert (found.rows, found.sequences, found.sequence_tokens) == (4, 4, 12)
     assert found.sequence_squares == 9 + 4 + 25 + 4
     assert "tokens_per_second" not in counter.take_reasons()
@@ -142,7 +150,7 @@ def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> 
     counter = BatchCounter()
     ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)
     found = counter.count({"input_ids": ids, "position_ids": positions})
-    assert (found.real, found.rows) == (None, None)
+    assert (found.real_tokens, found.rows) == (None, None)
     reasons = counter.take_reasons()
     assert "pad_token_id" in reasons["tokens_per_second"]
     assert "where the padding begins is not known" in reasons["rows_per_second"]
@@ -159,25 +167,20 @@ def test_a_mask_that_numpy_cannot_hold_is_counted_all_the_same() -> None:
             "position_ids": torch.tensor([[0, 1, 0, 0]]),
         }
     )
-    assert (found.real, found.padded, found.rows) == (3, 4, 2)
-
-
-def test_a_pack_of_one_row_at_first_does_not_hide_the_others() -> None:
-    counter = BatchCounter()
-    found = [
-        counter.count({"input_ids": ids, "attention_mask": ids}).rows
-        for ids in (np.array([[1, 1]]), np.array([[1, 2]]), np.array([[1, 1]]))
-    ]
-    assert found == [None, 2, 1]
-    assert "seen late" in counter.take_reasons()["rows_per_second"]
+    assert (found.real_tokens, found.padded_tokens, found.rows) == (3, 4, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_once_a_mask_has_numbered_rows_packs_of_one_row_count_too(kind: str) -> None:
+    def rows(counter: BatchCounter, ids: list[list[int]]) -> int | None:
+        return counter.count(columns(kind, input_ids=ids, attention_mask=ids)).rows
+
     counter = BatchCounter()
-    for ids, rows in (([[1, 1, 2, 0]], 2), ([[1, 1, 1, 0]], 1), ([[1, 1], [1, 1]], 2)):
-        batch = {"input_ids": array(ids, kind), "attention_mask": array(ids, kind)}
-        assert counter.count(batch).rows == rows
+    packs = ([[1, 1, 2, 0]], [[1, 1, 1, 0]], [[1, 1], [1, 1]])
+    assert [rows(counter, ids) for ids in packs] == [2, 1, 2]
+    late = BatchCounter()
+    assert [rows(late, ids) for ids in ([[1, 1]], [[1, 2]], [[1, 1]])] == [None, 2, 1]
+    assert "seen late" in late.take_reasons()["rows_per_second"]
 
 
 def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:
@@ -188,7 +191,7 @@ def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:
             "position_ids": torch.zeros(3, 2, 3, dtype=torch.long),
         }
     )
-    assert (found.real, found.sequences, found.sequence_squares) == (6, 2, 18)
+    assert (found.real_tokens, found.sequences, found.sequence_squares) == (6, 2, 18)
 
 
 def test_sequence_lengths_are_looked_at_in_every_sixteenth_batch() -> None:
@@ -202,16 +205,12 @@ def test_a_tensor_on_a_device_is_never_read() -> None:
     counter = BatchCounter()
     ids = torch.empty(4, 8, dtype=torch.long, device="meta")  # raises wherever it is read
     found = counter.count({"input_ids": ids, "attention_mask": ids, "labels": ids})
-    assert (found.samples, found.padded, found.real, found.trainable) == (4, 32, None, None)
+    assert tokens(found) == (4, None, None, 32)
     reasons = counter.take_reasons()
     assert "on a device" in reasons["tokens_per_second"]
     assert "on a device" in reasons["trainable_tokens_per_second"]
-
-
-def test_labels_on_a_device_beside_ids_on_the_host_are_not_read_either() -> None:
-    labels = torch.empty(1, 3, dtype=torch.long, device="meta")
-    found = count({"input_ids": torch.ones(1, 3, dtype=torch.long), "labels": labels})
-    assert (found.real, found.trainable) == (3, None)
+    found = count({"input_ids": torch.ones(4, 8, dtype=torch.long), "labels": ids})
+    assert (found.real_tokens, found.trainable_tokens) == (32, None)
 
 
 @pytest.mark.parametrize(
@@ -242,39 +241,39 @@ def test_batches_of_every_make_have_samples_and_bytes(
 ) -> None:
     counter = BatchCounter()
     found = counter.count(batch)
-    assert (found.samples, found.num_bytes, found.real) == (samples, num_bytes, None)
+    assert (found.samples, found.num_bytes, found.real_tokens) == (samples, num_bytes, None)
     assert set(counter.take_reasons()) == {"tokens_per_second"}
 
 
 def test_token_ids_may_be_plain_lists_of_one_row_or_of_several() -> None:
     rows = {"input_ids": [[5, 6, 7], [5, 6]], "labels": [[-100, 6, 7], [-100, 6]]}
     found = count(rows | {"attention_mask": [[1, 1, 1], [1, 0]]})
-    assert (found.samples, found.real, found.trainable, found.padded) == (2, 4, 3, 5)
+    assert tokens(found) == (2, 4, 3, 5)
     found = count({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]})
-    assert (found.samples, found.real, found.trainable, found.padded) == (1, 3, 2, 3)
-    assert count({"input_ids": []}).padded == 0
+    assert tokens(found) == (1, 3, 2, 3)
+    assert count({"input_ids": []}).padded_tokens == 0
 
 
 def test_a_mapping_that_is_no_dictionary_is_one_all_the_same() -> None:
     batch = UserDict({"input_ids": torch.ones(2, 3, dtype=torch.long)})
-    assert count(batch).padded == 6
+    assert count(batch).padded_tokens == 6
     transformers = pytest.importorskip("transformers")
-    assert count(transformers.BatchEncoding({"input_ids": torch.ones(2, 3)})).padded == 6
+    assert count(transformers.BatchEncoding({"input_ids": torch.ones(2, 3)})).padded_tokens == 6
 
 
 def test_what_is_missing_in_one_batch_is_missing_in_the_sum() -> None:
-    known = BatchCount(samples=2, real=5, padded=8, num_bytes=10, sequence_tokens=3)
-    unknown = BatchCount(samples=1, padded=4)
+    known = BatchCount(samples=2, real_tokens=5, padded_tokens=8, num_bytes=10, sequence_tokens=3)
+    unknown = BatchCount(samples=1, padded_tokens=4)
     total = known + unknown
-    assert (total.samples, total.real, total.padded, total.num_bytes) == (3, None, 12, None)
-    assert (known + known).real == 10
+    assert (*tokens(total), total.num_bytes) == (3, None, None, 12, None)
+    assert (known + known).real_tokens == 10
     assert total.sequence_tokens == 3
 
 
 def test_counting_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
-        "from fast_axolotl.measure.counting import BatchCounter\n"
+        "from fast_axolotl.measure.batch_counts import BatchCounter\n"
         "BatchCounter().count({'input_ids': [[1, 2]]})\n"
         "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), sys.modules"
     )
@@ -284,21 +283,16 @@ def test_counting_imports_neither_torch_nor_numpy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def ragged(kind: str, *rows: list[int]) -> list[Any]:
-    return [array(row, kind) for row in rows]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_lists_of_arrays_of_unequal_length_are_counted(kind: str) -> None:
+    rows = {
+        "input_ids": ([5, 6, 7], [5, 6, 7, 8, 9]),
+        "attention_mask": ([1, 1, 0], [1, 1, 1, 1, 0]),
+        "labels": ([-100, 6, -100], [-100, 6, 7, 8, -100]),
+    }
     counter = BatchCounter()
-    found = counter.count(
-        {
-            "input_ids": ragged(kind, [5, 6, 7], [5, 6, 7, 8, 9]),
-            "attention_mask": ragged(kind, [1, 1, 0], [1, 1, 1, 1, 0]),
-            "labels": ragged(kind, [-100, 6, -100], [-100, 6, 7, 8, -100]),
-        }
-    )
-    assert (found.samples, found.real, found.trainable, found.padded) == (2, 6, 4, 8)
+    found = counter.count({name: [array(row, kind) for row in rows[name]] for name in rows})
+    assert tokens(found) == (2, 6, 4, 8)
     assert counter.take_reasons() == {}
 
 
@@ -306,7 +300,7 @@ def test_lists_of_arrays_of_unequal_length_are_counted(kind: str) -> None:
 def test_an_empty_batch_is_counted_as_such(kind: str) -> None:
     empty = array([[], []], kind)
     found = count({"input_ids": empty, "attention_mask": empty, "labels": empty})
-    assert (found.samples, found.real, found.padded, found.sequences) == (2, 0, 0, 0)
+    assert (found.samples, found.real_tokens, found.padded_tokens, found.sequences) == (2, 0, 0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
@@ -319,13 +313,13 @@ def test_a_batch_that_cannot_be_counted_has_a_reason_and_the_next_one_counts(lay
         ids = torch.nested.nested_tensor(rows, layout=getattr(torch, layout))
     counter = BatchCounter()
     found = counter.count({"input_ids": ids, "attention_mask": ids})
-    assert (found.samples, found.real, found.trainable) == (2, None, None)
+    assert (found.samples, found.real_tokens, found.trainable_tokens) == (2, None, None)
     assert "could not be counted" in counter.take_reasons()["tokens_per_second"]
     whole = torch.ones(2, 3)
-    assert counter.count({"input_ids": whole, "attention_mask": whole}).real == 6
+    assert counter.count({"input_ids": whole, "attention_mask": whole}).real_tokens == 6
 
 
 def test_texts_are_no_token_ids() -> None:
     counter = BatchCounter()
-    assert counter.count({"input_ids": ["a b", "c"]}).real is None
+    assert counter.count({"input_ids": ["a b", "c"]}).real_tokens is None
     assert "no input_ids" in counter.take_reasons()["tokens_per_second"]

@@ -79,25 +79,33 @@ def find_pattern(
     ``waits`` holds the waits of all fetches and tells whether the slow ones matter;
     ``samples_per_fetch`` is the mean batch size, ``None`` where samples were not counted.
     """
-    events = _heavy(_cluster(slow))[-_MOST_EVENTS:]
+    events = _heavy_events(slow)
     if len(events) < 2 or fetches < 1:
         return Pattern()
-    width = sum(event.fetches for event in events) / len(events)
     follows = _follows_marks(events, marks)
     rhythm = _find_rhythm(events)
     if rhythm is None and follows:
-        rhythm = _mean_distance(events)
+        first, last, count = events[0], events[-1], len(events) - 1
+        rhythm = _Rhythm((last.fetch - first.fetch) / count, (last.row - first.row) / count, 1.0)
     if rhythm is None:
-        return _irregular(events, waits)
-    share = min(1.0, width / rhythm.period_fetches)
-    if not _matters(waits, share):
+        # Few fetches may hold nearly all waiting, but at no regular distance.
+        worst = waits.worst_share(_IRREGULAR_TOP) if waits is not None else None
+        is_irregular = len(events) >= _LEAST_EVENTS and (worst or 0.0) >= _IRREGULAR_SHARE
+        return Pattern(kind="burst" if is_irregular else "steady")
+    period = rhythm.period_fetches
+    width = sum(event.fetches for event in events) / len(events)
+    if waits is not None and (waits.worst_share(min(1.0, width / period)) or 0.0) < LEAST_SHARE:
         return Pattern()
-    of = follows or _name_period(rhythm, samples_per_fetch, accumulation)
+    period_of: Literal["rows", "shard", "epoch", "step", ""] = follows
+    if not follows and accumulation > 1 and abs(period - accumulation) < 0.5:
+        period_of = "step"
+    elif not follows and samples_per_fetch:
+        period_of = "rows"
     return Pattern(
-        kind="burst" if rhythm.period_fetches <= DEEPEST_QUEUE else "periodic",
-        period_fetches=rhythm.period_fetches,
+        kind="burst" if period <= DEEPEST_QUEUE else "periodic",
+        period_fetches=period,
         period_rows=rhythm.period_rows if samples_per_fetch else None,
-        period_of=of,
+        period_of=period_of,
     )
 
 
@@ -111,28 +119,25 @@ def is_burst_of_accumulation(
     takes ``wait ÷ (accumulation − capacity)`` a batch. If a whole step's batches are read in less
     than the model's own time a step, a deeper queue would hide the wait.
     """
-    if accumulation < 2 or not 1 <= capacity < accumulation or own_seconds <= 0:
+    if not 1 <= capacity < accumulation or own_seconds <= 0:
         return False
     seconds_per_batch = wait_seconds / (accumulation - capacity)
     return seconds_per_batch * accumulation <= own_seconds
 
 
-def _cluster(slow: Sequence[SlowFetch]) -> list[_Event]:
-    """Slow fetches next to each other are one event that begins with the first."""
+def _heavy_events(slow: Sequence[SlowFetch]) -> list[_Event]:
+    """The latest events that hold the waiting: a third as long as the one at half of all waiting,
+    or longer. Slow fetches next to each other are one event that begins with the first."""
     groups: list[list[SlowFetch]] = []
-    for one in sorted(slow, key=lambda item: item.fetch):
-        if groups and one.fetch - groups[-1][-1].fetch <= _CLOSE_FETCHES:
-            groups[-1].append(one)
+    for fetch in sorted(slow, key=lambda item: item.fetch):
+        if groups and fetch.fetch - groups[-1][-1].fetch <= _CLOSE_FETCHES:
+            groups[-1].append(fetch)
         else:
-            groups.append([one])
-    return [
-        _Event(group[0].fetch, group[0].row, sum(one.seconds for one in group), len(group))
+            groups.append([fetch])
+    events = [
+        _Event(group[0].fetch, group[0].row, sum(fetch.seconds for fetch in group), len(group))
         for group in groups
     ]
-
-
-def _heavy(events: list[_Event]) -> list[_Event]:
-    """Those that hold the waiting: a third as long as the one at half of all waiting, or longer."""
     half = sum(event.seconds for event in events) / 2
     least = 0.0
     for event in sorted(events, key=lambda item: -item.seconds):
@@ -140,7 +145,7 @@ def _heavy(events: list[_Event]) -> list[_Event]:
         if half <= 0:
             least = event.seconds / 3
             break
-    return [event for event in events if event.seconds >= least]
+    return [event for event in events if event.seconds >= least][-_MOST_EVENTS:]
 
 
 def _find_rhythm(events: Sequence[_Event]) -> _Rhythm | None:
@@ -151,9 +156,9 @@ def _find_rhythm(events: Sequence[_Event]) -> _Rhythm | None:
     # A stray event splits one distance in two, so that over two neighbours counts as well.
     steps += [b - a for a, b in zip(starts, starts[2:], strict=False)]
     common = [step for step, _ in Counter(steps).most_common(_MOST_CANDIDATES)]
-    found = [_walk(events, step, skip) for step in common for skip in range(3)]
-    good = [one for one in found if one is not None and one.explained >= _LEAST_EXPLAINED]
-    return max(good, key=lambda one: one.period_fetches, default=None)
+    walks = [_walk(events, step, skip) for step in common for skip in range(3)]
+    good = [walk for walk in walks if walk is not None and walk.explained >= _LEAST_EXPLAINED]
+    return max(good, key=lambda rhythm: rhythm.period_fetches, default=None)
 
 
 def _walk(events: Sequence[_Event], period: float, skip: int) -> _Rhythm | None:
@@ -172,46 +177,18 @@ def _walk(events: Sequence[_Event], period: float, skip: int) -> _Rhythm | None:
             explained += event.seconds
             taken += 1
             last = event
-    if taken < _LEAST_EVENTS or not _is_more_than_chance(
-        taken - 1, periods, (2 * play + 1) / period
-    ):
+    # Half of the beats are there; or many are, and few would be by chance.
+    chance = (2 * play + 1) / period
+    is_regular = taken - 1 >= 0.5 * periods or (taken - 1 >= 8 and chance <= 0.25)
+    if taken < _LEAST_EVENTS or not is_regular:
         return None
-    # The first and the last event may each be felt a fetch late.
+    # The first and the last event may each be felt a fetch late: within that, a whole number.
+    mean = (last.fetch - first.fetch) / periods
     return _Rhythm(
-        _round_within((last.fetch - first.fetch) / periods, 1.5 / periods),
+        float(round(mean)) if abs(mean - round(mean)) <= 1.5 / periods else mean,
         (last.row - first.row) / periods,
         explained / sum(event.seconds for event in events),
     )
-
-
-def _round_within(value: float, error: float) -> float:
-    """The whole number, where the measurement cannot tell it apart."""
-    return float(round(value)) if abs(value - round(value)) <= error else value
-
-
-def _is_more_than_chance(taken: int, periods: int, chance: float) -> bool:
-    """Half of the beats are there; or many are, and few would be by chance."""
-    return taken >= 0.5 * periods or (taken >= 8 and chance <= 0.25)
-
-
-def _mean_distance(events: Sequence[_Event]) -> _Rhythm:
-    first, last, count = events[0], events[-1], len(events) - 1
-    return _Rhythm((last.fetch - first.fetch) / count, (last.row - first.row) / count, 1.0)
-
-
-def _matters(waits: Histogram | None, share: float) -> bool:
-    if waits is None:
-        return True
-    worst = waits.worst_share(share)
-    return worst is not None and worst >= LEAST_SHARE
-
-
-def _irregular(events: Sequence[_Event], waits: Histogram | None) -> Pattern:
-    """Few fetches hold nearly all waiting, but at no regular distance."""
-    if len(events) < _LEAST_EVENTS or waits is None:
-        return Pattern()
-    worst = waits.worst_share(_IRREGULAR_TOP)
-    return Pattern(kind="burst" if worst is not None and worst >= _IRREGULAR_SHARE else "steady")
 
 
 def _follows_marks(
@@ -233,11 +210,3 @@ def _follows_marks(
         if near >= _LEAST_EXPLAINED * sum(event.seconds for event in events):
             return name
     return ""
-
-
-def _name_period(
-    rhythm: _Rhythm, samples_per_fetch: float | None, accumulation: int
-) -> Literal["rows", "step", ""]:
-    if accumulation > 1 and abs(rhythm.period_fetches - accumulation) < 0.5:
-        return "step"
-    return "rows" if samples_per_fetch else ""

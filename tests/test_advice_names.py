@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from fast_axolotl.integrations.launch import MEASURE
-from fast_axolotl.measure import actions, measure
+from fast_axolotl.measure import advice, measure
 from fast_axolotl.measure.evidence import Evidence
-from fast_axolotl.measure.feeding import feed
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunSummary
 from support.records import make_rank, make_run, make_system, steady
@@ -59,18 +58,18 @@ def figures() -> Iterator[RunSummary]:
 def all_actions(source: str) -> Iterator[str]:
     for summary, settings in itertools.product(figures(), SETTINGS):
         given = Evidence(figures=replace(summary, settings=settings), source=source, slow_rank=1)
-        yield feed(given)
+        yield advice.feed(given)
         for action in (
-            actions.compute_better,
-            actions.even_out,
-            actions.lower_working_set,
-            actions.read_less,
-            actions.see_fetches,
-            actions.talk_less,
+            advice.compute_better,
+            advice.even_out,
+            advice.lower_working_set,
+            advice.read_less,
+            advice.see_fetches,
+            advice.talk_less,
         ):
             yield action(given)
-        yield actions.resolve_contradiction(given, 0.2)
-        yield actions.resolve_contradiction(given, -0.2)
+        yield advice.resolve_contradiction(given, 0.2)
+        yield advice.resolve_contradiction(given, -0.2)
 
 
 def named_in(call: str, texts: Iterator[str]) -> set[str]:
@@ -102,7 +101,7 @@ def test_only_the_framework_at_hand_is_named() -> None:
 def test_what_ran_under_run_is_told_the_call_that_records_into_its_folder() -> None:
     base = summarise(make_run(system=make_system()))
     texts = {
-        source: actions.see_fetches(Evidence(figures=base, source=source))
+        source: advice.see_fetches(Evidence(figures=base, source=source))
         for source in ("run", "torch")
     }
     call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'

@@ -1,0 +1,241 @@
+"""The figures of the training loop: its waits and their pattern, the ready queue, throughput.
+
+Waits, queue and steps are those of the rank that decides; rows, samples, tokens and bytes are
+summed over the ranks that fetch. With a dispatcher that is rank 0, which reads for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.ready_queue import (
+    find_capacity,
+    find_drift,
+    mean_depth,
+    number_of,
+    read_queue,
+)
+from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
+from fast_axolotl.measure.summary_builder import SummaryBuilder
+from fast_axolotl.record.arithmetic import finite, ratio, times, total
+
+__all__ = ["add_queue", "add_reading", "add_stall", "add_steps", "add_tokens", "find_readers"]
+
+MOST_SIZE_DIFFERENCE = 0.1
+"""How far a cached batch may differ in size from the mean batch, to be compared with it. Ours."""
+
+_FETCHES_FIRST = ("transformers", "axolotl")
+"""Trainers that fetch all micro-batches of a step before its first forward pass."""
+
+_QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
+
+
+def add_stall(builder: SummaryBuilder, rank: RankFigures | None) -> None:
+    """How much was waited, how long, and in which pattern."""
+    steady = rank.steady if rank else None
+    blocks = rank.steady_blocks if rank else ()
+    builder.values.update(
+        steps=steady.steps if steady else 0,
+        fetches=steady.fetches if steady else 0,
+        warmup_steps=rank.warmup.steps if rank else 0,
+        measured_seconds=steady.wall_seconds if steady else 0.0,
+        stall_source=steady.source if steady else "",
+        span_seconds=rank.spans if rank else {},
+    )
+    builder.put_steady(
+        "first_steady_step",
+        blocks[0].first_step if blocks else None,
+        "no time passed in the steady phase",
+    )
+    builder.put_steady("stall_fraction", steady.stall_fraction if steady else None)
+    builder.put_steady("host_stall_fraction", steady.host_stall_fraction if steady else None)
+    builder.put_steady(
+        "device_stall_fraction",
+        steady.device_stall_fraction if steady else None,
+        "",
+        "device_wait_seconds",
+    )
+    waits = rank.waits if rank else None
+    for name, share in _QUANTILES:
+        value = waits.quantile(share) if waits else None
+        builder.put_steady(f"wait_{name}_seconds", value, "", "host_waits")
+    builder.put_steady("worst_percent_share", waits.worst_share() if waits else None)
+    pattern = _find_pattern(rank) if rank is not None and rank.steady.fetches else None
+    fetches = pattern.period_fetches if pattern else None
+    builder.values["stall_pattern"] = pattern.kind if pattern else ""
+    builder.values["stall_period_of"] = pattern.period_of if pattern else ""
+    builder.put_steady("stall_period_fetches", fetches)
+    builder.put_steady(
+        "stall_period_rows",
+        pattern.period_rows if pattern else None,
+        "" if fetches is None else "samples were not counted",
+    )
+    builder.put("cached_stall_fraction", *_compare_cached(rank))
+    # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
+    first: dict[str, float] = {}
+    for mark in rank.record.marks if rank else ():
+        first.setdefault(mark.name, mark.t)
+    for name in ("first_batch", "first_step"):
+        since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
+        builder.put(f"{name}_seconds", since, "", name)
+
+
+def _find_pattern(rank: RankFigures) -> Pattern:
+    steady = rank.steady
+    per_fetch = ratio(steady.count("samples"), steady.fetches)
+    accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+    pattern = find_pattern(
+        [slow for block in rank.steady_blocks for slow in block.slow],
+        steady.fetches,
+        per_fetch or None,
+        rank.record.marks,
+        accumulation=accumulation,
+        waits=rank.waits,
+    )
+    if pattern.kind != "steady" and pattern.period_of != "step":
+        return pattern
+    # A loader that keeps up on average, but not with a trainer that fetches a whole step at once,
+    # starves it in bursts, unless the queue holds a step. One that is too slow shows waits in the
+    # rhythm of the steps, too: the first batches are ready, the others are not.
+    capacity, stall = find_capacity(rank.settings), steady.stall_fraction
+    own_seconds = ratio(rank.own_seconds, steady.steps)
+    is_fetched_first = rank.record.start.source in _FETCHES_FIRST
+    if not is_fetched_first or capacity is None or stall is None or own_seconds is None:
+        return pattern
+    if not 1 <= capacity < accumulation:
+        return pattern
+    is_burst = is_burst_of_accumulation(
+        accumulation=accumulation,
+        capacity=capacity,
+        wait_seconds=stall * steady.wall_seconds / steady.steps,
+        own_seconds=own_seconds,
+    )
+    if not is_burst:
+        return Pattern()
+    return Pattern(
+        kind="burst",
+        period_fetches=accumulation,
+        period_rows=accumulation * per_fetch if per_fetch else None,
+        period_of="step",
+    )
+
+
+def _compare_cached(rank: RankFigures | None) -> tuple[float | None, str]:
+    """What a step takes with a batch that is there already, against what it took; or why not."""
+    real, cached = (rank.steady, rank.replay) if rank else (None, None)
+    if real is None or cached is None or not cached.fetches or not real.fetches:
+        return None, ""
+    for name in ("padded_tokens", "samples", "num_bytes"):
+        own = ratio(cached.count(name), cached.fetches)
+        mean = ratio(real.count(name), real.fetches)
+        size = ratio(own, mean)
+        if size is not None:
+            if abs(size - 1.0) > MOST_SIZE_DIFFERENCE:
+                word = name.replace("padded_", "").replace("num_", "")
+                return None, f"the cached batch has {own:,.0f} {word}, the mean batch {mean:,.0f}"
+            break
+    took = ratio(ratio(cached.wall_seconds, cached.fetches), ratio(real.wall_seconds, real.fetches))
+    return None if took is None else 1.0 - took, "no time passed in the steady phase"
+
+
+def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
+    """What the loader's ready queue does."""
+    points = read_queue(rank.steady_blocks) if rank else []
+    builder.put_steady("queue_depth", mean_depth(points))
+    builder.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+    short = "the queue was looked at in fewer than three blocks of steps" if points else ""
+    builder.put_steady("queue_drift_per_step", find_drift(points), short, "queue_depth")
+
+
+def add_reading(
+    builder: SummaryBuilder, ranks: Sequence[RankFigures], chosen: RankFigures | None
+) -> None:
+    """What crosses the boundary between loader and model."""
+    readers = find_readers(ranks)
+    samples = _sum_rates(readers, "samples") or None
+    uncounted = "the batches have no first dimension to count samples along"
+    builder.put_steady("samples_per_second", samples, uncounted, "samples")
+    num_bytes = _sum_rates(readers, "num_bytes")
+    builder.put_steady("bytes_per_second", num_bytes, _partly(readers, "num_bytes"), "num_bytes")
+    rows = _sum_rates(readers, "rows")
+    packed = "samples are packed, and the rows inside were not counted"
+    is_packed = any(map(_is_packed, ranks))
+    if rows is None and not is_packed:
+        rows = samples
+    no_rows = packed if is_packed else uncounted
+    builder.put_steady("rows_per_second", rows, no_rows, "rows", "samples")
+    rows_per_sample = ratio(rows, samples)
+    demand = times(total(map(_demand, readers)), rows_per_sample)
+    no_demand = packed if samples is not None else uncounted
+    builder.put_steady("demand_rows_per_second", demand, no_demand, "rows")
+    free = total(map(_free_rate, ranks))
+    free_rows = times(free, rows_per_sample if rows_per_sample is not None or is_packed else 1.0)
+    builder.put("free_rows_per_second", free_rows, "" if free is None else packed)
+    headroom = ratio(_free_rate(chosen), _demand(chosen)) if chosen else None
+    builder.put("headroom", headroom, "" if free is None else builder.unseen or uncounted)
+
+
+def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
+    """Tokens of three kinds, and how much of the batches is padding."""
+    readers = find_readers(ranks)
+    kinds = ("real_tokens", "trainable_tokens", "padded_tokens")
+    rates = {kind: _sum_rates(readers, kind) for kind in kinds}
+    for kind, value in rates.items():
+        name = f"{kind.removeprefix('real_')}_per_second"
+        builder.put_steady(name, value, _partly(readers, kind), kind.removeprefix("real_"))
+    filled = ratio(rates["real_tokens"], rates["padded_tokens"])
+    builder.put_steady("padding_share", None if filled is None else 1.0 - filled)
+    is_packed = any(map(_is_packed, ranks))
+    unknown = "real or padded tokens were not counted" if is_packed else ""
+    builder.put_steady("packing_efficiency", filled if is_packed else None, unknown)
+    squares = total(rank.steady.count("sequence_squares") for rank in ranks)
+    tokens = total(rank.steady.count("sequence_tokens") for rank in ranks)
+    builder.put_steady("mean_attended_length", ratio(squares, tokens), "", "sequence_tokens")
+
+
+def add_steps(builder: SummaryBuilder, rank: RankFigures | None) -> None:
+    """The pace, and how long steps take."""
+    pace = ratio(rank.steady.steps, rank.steady.wall_seconds) if rank else None
+    builder.put_steady("steps_per_second", pace)
+    for name, share in _QUANTILES:
+        value = rank.step_times.quantile(share) if rank else None
+        builder.put_steady(f"step_{name}_seconds", value)
+
+
+def find_readers(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+    """Ranks that fetch: with a dispatcher, rank 0 reads for all."""
+    return [rank for rank in ranks if rank.steady.fetches]
+
+
+def _demand(rank: RankFigures) -> float | None:
+    """Samples a second that the model would take if it never waited."""
+    return ratio(rank.steady.count("samples") or None, rank.own_seconds)
+
+
+def _free_rate(rank: RankFigures) -> float | None:
+    runs = rank.record.free_runs
+    return ratio(total(run.samples for run in runs), total(run.seconds for run in runs))
+
+
+def _sum_rates(ranks: Sequence[RankFigures], name: str) -> float | None:
+    """A rate summed over ranks; ``None`` where one of them did not count."""
+    rates = [rank.rate(name) for rank in ranks]
+    return None if None in rates else total(rates)
+
+
+def _partly(ranks: Sequence[RankFigures], name: str) -> str:
+    """The reason of a rate that is missing because not everything was counted."""
+    is_partial = any(name in rank.steady.counts for rank in ranks)
+    return "a part of the batches was not counted, so there is no sum" if is_partial else ""
+
+
+def _is_packed(rank: RankFigures) -> bool:
+    """By a setting, by the model's trainer, or because the batches look like it: of rows that are
+    not packed the meter has nothing to explain."""
+    return (
+        bool(rank.settings.get("sample_packing"))
+        or any(model.is_packed for model in rank.record.models)
+        or "rows_per_second" in rank.record.reasons
+        or (rank.steady.count("rows") or 0) > (rank.steady.count("samples") or 0)
+    )
