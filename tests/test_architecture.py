@@ -38,7 +38,6 @@ EVERYTHING = ROWS | {
     "protocol",
     "report",
     "integrations",
-    "bench",
 }
 
 LAYERS = {
@@ -57,8 +56,7 @@ LAYERS = {
     "measure": {"_version", "errors", "record", "system"},
     "protocol": {"errors", "system", "record", "measure"},
     "report": {"errors", "record"},
-    "integrations": EVERYTHING - {"protocol", "report", "bench"},
-    "bench": ROWS | {"errors", "kernels", "record", "measure", "protocol", "integrations", "root"},
+    "integrations": EVERYTHING - {"protocol", "report"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "root": EVERYTHING,
@@ -75,7 +73,6 @@ PACKAGES = {
     "measure": {"psutil"},
     "report": {"rich"},
     "integrations": {"numpy", "pyarrow", "wrapt"},
-    "bench": {"pyarrow"},
     "cli": {"typer"},
 }
 """Packages that a layer may need to be imported at all."""
@@ -99,16 +96,7 @@ PACKAGES_ON_DEMAND = {
         "torchdata",
         "transformers",
     },
-    "bench": {
-        "datasets",
-        "duckdb",
-        "numpy",
-        "polars",
-        "psutil",
-        "pyarrow",
-        "torch",
-        "transformers",
-    },
+    "cli": {"numpy", "pyarrow"},
 }
 """Packages that a layer may import inside a function or a ``try``: extras, hosts and peers."""
 
@@ -168,7 +156,7 @@ def _inner(node: ast.AST) -> list[ast.stmt]:
 
 
 def own_targets(item: Import) -> list[str]:
-    """The modules of ours that an import means: ``from fast_axolotl.bench import tally`` too."""
+    """The modules of ours that an import means: ``from fast_axolotl.cli import race`` too."""
     if item.module.split(".")[0] != PACKAGE:
         return []
     inside = [f"{item.module}.{name}" for name in item.names]
