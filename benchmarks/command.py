@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.result import Body, Result, Table, require_new, result_tables
 from fast_axolotl import __version__
 from fast_axolotl.errors import FastAxolotlError, UsageError
-from fast_axolotl.measure.machine import describe
+from fast_axolotl.system import describe
 
 Tell = Callable[[str], None]
 Run = Callable[[argparse.Namespace, Path, Tell], Body]

@@ -14,16 +14,16 @@ import numpy as np
 from benchmarks.operations import LISTS, OURS, PLAIN, run_operation, size_goals, size_name
 from benchmarks.race import AXOLOTL, Contest, Entry, Remote, Session, run_contest
 from benchmarks.result import Case, Measurement, most_goal
-from benchmarks.tokens import TokenOperation, token_case, token_entries
+from benchmarks.tokens import TokenOperation, plain_pack, token_case, token_entries
 from benchmarks.workloads import DISTRIBUTIONS, draw_lengths
-from fast_axolotl.cli.contenders import first_fit, pack
+from fast_axolotl.cli.contenders import first_fit
 from fast_axolotl.packing import pack_sequences, plan_packs
 from fast_axolotl.packing.plan import Method
 
 PACK = TokenOperation(
     name="pack",
     function=pack_sequences,
-    plain=pack,
+    plain=plain_pack,
     settings={"max_length": 512, "pad_token_id": 0, "eos_token_id": 2},
     low=10,
     high=100,

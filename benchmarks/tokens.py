@@ -7,7 +7,7 @@ thousand, which the result says, and array output has 32 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -169,3 +169,38 @@ def _tensors(torch: Any, run: Callable[[], Any]) -> Any:
     if isinstance(made, Mapping):
         return {name: torch.tensor(column) for name, column in made.items()}
     return torch.tensor(made)
+
+
+def plain_pack(
+    sequences: Iterable[Sequence[int]],
+    max_length: int,
+    pad_token_id: int,
+    eos_token_id: int,
+    label_pad_id: int = -100,
+) -> Mapping[str, list[list[int]]]:
+    """Rows in order, each sequence followed by EOS and PAD; labels and masks from the full rows."""
+    packed: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
+    separators = (eos_token_id, pad_token_id)
+
+    def close(ids: list[int], ends: list[int]) -> None:
+        missing = max_length - len(ids)
+        labels, mask = ids[:], [1] * len(ids)
+        for end in ends:
+            labels[end] = label_pad_id
+            mask[end] = 0
+        packed["input_ids"].append(ids + [pad_token_id] * missing)
+        packed["labels"].append(labels + [label_pad_id] * missing)
+        packed["attention_mask"].append(mask + [0] * missing)
+
+    ids: list[int] = []
+    ends: list[int] = []
+    for sequence in sequences:
+        if len(ids) + len(sequence) + 2 > max_length:
+            close(ids, ends)
+            ids, ends = [], []
+        ids += sequence
+        ids += separators
+        ends.append(len(ids) - 1)
+    if ids:
+        close(ids, ends)
+    return packed

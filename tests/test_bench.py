@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.tokens import plain_pack
 from fast_axolotl.cli import app
 from fast_axolotl.cli.bench import _sentences
-from fast_axolotl.cli.contenders import CONTENDERS, first_fit, pack, pad
+from fast_axolotl.cli.contenders import CONTENDERS, first_fit, pad
 from fast_axolotl.cli.race import (
     Contender,
     Entry,
@@ -153,7 +154,7 @@ def failing(request: Mapping[str, Any]) -> Contender:
 
 
 def entry(name: str, build: str, **changes: Any) -> Entry:
-    return Entry(name=name, gives="list", build=f"test_bench:{build}", **changes)
+    return Entry(name=name, gives="list", build=f"test_bench:{build}", who="", **changes)
 
 
 def test_who_gives_another_answer_is_not_timed(
@@ -259,7 +260,7 @@ def test_a_digest_of_an_answer_does_not_depend_on_what_holds_it() -> None:
 
 
 def test_plain_python_packs_in_order_and_pads() -> None:
-    packed = pack([[5, 6], [7], [8, 9]], 8, 0, 2)
+    packed = plain_pack([[5, 6], [7], [8, 9]], 8, 0, 2)
     assert packed["input_ids"] == [[5, 6, 2, 0, 7, 2, 0, 0], [8, 9, 2, 0, 0, 0, 0, 0]]
     assert packed["attention_mask"][0] == [1, 1, 1, 0, 1, 1, 0, 0]
     assert pad([[1], [1, 2]], 3, 9) == [[1, 9, 9], [1, 2, 9]]

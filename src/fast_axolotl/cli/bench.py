@@ -88,12 +88,12 @@ def bench_dedupe(
 def bench_pack(
     paths: Inputs,
     column: _Tokens = "input_ids",
-    sequence_len: Annotated[int, typer.Option(help="Tokens of a packed row.", min=3)] = 2048,
+    sequence_len: Annotated[int, typer.Option(help="Tokens of a packed row.", min=1)] = 2048,
     rows: _Rows = _READS["pack"],
     repeats: _Repeats = 5,
     as_json: _AsJson = False,
 ) -> None:
-    """Plan packs and fill them, against plain Python and Axolotl."""
+    """Decide which rows share a pack, against plain Python and Axolotl."""
     _bench("pack", paths, [column], rows, repeats, as_json, sequence_len)
 
 

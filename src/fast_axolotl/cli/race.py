@@ -349,6 +349,8 @@ class Entry:
     gives: str
     build: str
     """``module:function``: takes the request, gives a ``Contender``, in the process."""
+    who: str
+    """Which of those that it builds."""
     against: str | None = None
     """Which of ours does the same work; ``None`` for ours."""
     needs: str | None = None
@@ -411,7 +413,7 @@ def run_race(
             if entry.needs is not None and find_spec(entry.needs) is None:
                 left_out[entry.name] = f"{entry.needs} is not installed"
                 continue
-            text = json.dumps({**request, "build": entry.build})
+            text = json.dumps({**request, "build": entry.build, "who": entry.who})
             command = [sys.executable, "-m", "fast_axolotl.cli.race", text]
             try:
                 worker = Worker(command, folder / f"{number}.txt", env=env)
@@ -438,28 +440,20 @@ def run_race(
         equal = {name: timed(name) for name, reason in reasons.items() if reason is None}
         seconds = interleave(equal, repeats, progress)
     timings = []
-    for entry in entries:
-        if entry.name not in reasons:
-            continue
-        own, hello = seconds.get(entry.name, []), workers[entry.name].hello
-        ratio = None
-        if entry.against is not None and own:
-            ratios = [
-                theirs / mine for theirs, mine in zip(own, seconds[entry.against], strict=True)
-            ]
-            ratio = (median(ratios), min(ratios), max(ratios))
+    for entry in (entry for entry in entries if entry.name in reasons):
+        own = seconds.get(entry.name, [])
+        ours = seconds[entry.against] if entry.against else []
+        ratios = [theirs / mine for theirs, mine in zip(own, ours, strict=False)]
         timings.append(
             Timing(
+                **workers[entry.name].hello,
                 name=entry.name,
                 gives=entry.gives,
-                version=hello["version"],
                 against=entry.against,
                 reason=reasons[entry.name],
                 seconds=tuple(own),
                 first_seconds=tuple(firsts[entry.name]),
-                first_call_seconds=hello["first_call_seconds"],
-                peak_bytes=hello["peak_bytes"],
-                ratio=ratio,
+                ratio=(median(ratios), min(ratios), max(ratios)) if ratios else None,
             )
         )
     return RaceResult(timings=tuple(timings), left_out=left_out)
