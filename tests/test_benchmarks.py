@@ -50,7 +50,7 @@ from benchmarks.result import (
     ratio_goal,
     result_tables,
 )
-from benchmarks.tokens import token_contest
+from benchmarks.tokens import plain_pack, token_contest
 from fast_axolotl.cli.demo_axolotl import write_rows
 from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import UsageError
@@ -263,6 +263,12 @@ def test_a_peer_on_the_first_rows_is_compared_with_ours_on_them(
     case = run_contest(token_contest(pack.PACK, 60, session), session)
     assert all(item.equal for item in case.timings)
     assert {item.rows for item in case.timings} == {20, 60}
+
+
+def test_plain_python_packs_in_order() -> None:
+    packed = plain_pack([[5, 6], [7], [8, 9]], 8, 0, 2)
+    assert packed["input_ids"] == [[5, 6, 2, 0, 7, 2, 0, 0], [8, 9, 2, 0, 0, 0, 0, 0]]
+    assert packed["attention_mask"][0] == [1, 1, 1, 0, 1, 1, 0, 0]
 
 
 def test_a_process_that_says_nothing_is_an_error_with_its_last_words(tmp_path: Path) -> None:
