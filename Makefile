@@ -2,6 +2,8 @@
 # make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
+# make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-meter, bench-meter-gpu,
+#      bench-protocol, bench-advice   a race, see benchmarks/README.md; OPTIONS="--help" for its options
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +15,11 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-axolotl test check format bench clean
+# What a race needs beside our package: peers of the reader, or the real Axolotl.
+RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol
+AXOLOTL_RACES := bench-axolotl bench-advice bench-meter bench-meter-gpu
+
+.PHONY: demo demo-axolotl test check format clean $(RACES) $(AXOLOTL_RACES)
 
 demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
@@ -36,8 +42,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.bench
-	$(BIN)/fast-axolotl bench reader
+$(RACES): $(VENV)/.bench
+$(AXOLOTL_RACES): $(VENV)/.test
+$(RACES) $(AXOLOTL_RACES): bench-%:
+	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(OPTIONS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

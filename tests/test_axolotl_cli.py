@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.bench.axolotl_inputs import (
+from fast_axolotl.cli.demo_axolotl import (
     preprocess_config,
     train_config,
     write_config,
@@ -51,12 +51,12 @@ class Bench:
         self.folder = folder
         self.model = folder / "model"
         write_model(self.model)
-        self.data = write_rows("chat", folder / "chat.jsonl", ROWS)
+        self.data = write_rows(folder / "chat.jsonl", ROWS)
 
     def config(self, name: str, **keys: Any) -> dict[str, Any]:
         prepared = self.folder / name / "prepared"
         prepared.parent.mkdir(exist_ok=True)
-        return {**preprocess_config("chat", self.model, self.data, prepared), **keys}
+        return {**preprocess_config(self.model, self.data, prepared), **keys}
 
     def write(self, name: str, config: dict[str, Any]) -> str:
         return str(write_config(config, self.folder / f"{name}.yml"))

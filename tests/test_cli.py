@@ -106,7 +106,7 @@ def test_a_missing_file_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
         ("read", "x.jsonl", "--format", "excel"),
         ("read", "x.jsonl", "--columns", "a,a"),
         ("read", ""),
-        ("bench", "reader", "--cases", "nonsense"),
+        ("bench", "hash", "x.jsonl", "--column", "nonsense"),
         ("nonsense",),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
 from support.records import make_rank, make_run, make_system, steady
 from support.reports import make_protocol, middle_of_a_protocol
+
+DEMO = sys.modules["fast_axolotl.cli.demo"]
+"""The module: its package has the command of the same name."""
 
 
 def write_record(record: RunRecord, folder: Path) -> Path:
@@ -226,7 +230,7 @@ def test_markdown_of_runs_tells_why_a_figure_is_missing(tmp_path: Path) -> None:
 def test_a_demo_refuses_its_file_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.bench.story.write_rows", lambda path: pytest.fail("begun"))
+    monkeypatch.setattr(DEMO, "write_rows", lambda path: pytest.fail("begun"))
     other = tmp_path / "train.py"
     other.write_text("mine", encoding="utf-8")
     with pytest.raises(UsageError, match="is there already"):
@@ -239,8 +243,8 @@ def test_an_interrupted_demo_promises_nothing(
     def stop(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fast_axolotl.bench.story.write_rows", lambda path: 0)
-    monkeypatch.setattr("fast_axolotl.bench.story.plan_story", lambda data: plan_commands("a", "b"))
+    monkeypatch.setattr(DEMO, "write_rows", lambda path: 0)
+    monkeypatch.setattr(DEMO, "plan_demo", lambda data: plan_commands("a", "b"))
     monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
     with pytest.raises(KeyboardInterrupt):
         demo(output=tmp_path / "page.html")

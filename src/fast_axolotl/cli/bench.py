@@ -1,42 +1,44 @@
-"""``fast-axolotl bench …``: one command for each benchmark."""
+"""``fast-axolotl bench …``: how this package fares on the user's own files, in this environment."""
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fast_axolotl.cli.parsing import parse_names
+from fast_axolotl.cli.options import Inputs
+from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.bench.matrix import Table
+    from fast_axolotl.cli.race import RaceResult, Timing
 
 __all__ = ["bench_app"]
 
 bench_app = typer.Typer(
-    help="Benchmarks against the peers that are installed.", no_args_is_help=True
+    help="Time this package against what is installed here, on your own files.",
+    no_args_is_help=True,
 )
 
-_Repeats = Annotated[int, typer.Option(help="Timed repeats of every peer.", min=1)]
-_PeerPython = Annotated[
-    str | None,
-    typer.Option(help="Python of an environment that holds the earlier package (0.2.0)."),
-]
-_WorkDir = Annotated[
-    Path | None, typer.Option(help="Where data is generated; a temporary folder by default.")
-]
-_Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the result to this JSON file.")
-]
+_Repeats = Annotated[int, typer.Option(help="Timed repeats of every contender.", min=1)]
+_Rows = Annotated[int, typer.Option(help="At most so many rows, from the first on.", min=1)]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-_Sizes = Annotated[
-    str, typer.Option(help="Numbers of rows with commas between: 10k, 1M, or plain numbers.")
-]
-_SIZES = "10k,100k,1M"
+_Tokens = Annotated[str, typer.Option("--column", help="The column that holds the token ids.")]
+
+_READS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
+_DOES = {
+    "reader": "reads",
+    "hash": "hashes",
+    "dedupe": "dedupes",
+    "pack": "packs",
+    "pad": "pads",
+}
 
 
 def _examples(*commands: str) -> str:
@@ -44,313 +46,214 @@ def _examples(*commands: str) -> str:
 
 
 @bench_app.command(
-    "reader",
-    epilog=_examples(
-        "reader --scale 0.01",
-        "reader --cases messages-jsonl,messages-csv",
-        "reader --peer-python other/bin/python -o benchmarks/results/2030-01-31-reader.json",
-    ),
+    "reader", epilog=_examples("reader data.jsonl", "reader 'shards/*.parquet' --rows 1000000")
 )
 def bench_reader(
-    cases: Annotated[
-        str | None, typer.Option(help="Only these cases: names with commas between.")
-    ] = None,
-    repeats: _Repeats = 5,
-    scale: Annotated[
-        float, typer.Option(help="Shrinks the data: 0.1 is a tenth of the rows.", min=0.0001)
-    ] = 1.0,
-    peer_python: _PeerPython = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    paths: Inputs, rows: _Rows = _READS["reader"], repeats: _Repeats = 5, as_json: _AsJson = False
 ) -> None:
-    """Time the reader against its peers on the same files, after checking that rows are equal."""
-    from fast_axolotl.bench.matrix import matrix_rows
-    from fast_axolotl.bench.reader import run_reader_bench
-
-    _refuse_existing(output)
-    result = run_reader_bench(
-        cases=parse_names(cases) if cases else (),
-        repeats=repeats,
-        scale=scale,
-        peer_python=peer_python,
-        work_dir=work_dir,
-        progress=_say,
-    )
-    _finish(result, matrix_rows(result), output, as_json)
+    """Read your files with this package, HF datasets, pyarrow and plain Python."""
+    _bench("reader", paths, None, rows, repeats, as_json)
 
 
-@bench_app.command(
-    "hash",
-    epilog=_examples(
-        "hash --sizes 100k",
-        "hash --sizes 10k,100k,1M,10M --peer-python other/bin/python",
-        "hash -o benchmarks/results/2030-01-31-hash.json",
-    ),
-)
+@bench_app.command("hash", epilog=_examples("hash data.jsonl --column text"))
 def bench_hash(
-    sizes: _Sizes = _SIZES,
+    paths: Inputs,
+    column: Annotated[str, typer.Option(help="The column of texts to hash.")],
+    rows: _Rows = _READS["hash"],
     repeats: _Repeats = 5,
-    peer_python: _PeerPython = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Time SHA-256 of many rows against the loop of hashlib, after checking the digests."""
-    _bench_operation("hash", sizes, repeats, peer_python, work_dir, output, as_json)
+    """SHA-256 of every text, against a loop of hashlib."""
+    _bench("hash", paths, [column], rows, repeats, as_json)
 
 
 @bench_app.command(
     "dedupe",
-    epilog=_examples(
-        "dedupe --sizes 100k",
-        "dedupe --sizes 1M,10M --repeats 3",
-        "dedupe --peer-python other/bin/python -o benchmarks/results/2030-01-31-dedupe.json",
-    ),
+    epilog=_examples("dedupe data.parquet", "dedupe data.jsonl --column prompt --column answer"),
 )
 def bench_dedupe(
-    sizes: _Sizes = _SIZES,
+    paths: Inputs,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Compare these columns only; can be repeated.")
+    ] = None,
+    rows: _Rows = _READS["dedupe"],
     repeats: _Repeats = 5,
-    peer_python: _PeerPython = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Time dedupe against Axolotl, Polars, DuckDB and plain Python, after checking what is kept."""
-    _bench_operation("dedupe", sizes, repeats, peer_python, work_dir, output, as_json)
+    """Find the first of equal rows, against a Python set, pandas, pyarrow and Axolotl."""
+    _bench("dedupe", paths, column or None, rows, repeats, as_json)
 
 
-@bench_app.command(
-    "pack",
-    epilog=_examples(
-        "pack --sizes 10k",
-        "pack --sizes 10k,100k,1M,10M --peer-python other/bin/python",
-        "pack -o benchmarks/results/2030-01-31-pack.json",
-    ),
-)
+@bench_app.command("pack", epilog=_examples("pack tokens.parquet --sequence-len 4096"))
 def bench_pack(
-    sizes: _Sizes = _SIZES,
+    paths: Inputs,
+    column: _Tokens = "input_ids",
+    sequence_len: Annotated[int, typer.Option(help="Tokens of a packed row.", min=1)] = 2048,
+    rows: _Rows = _READS["pack"],
     repeats: _Repeats = 5,
-    peer_python: _PeerPython = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Time packing, and planning packs, against plain Python, torch.tensor and Axolotl."""
-    _bench_operation("pack", sizes, repeats, peer_python, work_dir, output, as_json)
+    """Decide which rows share a pack, against plain Python and Axolotl."""
+    _bench("pack", paths, [column], rows, repeats, as_json, sequence_len)
 
 
-@bench_app.command(
-    "pad",
-    epilog=_examples(
-        "pad --sizes 10k",
-        "pad --sizes 10k,100k,1M,10M --peer-python other/bin/python",
-        "pad -o benchmarks/results/2030-01-31-pad.json",
-    ),
-)
+@bench_app.command("pad", epilog=_examples("pad tokens.parquet", "pad data.arrow --column ids"))
 def bench_pad(
-    sizes: _Sizes = _SIZES,
+    paths: Inputs,
+    column: _Tokens = "input_ids",
+    rows: _Rows = _READS["pad"],
     repeats: _Repeats = 5,
-    peer_python: _PeerPython = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Time padding against plain Python and torch.tensor, after checking the rows."""
-    _bench_operation("pad", sizes, repeats, peer_python, work_dir, output, as_json)
+    """Pad batches of 64 rows to their longest, against plain Python and torch."""
+    _bench("pad", paths, [column], rows, repeats, as_json)
 
 
-@bench_app.command("demo", epilog=_examples("demo", "demo --json"))
-def bench_demo(work_dir: _WorkDir = None, as_json: _AsJson = False) -> None:
-    """Read generated data in every format, then pack, hash and pad, beside plain Python."""
-    from fast_axolotl.bench.demo import demo_tables, run_demo
-
-    result = run_demo(work_dir, _say)
-    _finish(result, demo_tables(result), None, as_json)
-
-
-def _bench_operation(
+def _bench(
     operation: str,
-    sizes: str,
+    paths: Sequence[str],
+    columns: list[str] | None,
+    most_rows: int,
     repeats: int,
-    peer_python: str | None,
-    work_dir: Path | None,
-    output: Path | None,
     as_json: bool,
+    sequence_len: int | None = None,
 ) -> None:
-    from fast_axolotl.bench.operation_result import operation_tables
-    from fast_axolotl.bench.operations import run_operation_bench
-    from fast_axolotl.bench.sizes import parse_sizes
+    from fast_axolotl.cli.contenders import CONTENDERS
+    from fast_axolotl.cli.race import run_race
 
-    _refuse_existing(output)
-    result = run_operation_bench(
-        operation,
-        sizes=parse_sizes(sizes),
-        repeats=repeats,
-        peer_python=peer_python,
-        work_dir=work_dir,
-        progress=_say,
-    )
-    _finish(result, operation_tables(result), output, as_json)
-
-
-@bench_app.command(
-    "axolotl",
-    epilog=_examples(
-        "axolotl --cases preprocess-chat,train",
-        "axolotl --cases functions --rows 2000",
-        "axolotl -o benchmarks/results/2030-01-31-axolotl.json",
-    ),
-)
-def bench_axolotl(
-    cases: Annotated[
-        str | None, typer.Option(help="Only these cases: names with commas between.")
-    ] = None,
-    rows: Annotated[int, typer.Option(help="Rows of every dataset.", min=1)] = 20_000,
-    repeats: _Repeats = 3,
-    stream_mb: Annotated[
-        int, typer.Option(help="Size of the file that is streamed, in MB.", min=1)
-    ] = 1200,
-    functions: Annotated[
-        str | None,
-        typer.Option(help="Only these of the case functions: names with commas between."),
-    ] = None,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
-) -> None:
-    """Run Axolotl as it is and accelerated, after checking that the results are equal."""
-    from fast_axolotl.bench.axolotl_bench import run_axolotl_bench
-    from fast_axolotl.bench.axolotl_result import axolotl_tables
-
-    _refuse_existing(output)
-    result = run_axolotl_bench(
-        cases=parse_names(cases) if cases else (),
-        rows=rows,
-        repeats=repeats,
-        stream_megabytes=stream_mb,
-        functions=parse_names(functions) if functions else (),
-        work_dir=work_dir,
-        progress=_say,
-    )
-    _finish(result, axolotl_tables(result), output, as_json)
-
-
-@bench_app.command(
-    "meter",
-    epilog=_examples(
-        "meter",
-        "meter --hosts loop,loader",
-        "meter --scenarios compute,disk,swap",
-        "meter -o benchmarks/results/2030-01-31-meter.json",
-    ),
-)
-def bench_meter(
-    hosts: Annotated[
-        str | None,
-        typer.Option(help="Only these of loop, loader, trainer: names with commas between."),
-    ] = None,
-    scenarios: Annotated[
-        str | None, typer.Option(help="Only these scenarios: names with commas between.")
-    ] = None,
-    fetches: Annotated[int, typer.Option(help="Fetches of every cell.", min=300)] = 640,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
-) -> None:
-    """Inject waits of known size and compare what the meter reports; make machines run short."""
-    from fast_axolotl.bench.meter_bench import meter_tables, run_meter_bench
-
-    _refuse_existing(output)
-    result = run_meter_bench(
-        hosts=parse_names(hosts) if hosts else (),
-        scenarios=parse_names(scenarios) if scenarios else (),
-        fetches=fetches,
-        work_dir=work_dir,
-        progress=_say,
-    )
-    _finish(result, meter_tables(result), output, as_json)
-
-
-@bench_app.command(
-    "meter-gpu",
-    epilog=_examples("meter-gpu", "meter-gpu -o benchmarks/results/2030-01-31-meter-gpu.json"),
-)
-def bench_meter_gpu(
-    work_dir: _WorkDir = None, output: _Output = None, as_json: _AsJson = False
-) -> None:
-    """Compare the reported stall with what torch's profiler sees, on a GPU."""
-    from fast_axolotl.bench.meter_gpu import gpu_meter_tables, run_gpu_meter_bench
-
-    _refuse_existing(output)
-    result = run_gpu_meter_bench(work_dir=work_dir, progress=_say)
-    _finish(result, gpu_meter_tables(result), output, as_json)
-
-
-@bench_app.command(
-    "protocol",
-    epilog=_examples("protocol", "protocol -o benchmarks/results/2030-01-31-protocol.json"),
-)
-def bench_protocol(
-    same: Annotated[int, typer.Option(help="Protocols whose arms are equal.", min=0)] = 20,
-    different: Annotated[int, typer.Option(help="Protocols with a slower arm.", min=0)] = 10,
-    slower: Annotated[float, typer.Option(help="By how much it is slower.", min=0.0)] = 0.1,
-    pairs: Annotated[int, typer.Option(help="Pairs of every protocol.", min=2)] = 5,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
-) -> None:
-    """Count how often the protocol sees a change where there is none, and misses one."""
-    from fast_axolotl.bench.protocol_bench import protocol_bench_tables, run_protocol_bench
-
-    _refuse_existing(output)
-    result = run_protocol_bench(
-        same=same,
-        different=different,
-        slower=slower,
-        pairs=pairs,
-        work_dir=work_dir,
-        progress=_say,
-    )
-    _finish(result, protocol_bench_tables(result), output, as_json)
-
-
-@bench_app.command(
-    "advice", epilog=_examples("advice", "advice -o benchmarks/results/2030-01-31-advice.json")
-)
-def bench_advice(
-    steps: Annotated[int, typer.Option(help="Steps of every training.", min=250)] = 400,
-    work_dir: _WorkDir = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
-) -> None:
-    """Train the real Axolotl on a stream that is too slow, and do what the meter advises."""
-    from fast_axolotl.bench.advice import advice_tables, run_advice_bench
-
-    _refuse_existing(output)
-    result = run_advice_bench(steps=steps, work_dir=work_dir, progress=_say)
-    _finish(result, advice_tables(result), output, as_json)
-
-
-def _refuse_existing(output: Path | None) -> None:
-    """Before the minutes that a benchmark takes, rather than after."""
-    from fast_axolotl.bench.matrix import require_new
-
-    if output is not None:
-        require_new(output)
-
-
-def _finish(result: Any, tables: Sequence[Table], output: Path | None, as_json: bool) -> None:
-    from fast_axolotl.report.terminal import show_matrix
-
-    if output is not None:
-        result.save(output)
+    request = _look(operation, paths, columns, most_rows)
+    with tempfile.TemporaryDirectory(prefix="fast-axolotl-bench-") as folder:
+        result = run_race(
+            CONTENDERS[operation],
+            {**request, "sequence_len": sequence_len, "folder": folder},
+            Path(folder),
+            repeats=repeats,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    sentences = _sentences(operation, request, result)
     if as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        measured = {name: request[name] for name in ("files", "rows", "num_bytes", "columns")}
+        found = {"operation": operation, "repeats": repeats, **measured, "answer": sentences}
+        print(json.dumps({**found, **asdict(result)}, indent=2, ensure_ascii=False))
         return
-    for table in tables:
-        show_matrix(table.title, table.header, table.rows, table.notes)
+    for sentence in sentences:
+        print(sentence)
+    _print(operation, request, result)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _look(
+    operation: str, paths: Sequence[str], columns: list[str] | None, most_rows: int
+) -> dict[str, Any]:
+    """What is there, before anybody starts: files, columns, rows; or what is wrong with it."""
+    from fast_axolotl.reading import open_dataset
+
+    paths = [path if "://" in path else str(Path(path).absolute()) for path in paths]
+    rows = 0
+    with open_dataset(paths) as reader:
+        for batch in reader:
+            rows += len(batch)
+            if rows >= most_rows:
+                break
+        names = ", ".join(paths)
+        if not rows:
+            raise DataError(f"{names}: no rows to race on; name files that hold some")
+        types = {field.name: str(field.type) for field in reader.schema}
+        files = [file.source.path for file in reader.files]
+        formats = {file.format for file in reader.files}
+        read_bytes = reader.stats.num_bytes
+    for column in columns or ():
+        if column not in types:
+            raise UsageError(f"{names}: no column {column!r}; there are {', '.join(types)}")
+        kind = types[column]
+        is_text = kind in ("string", "large_string")
+        is_tokens = "list<" in kind and "int" in kind.rpartition(" ")[2]
+        wanted, fits = {
+            "hash": ("text", is_text),
+            "dedupe": ("", True),
+        }.get(operation, ("lists of token ids", is_tokens))
+        if not fits:
+            raise UsageError(
+                f"{names}: column {column!r} holds {kind}, and bench {operation} takes {wanted}; "
+                "choose another column with --column"
+            )
+    return {
+        "paths": paths,
+        "files": files,
+        "format": formats.pop() if len(formats) == 1 else "mixed",
+        "types": types,
+        "columns": columns,
+        "rows": min(rows, most_rows),
+        "is_all": rows < most_rows,
+        "num_bytes": read_bytes,
+    }
+
+
+def _sentences(operation: str, request: dict[str, Any], result: RaceResult) -> list[str]:
+    """The answer first: against the first peer that is equal, then wherever we are not faster."""
+    compared = [timing for timing in result.timings if timing.ratio is not None]
+    if not compared:
+        return ["Nobody else gave the same answer here, so there is nothing to compare with."]
+    files = "this file" if len(request["files"]) == 1 else f"these {len(request['files'])} files"
+    does, won, other = _DOES[operation], [], []
+    for timing in compared:
+        assert timing.ratio is not None
+        ratio, low, high = map(_figure, timing.ratio)
+        if timing.ratio[1] > 1:
+            won.append(f"Ours {does} {files} {ratio}× as fast as {timing.name} ({low}–{high}×).")
+        elif timing.ratio[2] < 1:
+            other.append(
+                f"Ours is slower than {timing.name} here: {ratio}× its speed ({low}–{high}×)."
+            )
+        else:
+            other.append(f"No clear difference from {timing.name}: {ratio}× ({low}–{high}×).")
+    return [*won[:1], *other]
+
+
+def _figure(ratio: float) -> str:
+    digits = 2 if ratio < 1 else 1 if ratio < 10 else 0
+    return f"{ratio:,.{digits}f}"
+
+
+def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
+    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_matrix
+
+    is_reader = operation == "reader"
+
+    def cells(timing: Timing) -> tuple[str, ...]:
+        if timing.reason is not None:
+            blank = ("–",) * (5 if is_reader else 3)
+            return (timing.name, timing.gives, *blank, format_bytes(timing.peak_bytes), "not equal")
+        seconds = median(timing.seconds)
+        reads = (
+            f"{request['num_bytes'] / seconds / 1e6:,.0f}",
+            format_seconds(median(timing.first_seconds)) if timing.first_seconds else "–",
+        )
+        ratio = timing.ratio
+        return (
+            timing.name,
+            timing.gives,
+            format_seconds(seconds),
+            f"{format_seconds(min(timing.seconds))} – {format_seconds(max(timing.seconds))}",
+            f"{request['rows'] / seconds:,.0f}",
+            *(reads if is_reader else ()),
+            format_bytes(timing.peak_bytes),
+            "–" if ratio is None else "{}× ({}–{})".format(*map(_figure, ratio)),
+        )
+
+    reads = ("MB/s", "first batch") if is_reader else ()
+    header = ("", "gives", "median", "min – max", "rows/s", *reads, "peak memory", "ours ÷ theirs")
+    rows = f"{request['rows']:,} rows"
+    notes = [
+        f"{rows}, all there are" if request["is_all"] else f"the first {rows}; --rows sets how many"
+    ]
+    notes += [f"{item.name}: not equal: {item.reason}" for item in result.timings if item.reason]
+    notes += [f"{name}: left out: {reason}" for name, reason in result.left_out.items()]
+    ours = max(item.first_call_seconds for item in result.timings if item.against is None)
+    notes += [
+        "ours ÷ theirs is the ratio of speeds, above 1 where ours is faster, against the one of "
+        "ours that gives the same; equal answers first, then repeats by turns",
+        "each in a process of its own; peak memory is one pass above where it stood",
+        f"before that, timed apart: imports, compiling or loading kernels, a few rows: "
+        f"{format_seconds(ours)} for ours",
+    ]
+    show_matrix(f"bench {operation}", header, [cells(item) for item in result.timings], notes)

@@ -22,7 +22,7 @@ from fast_axolotl.cli.parsing import parse_names, parse_size
 from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
-    from fast_axolotl.bench.resident import ResidentPeak
+    from fast_axolotl.cli.tally import ResidentPeak
     from fast_axolotl.dedupe import DedupeSummary
 
 __all__ = ["DEDUPE_EXAMPLES", "dedupe"]
@@ -76,7 +76,7 @@ def dedupe(
     ] = None,
 ) -> None:
     """Write the rows that come for the first time, in order, exactly, in bounded memory."""
-    from fast_axolotl.bench.resident import ResidentPeak
+    from fast_axolotl.cli.tally import ResidentPeak
     from fast_axolotl.dedupe import dedupe_files
     from fast_axolotl.kernels import digests, rowhash
     from fast_axolotl.report.terminal import phase_progress

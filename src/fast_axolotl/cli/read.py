@@ -21,7 +21,7 @@ from fast_axolotl.cli.parsing import parse_names, parse_shard, parse_size
 from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
-    from fast_axolotl.bench.tally import ReadTally
+    from fast_axolotl.cli.tally import ReadTally
     from fast_axolotl.reading import Reader
 
 __all__ = ["READ_EXAMPLES", "read"]
@@ -94,7 +94,7 @@ def read(
 def _read_with_progress(
     reader: Reader, head: int | None, start: float
 ) -> tuple[ReadTally, list[dict[str, Any]]]:
-    from fast_axolotl.bench.tally import tally
+    from fast_axolotl.cli.tally import tally
     from fast_axolotl.report.terminal import phase_progress
 
     total = reader.num_bytes

@@ -1,0 +1,172 @@
+"""The inputs, made on the spot and always the same: conversations, and the earlier package's rows.
+
+A conversation has 2 to 6 messages; their texts are slices, of random place and length, of one long
+text of random words, so no two are alike and all formats together take seconds to write. Every
+fiftieth row has quotes, a newline and letters beyond ASCII in it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import string
+from collections.abc import Callable, Collection
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+MESSAGE_ROWS = 200_000
+"""Rows of the conversation cases at scale 1: about 240 MB as JSON lines."""
+
+SAMPLE_ROWS = 50_000
+"""Rows of the earlier package's own benchmark."""
+
+ROW_GROUP_ROWS = 10_000
+RECORD_BATCH_ROWS = 1000
+_TEXT_WORDS = 3_000_000
+_LARGE_BLOCK_ROWS = 20_000
+_GZIP_LEVEL = 1
+"""Higher levels take longer to write than all the other files together."""
+
+
+def write_inputs(folder: Path, names: Collection[str], rows: int) -> dict[str, Path]:
+    """The conversations as files of these names, keys of ``WRITERS``.
+
+    All are written before anything is timed, so that the Python objects behind them are gone by
+    then: a million of them would slow down every pass of the garbage collector.
+    """
+    if not names:
+        return {}
+    corpus = _Corpus(conversations(rows))
+    paths = {name: folder / name for name in names}
+    for name, path in paths.items():
+        WRITERS[name](corpus, path)
+    return paths
+
+
+def write_sample(path: Path, rows: int) -> Path:
+    """The rows of the earlier package's benchmark as Parquet."""
+    texts = [f"This is sample text number {i} with some content." for i in range(rows)]
+    pq.write_table(pa.table({"text": texts, "label": list(range(rows))}), path)
+    return path
+
+
+def write_large_jsonl(path: Path, num_bytes: int) -> int:
+    """At least so many bytes of conversations as JSON lines; gives the number of rows."""
+    rows = conversations(_LARGE_BLOCK_ROWS)
+    tails = [_to_json(row).partition(", ")[2] for row in rows]
+    count, written = 0, 0
+    with path.open("wb") as file:
+        while written < num_bytes:
+            numbered = zip(range(count, count + len(tails)), tails, strict=True)
+            lines = [f'{{"id": {number}, {tail}\n' for number, tail in numbered]
+            written += file.write("".join(lines).encode())
+            count += len(lines)
+    return count
+
+
+def write_large_parquet(path: Path, num_bytes: int, *, one_group: bool) -> int:
+    """About so many bytes of conversations as Parquet; gives the number of rows."""
+    block = pa.Table.from_pylist(conversations(_LARGE_BLOCK_ROWS))
+    pq.write_table(block, path, row_group_size=ROW_GROUP_ROWS)
+    blocks = max(1, round(num_bytes / path.stat().st_size))
+    numbered = (
+        block.set_column(0, "id", pa.array(range(start, start + block.num_rows), pa.int64()))
+        for start in range(0, blocks * block.num_rows, block.num_rows)
+    )
+    if one_group:
+        table = pa.concat_tables(numbered)
+        pq.write_table(table, path, row_group_size=table.num_rows)
+    else:
+        with pq.ParquetWriter(path, block.schema) as writer:
+            for table in numbered:
+                writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    return blocks * _LARGE_BLOCK_ROWS
+
+
+class _Corpus:
+    """The conversations in the forms that the writers share."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.table = pa.Table.from_pylist(rows)
+
+    @cached_property
+    def lines(self) -> bytes:
+        return ("\n".join(_to_json(row) for row in self.rows) + "\n").encode()
+
+
+def _write_parquet(corpus: _Corpus, path: Path, *, one_group: bool = False) -> None:
+    rows = len(corpus.rows) if one_group else ROW_GROUP_ROWS
+    pq.write_table(corpus.table, path, row_group_size=rows)
+
+
+def _write_arrow(corpus: _Corpus, path: Path, *, form: Callable[..., Any]) -> None:
+    with form(path, corpus.table.schema) as writer:
+        writer.write_table(corpus.table, max_chunksize=RECORD_BATCH_ROWS)
+
+
+def _write_jsonl(corpus: _Corpus, path: Path) -> None:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(corpus.lines, _GZIP_LEVEL))
+    elif path.suffix == ".zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(corpus.lines)
+    else:
+        path.write_bytes(corpus.lines)
+
+
+def _write_csv(corpus: _Corpus, path: Path) -> None:
+    texts = [_to_json(row["messages"]) for row in corpus.rows]
+    table = corpus.table.drop(["messages"]).append_column("messages", pa.array(texts))
+    pa.csv.write_csv(table, path)
+
+
+def _write_text(corpus: _Corpus, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in corpus.rows:
+            text = " ".join(message["content"] for message in row["messages"])
+            file.write(text.replace("\n", " ") + "\n")
+
+
+WRITERS: dict[str, Callable[[_Corpus, Path], None]] = {
+    "messages.parquet": _write_parquet,
+    "messages-one-group.parquet": partial(_write_parquet, one_group=True),
+    "messages.jsonl": _write_jsonl,
+    "messages.jsonl.gz": _write_jsonl,
+    "messages.jsonl.zst": _write_jsonl,
+    "messages.csv": _write_csv,
+    "messages.arrow": partial(_write_arrow, form=pa.ipc.new_file),
+    "messages-stream.arrows": partial(_write_arrow, form=pa.ipc.new_stream),
+    "messages.txt": _write_text,
+}
+"""File name to what writes it."""
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    """Rows of id, source, score and messages; a smaller count gives other texts."""
+    rng = random.Random(0)
+    letters = string.ascii_lowercase
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(5000)]
+    text = " ".join(rng.choices(words, k=min(_TEXT_WORDS, 50 * count)))
+    last = len(text) - 500
+    rows = []
+    for index in range(count):
+        extra = '\n"quoted", naïve – 引用' if index % 50 == 0 else ""
+        messages = []
+        for turn in range(rng.randint(2, 6)):
+            start = int(rng.random() * last)
+            content = text[start : start + 60 + int(rng.random() * 400)] + extra
+            messages.append({"role": ("user", "assistant")[turn % 2], "content": content})
+        rows.append(
+            {"id": index, "source": f"set{index % 7}", "score": index * 0.5, "messages": messages}
+        )
+    return rows
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode

@@ -1,0 +1,420 @@
+"""Is what the meter reports true? ``make bench-meter``.
+
+Loops whose waits are injected, so that the truth is known. A cell is a host (a bare loop, a torch
+``DataLoader``, an HF ``Trainer``), its loader workers and gradient accumulation, and waits: how
+much of the wall time, and in which pattern. A group of cells runs in a process of its own: ``python
+-m benchmarks.meter --child JSON`` prints one JSON object for each. The truth comes from this
+module's own clock, never from the meter: the waits as slept in a bare loop, and the time inside the
+base iterator's ``__next__`` in torch, which collates and hands over as well; over the wall time of
+the same fetches. Then ``meter_scenarios`` makes a machine short of memory, of disk, of a fast rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.children import offline_environment, run_child
+from benchmarks.command import Tell, check_names, execute, names, race_parser
+from benchmarks.meter_scenarios import SCENARIOS, run_scenario
+from benchmarks.result import Body, Table
+from fast_axolotl.errors import UsageError
+from fast_axolotl.measure import measure
+
+_FETCHES = 640
+"""Five times a period of 1,000 rows, and a little."""
+_SIDE_BY_SIDE = 3
+"""Groups at a time: they sleep nearly always."""
+_GROUP_SECONDS = 1920
+_NEEDS = {"loader": "torch", "trainer": "transformers"}
+HOSTS = ("loop", "loader", "trainer")
+
+Pattern = Literal["none", "steady", "burst", "periodic"]
+
+BATCH_ROWS = 8
+BURST_FETCHES = 16
+PERIOD_ROWS = 1000
+TOLERANCE = 0.015
+"""How far a reported stall fraction may be from the true one."""
+_PERIOD_TOLERANCE = 0.02
+
+_SHARES = (0.02, 0.05, 0.10, 0.30, 0.60)
+_PATTERNS: tuple[Pattern, ...] = ("steady", "burst", "periodic")
+_QUEUED = 4
+"""Batches that two workers with torch's prefetch factor of 2 hold ready: what a long wait must
+outlast before it is felt."""
+_DATA_BOUND, _COMPUTE_BOUND = 0.10, 0.05
+_SUBTYPES = {"steady": "rate", "burst": "burst", "periodic": "periodic"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = race_parser("meter", __doc__)
+    parser.add_argument("--hosts", type=names, default=[], help=f"of {', '.join(HOSTS)}")
+    parser.add_argument("--scenarios", type=names, default=[], help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--fetches", type=int, default=_FETCHES, help="of every cell, 300 or more")
+    execute(parser, run, arguments)
+
+
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+    """The cells of some hosts, and scenarios; all of both where none is named."""
+    if options.fetches < 300:
+        raise UsageError(f"a verdict needs 300 fetches, not {options.fetches}")
+    is_all = not options.hosts and not options.scenarios
+    hosts = check_names("host", options.hosts, HOSTS) if options.hosts or is_all else []
+    scenarios = check_names("scenario", options.scenarios, tuple(SCENARIOS))
+    scenarios = scenarios if options.scenarios or is_all else []
+    missing = [host for host in hosts if host in _NEEDS and find_spec(_NEEDS[host]) is None]
+    chosen = [group for group in groups() if group.host in hosts and group.host not in missing]
+
+    def run_group(number: int) -> list[dict[str, Any]]:
+        place = folder / f"group-{number}"
+        place.mkdir()
+        given = {"group": asdict(chosen[number]), "folder": str(place), "fetches": options.fetches}
+        printed = run_child(
+            "benchmarks.meter",
+            "--child",
+            json.dumps(given),
+            env=offline_environment(place, place),
+            timeout=_GROUP_SECONDS,
+        )
+        return [json.loads(line) for line in printed.splitlines() if line.startswith('{"')]
+
+    cells: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        for group, done in zip(chosen, pool.map(run_group, range(len(chosen))), strict=True):
+            tell(f"{group.host}, {group.workers} workers, accumulation {group.accumulation}")
+            cells += done
+    found = []
+    for name in scenarios:
+        tell(f"scenario {name}")
+        found.append(run_scenario(name, folder / f"scenario-{name}"))
+    left_out = [f"{host}: {_NEEDS[host]} is not installed" for host in missing]
+    facts = {"tolerance": TOLERANCE, "cells": cells, "scenarios": found, "left_out": left_out}
+    return Body(facts=facts, tables=tuple(meter_tables(cells, found, left_out)))
+
+
+def meter_tables(
+    cells: Sequence[dict[str, Any]], scenarios: Sequence[dict[str, Any]], left_out: Sequence[str]
+) -> Iterator[Table]:
+    """The cells by host and pattern, with what is wrong; the scenarios."""
+    if cells:
+        by_row: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for cell in cells:
+            key = ("host", "workers", "accumulation", "pattern")
+            by_row.setdefault(tuple(str(cell[name]) for name in key), []).append(cell)
+        rows = []
+        for key, found in by_row.items():
+            worst = max(abs(cell["stall_fraction"] - cell["true_stall"]) for cell in found)
+            wrong = [
+                f"{cell['planned_share']:.0%}: {', '.join(cell['wrong'])}"
+                for cell in found
+                if cell["wrong"]
+            ]
+            true = " ".join(f"{100 * cell['true_stall']:.1f}" for cell in found)
+            said = " ".join(f"{100 * cell['stall_fraction']:.1f}" for cell in found)
+            rows.append((*key, true, said, f"{100 * worst:.2f}", "; ".join(wrong) or "all right"))
+        right = sum(not cell["wrong"] for cell in cells)
+        note = (
+            f"right: within {100 * TOLERANCE:.1f} points, and the verdict, the pattern and its "
+            "period as made; on a threshold, within the tolerance, either verdict is right"
+        )
+        header = ("host", "workers", "accum.", "waits", "true stall %", "reported %", "worst", "")
+        yield Table(
+            title=f"bench meter: {right} of {len(cells)} cells right",
+            header=header,
+            rows=tuple(rows),
+            notes=(note, *left_out),
+        )
+    if scenarios:
+        yield Table(
+            title="bench meter: machines and loops made short of something",
+            header=("scenario", "made to be", "verdict", ""),
+            rows=tuple(
+                (item["name"], item["expected"], item["verdict"] or "–", item["note"])
+                for item in scenarios
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Cells that one process runs, one after the other."""
+
+    host: str
+    workers: int
+    accumulation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Waits that are injected."""
+
+    pattern: Pattern
+    share: float
+    """Of wall time, as planned."""
+
+
+def groups() -> list[Group]:
+    """Every host with its workers and accumulation; a bare loop has no workers."""
+    return [
+        Group(host=host, workers=workers, accumulation=accumulation)
+        for host in HOSTS
+        for workers in ((0,) if host == "loop" else (0, 2))
+        for accumulation in (1, 8)
+    ]
+
+
+def cells_of() -> list[Cell]:
+    """No wait at all, then every share in every pattern."""
+    waits = [Cell(pattern=pattern, share=share) for pattern in _PATTERNS for share in _SHARES]
+    return [Cell(pattern="none", share=0.0), *waits]
+
+
+def step_seconds(group: Group) -> float:
+    """What the model takes for a batch. Collating a batch and handing it over from another process
+    cost up to a millisecond on a busy machine, a wait like any other: the step has to dwarf it."""
+    if group.workers:
+        return 0.02
+    return 0.005 if group.host == "loop" else 0.01
+
+
+def wait_before(cell: Cell, fetch: int, group: Group) -> float:
+    """Seconds to wait inside the fetch of this number."""
+    if cell.pattern == "none":
+        return 0.0
+    step, workers = step_seconds(group), group.workers
+    mean = step * cell.share / (1 - cell.share)
+    if cell.pattern == "steady":
+        # So many workers wait side by side; together they must be slower than the model.
+        return mean if not workers else workers * (step + mean)
+    hidden = _QUEUED * step if workers else 0.0
+    if cell.pattern == "burst":
+        return BURST_FETCHES * mean + hidden if fetch % BURST_FETCHES == BURST_FETCHES - 1 else 0.0
+    before, after = fetch * BATCH_ROWS, (fetch + 1) * BATCH_ROWS
+    is_over = before // PERIOD_ROWS != after // PERIOD_ROWS
+    return PERIOD_ROWS / BATCH_ROWS * mean + hidden if is_over else 0.0
+
+
+def judge_cell(cell: Cell, true_stall: float, found: dict[str, object]) -> list[str]:
+    """What is wrong with the figures of a cell; empty where all is right."""
+    stall = found["stall_fraction"]
+    if not isinstance(stall, float):
+        return ["no stall fraction"]
+    wrong = []
+    if abs(stall - true_stall) > TOLERANCE:
+        wrong.append(f"stall off by {100 * (stall - true_stall):+.1f} points")
+    if found["verdict"] not in right_verdicts(true_stall):
+        wrong.append(f"verdict {found['verdict']}")
+    if found["verdict"] == "data":
+        if found["subtype"] != _SUBTYPES.get(cell.pattern):
+            wrong.append(f"called {found['subtype']}")
+        if cell.pattern == "burst" and not _is_near(found["period_fetches"], BURST_FETCHES):
+            wrong.append(f"period of {found['period_fetches']} fetches")
+        if cell.pattern == "periodic" and not _is_near(found["period_rows"], PERIOD_ROWS):
+            wrong.append(f"period of {found['period_rows']} rows")
+    return wrong
+
+
+def right_verdicts(true_stall: float) -> set[str]:
+    """By the thresholds; on one of them, within the tolerance, either side is right."""
+    low, high = true_stall - TOLERANCE, true_stall + TOLERANCE
+    right = set()
+    if low < _COMPUTE_BOUND:
+        right.add("compute")
+    if high >= _COMPUTE_BOUND and low < _DATA_BOUND:
+        right.add("mixed")
+    if high >= _DATA_BOUND:
+        right.add("data")
+    return right
+
+
+def _is_near(period: object, made: float) -> bool:
+    return isinstance(period, float | int) and abs(period - made) <= _PERIOD_TOLERANCE * made
+
+
+class Waits:
+    """A dataset of batches of which some take their time, and what they took."""
+
+    def __init__(self, cell: Cell, group: Group, fetches: int) -> None:
+        self.cell = cell
+        self.group = group
+        self.fetches = fetches
+        self.slept: list[float] = []
+        self.begun: list[float] = []
+
+    def __len__(self) -> int:
+        return self.fetches * BATCH_ROWS
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for fetch in range(self.fetches):
+            yield self.fetch(fetch)
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return self.fetch(indices[0] // BATCH_ROWS)
+
+    def __getitem__(self, index: int) -> int:
+        raise NotImplementedError("batches are asked for whole")
+
+    def fetch(self, fetch: int) -> list[int]:
+        """The rows of one batch, after its wait."""
+        begun = time.perf_counter()
+        seconds = wait_before(self.cell, fetch, self.group)
+        if seconds:
+            time.sleep(seconds)
+        self.begun.append(begun)
+        self.slept.append(time.perf_counter() - begun)
+        return list(range(BATCH_ROWS))
+
+
+def child(text: str) -> None:
+    """Runs the cells of one group."""
+    given = json.loads(text)
+    group = Group(**given["group"])
+    for number, cell in enumerate(cells_of()):
+        folder = Path(given["folder"]) / str(number)
+        found = run_cell(group, cell, folder, given["fetches"])
+        print(json.dumps(found), flush=True)
+
+
+def run_cell(group: Group, cell: Cell, folder: Path, fetches: int) -> dict[str, Any]:
+    """Runs one cell and compares what was reported with the truth."""
+    waits = Waits(cell, group, fetches)
+    runs = {"loop": _run_loop, "loader": _run_loader, "trainer": _run_trainer}
+    begun, waited = runs[group.host](group, waits, folder)
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+
+    summary = summarise(read_run(folder))
+    first = summary.warmup_steps * group.accumulation
+    # The last fetch begins where the last step that is whole ends.
+    truth = sum(waited[first:-1]) / (begun[-1] - begun[first])
+    found: dict[str, Any] = {
+        "stall_fraction": summary.stall_fraction,
+        "verdict": summary.verdict.kind,
+        "subtype": summary.verdict.subtype,
+        "period_fetches": summary.stall_period_fetches,
+        "period_rows": summary.stall_period_rows,
+    }
+    return {
+        "host": group.host,
+        "workers": group.workers,
+        "accumulation": group.accumulation,
+        "pattern": cell.pattern,
+        "planned_share": cell.share,
+        "true_stall": truth,
+        **found,
+        "overhead_seconds_per_fetch": summary.overhead_seconds_per_fetch,
+        "wrong": judge_cell(cell, truth, found),
+    }
+
+
+def _run_loop(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+    with measure(folder, accumulation=group.accumulation, sample_system=False) as meter:
+        for _ in meter.watch(waits):
+            time.sleep(step_seconds(group))
+    return waits.begun, waits.slept
+
+
+def _run_loader(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+    from torch.utils.data import DataLoader
+
+    from fast_axolotl.integrations.torch_meter import watch_torch
+
+    options = {"batch_size": BATCH_ROWS, "num_workers": group.workers, "collate_fn": _collate}
+    loader = DataLoader(waits, **options)
+    metered = measure(folder, accumulation=group.accumulation, sample_system=False)
+    with metered as meter, _timed_iterators() as (begun, waited), watch_torch(meter):
+        for _ in loader:
+            time.sleep(step_seconds(group))
+    return begun, waited
+
+
+def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+    from transformers import Trainer, TrainingArguments
+
+    from fast_axolotl.integrations.transformers_meter import MeterCallback
+
+    arguments = TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        per_device_train_batch_size=BATCH_ROWS,
+        gradient_accumulation_steps=group.accumulation,
+        dataloader_num_workers=group.workers,
+        num_train_epochs=1,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+    trainer = Trainer(
+        model=_sleeping_model(step_seconds(group)),
+        args=arguments,
+        train_dataset=waits,
+        data_collator=_collate,
+        callbacks=[MeterCallback(folder, sample_system=False)],
+    )
+    trainer._get_train_sampler = lambda *_: None
+    with _timed_iterators() as (begun, waited):
+        trainer.train()
+    return begun, waited
+
+
+def _collate(rows: list[int]) -> dict[str, Any]:
+    import torch
+
+    return {"x": torch.ones(len(rows), 1)}
+
+
+def _sleeping_model(seconds: float) -> Any:
+    import torch
+
+    class Sleeping(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            time.sleep(seconds)
+            return {"loss": (x * self.weight).mean()}
+
+    return Sleeping()
+
+
+@contextmanager
+def _timed_iterators() -> Iterator[tuple[list[float], list[float]]]:
+    """When each call of a base iterator began, and how long it took."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    begun: list[float] = []
+    waited: list[float] = []
+    original = _BaseDataLoaderIter.__next__
+
+    def timed(self: Any) -> Any:
+        begun.append(time.perf_counter())
+        try:
+            return original(self)
+        finally:
+            waited.append(time.perf_counter() - begun[-1])
+
+    _BaseDataLoaderIter.__next__ = timed
+    try:
+        yield begun, waited
+    finally:
+        _BaseDataLoaderIter.__next__ = original
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2])
+    else:
+        main()

@@ -1,0 +1,272 @@
+"""Is the stall fraction true on a GPU, where host timing lies? ``make bench-meter-gpu``.
+
+Two parts, both on a real GPU. A loop whose step queues about 64 ms of matrix products, and whose
+loader waits 20 to 200 ms, with and without a synchronise a step: the device stall that the meter
+reports beside the idle time that torch's profiler saw in the same steps, and beside naive host
+timing. Then a small Llama trained by HF ``Trainer`` from a fast loader, from one whose waits hide
+in part behind queued work, and from a slow one: the verdicts.
+
+It runs from the source tree, where nothing of ours is installed: ``PYTHONPATH=src python -m
+benchmarks.meter_gpu``. ``… --train WAIT STEPS FOLDER`` trains alone, with so many seconds of wait
+for each batch: an arm of a protocol on a machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import Tell, execute, race_parser
+from benchmarks.result import Body, Table
+from fast_axolotl.errors import MissingExtraError
+
+_STEP_SECONDS = 0.064
+_WAITS = (0.020, 0.060, 0.100, 0.200)
+_WARMUP, _STEPS = 5, 60
+"""The meter leaves out the first five steps, and so does the profiler."""
+_TOLERANCE = 0.02
+_TRAINER_STEPS = 230
+_TRAINER_WAITS = {"fast": 0.0, "half hidden": 0.5, "slow": 2.0}
+"""Loaders by their wait a batch, in steps of the model. Half a step hides in part: the host runs
+ahead of the device by less than a step in this trainer."""
+_RIGHT = {"fast": "compute", "half hidden": "data", "slow": "data"}
+_ROWS_OF_A_BATCH = 8
+_ROW_TOKENS = 2048
+_VOCABULARY = 32000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    execute(race_parser("meter-gpu", __doc__), run, arguments)
+
+
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+    """Both parts on the first GPU."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("this race needs torch: pip install torch") from error
+    if not torch.cuda.is_available():
+        raise MissingExtraError("this race needs a GPU that torch can use, and there is none")
+    loops, trainers = [], []
+    queue_work = _calibrate(torch)
+    for is_synchronised in (False, True):
+        for wait in _WAITS:
+            tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
+            place = folder / f"loop-{wait}-{is_synchronised}"
+            loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
+    step = _run_trainer(0.0, folder / "trial", steps=20)["step_p50_seconds"]
+    for name, waits in _TRAINER_WAITS.items():
+        tell(f"trainer: {name} loader")
+        found = _run_trainer(waits * step, folder / name)
+        trainers.append({"loader": name, "expected": _RIGHT[name], **found})
+    gpu = torch.cuda.get_device_name(0)
+    facts = {"gpu": gpu, "tolerance": _TOLERANCE, "loops": loops, "trainers": trainers}
+    return Body(facts=facts, tables=(_loop_table(gpu, loops), _trainer_table(trainers)))
+
+
+def _loop_table(gpu: str, loops: Sequence[Mapping[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            f"{1000 * item['wait_seconds']:.0f} ms",
+            "yes" if item["is_synchronised"] else "no",
+            _percent(item["naive_host_fraction"]),
+            _percent(item["host_stall_fraction"]),
+            _percent(item["device_stall_fraction"]),
+            _percent(item["profiler_idle_fraction"]),
+            "yes" if item["right"] else "NO",
+        )
+        for item in loops
+    )
+    return Table(
+        title=f"bench meter-gpu: {gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms",
+        header=("wait", "sync", "naive host", "host stall", "device stall", "profiler", "right"),
+        rows=rows,
+        notes=(
+            f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time",
+        ),
+    )
+
+
+def _trainer_table(trainers: Sequence[Mapping[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            item["loader"],
+            f"{1000 * item['wait_seconds']:.0f} ms",
+            f"{1000 * item['step_p50_seconds']:.0f} ms",
+            _percent(item["host_stall_fraction"]),
+            _percent(item["device_stall_fraction"]),
+            _percent(item["mfu"]),
+            item["verdict"],
+            "yes" if item["verdict"].partition("/")[0] == item["expected"] else "NO",
+        )
+        for item in trainers
+    )
+    header = ("loader", "wait", "step p50", "host stall", "device stall", "MFU", "verdict", "right")
+    return Table(
+        title="bench meter-gpu: a small Llama by HF Trainer", header=header, rows=rows, notes=()
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _calibrate(torch: Any) -> Callable[[], None]:
+    """Work that is queued at once and keeps the device busy for a step."""
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    result = torch.empty_like(matrix)
+
+    def queue_work(count: int) -> None:
+        for _ in range(count):
+            torch.mm(matrix, matrix, out=result)
+
+    queue_work(20)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    queue_work(100)
+    torch.cuda.synchronize()
+    count = max(1, round(_STEP_SECONDS / ((time.perf_counter() - begun) / 100)))
+    return lambda: queue_work(count)
+
+
+def _slow_batches(seconds: float, count: int) -> Iterator[int]:
+    for number in range(count):
+        time.sleep(seconds)
+        yield number
+
+
+def _run_loop(
+    torch: Any, queue_work: Callable[[], None], wait: float, is_synchronised: bool, folder: Path
+) -> dict[str, Any]:
+    """The meter over every step, the profiler over those after the warm-up."""
+    from fast_axolotl.integrations.profiler import open_profile, read_events, window_of
+    from fast_axolotl.measure import measure
+
+    profiler = open_profile()
+    waited = begun = 0.0
+    with measure(folder, sample_system=False) as meter:
+        batches = meter.watch(_slow_batches(wait, _WARMUP + _STEPS))
+        for number in range(_WARMUP + _STEPS):
+            if number == _WARMUP:
+                torch.cuda.synchronize()
+                profiler.start()
+                # The profiler sees the device from its first kernel on.
+                torch.zeros(1, device="cuda")
+                waited, begun = 0.0, time.perf_counter()
+            asked = time.perf_counter()
+            next(batches)
+            waited += time.perf_counter() - asked
+            queue_work()
+            if is_synchronised:
+                torch.cuda.synchronize()
+        wall = time.perf_counter() - begun
+        torch.cuda.synchronize()
+        profiler.stop()
+        summary = meter.summary()
+    window = window_of(read_events(profiler), t=0.0, steps=_STEPS)
+    idle_seconds = window.device_idle_seconds
+    idle = None if idle_seconds is None else idle_seconds / window.wall_seconds
+    device = summary.device_stall_fraction
+    return {
+        "wait_seconds": wait,
+        "is_synchronised": is_synchronised,
+        "naive_host_fraction": waited / wall,
+        "host_stall_fraction": summary.host_stall_fraction,
+        "device_stall_fraction": device,
+        "profiler_idle_fraction": idle,
+        "right": None not in (device, idle) and abs((device or 0) - (idle or 0)) <= _TOLERANCE,
+    }
+
+
+def _run_trainer(wait: float, folder: Path, steps: int = _TRAINER_STEPS) -> dict[str, Any]:
+
+    from fast_axolotl.integrations.transformers_meter import MeterCallback
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+
+    train(wait, steps, folder / "trainer", [MeterCallback(folder / "run")])
+    summary = summarise(read_run(folder / "run"))
+    verdict = summary.verdict
+    return {
+        "wait_seconds": wait,
+        "step_p50_seconds": summary.step_p50_seconds,
+        "host_stall_fraction": summary.host_stall_fraction,
+        "device_stall_fraction": summary.device_stall_fraction,
+        "tokens_per_second": summary.tokens_per_second,
+        "mfu": summary.mfu,
+        "flops_convention": summary.flops_convention,
+        "peak_tflops": summary.peak_tflops,
+        "gpu_utilization": summary.gpu_utilization,
+        "overhead_seconds_per_fetch": summary.overhead_seconds_per_fetch,
+        "verdict": "/".join(filter(None, (verdict.kind, verdict.subtype))),
+        "headline": verdict.headline,
+        "evidence": list(verdict.evidence),
+        "reasons": summary.reasons,
+    }
+
+
+def train(wait: float, steps: int, folder: Path, callbacks: Sequence[Any] = ()) -> None:
+    """So many steps, each batch after a wait of so many seconds."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    config = LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=_ROW_TOKENS,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=_ROWS_OF_A_BATCH,
+        max_steps=steps,
+        bf16=True,
+        logging_steps=50,
+        # On by default, it looks at every loss and so waits for the device at every step.
+        logging_nan_inf_filter=False,
+        # So does the copy of every batch to the device.
+        accelerator_config={"non_blocking": True},
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    Trainer(
+        model=LlamaForCausalLM(config),
+        args=arguments,
+        train_dataset=_SlowRows(wait / _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH * steps, torch),
+        callbacks=list(callbacks),
+    ).train()
+
+
+class _SlowRows:
+    """Rows of tokens, each after a wait."""
+
+    def __init__(self, seconds: float, count: int, torch: Any) -> None:
+        self.seconds = seconds
+        self.count = count
+        self.tokens = torch.randint(0, _VOCABULARY, (_ROW_TOKENS,))
+        self.mask = torch.ones(_ROW_TOKENS, dtype=torch.long)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return {"input_ids": self.tokens, "attention_mask": self.mask, "labels": self.tokens}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--train"]:
+        train(float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()

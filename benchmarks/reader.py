@@ -1,0 +1,301 @@
+"""Our reader and its peers on the same files: ``make bench-reader``.
+
+Two kinds of cases. In a timed one everybody reads the same file, and gives the same rows first. In
+a memory case each pass over a large file is a fresh process, which imports, notes its memory, reads
+once and reports; "cold" means the process, since the file has just been written and is in the page
+cache: ``python -m benchmarks.reader --child READER FORMAT FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.children import RunError, run_child
+from benchmarks.command import Tell, check_names, execute, names, race_parser
+from benchmarks.corpus import (
+    MESSAGE_ROWS,
+    SAMPLE_ROWS,
+    write_inputs,
+    write_large_jsonl,
+    write_large_parquet,
+    write_sample,
+)
+from benchmarks.race import EARLIER, Contest, Entry, Remote, Session, run_contest
+from benchmarks.readers import OURS, OURS_ARROW, OURS_PYTHON, PEERS
+from benchmarks.result import (
+    MEGABYTE,
+    Body,
+    Case,
+    Goal,
+    LeftOut,
+    Measurement,
+    Timing,
+    fastest_goal,
+    most_goal,
+    ratio_goal,
+)
+from fast_axolotl.cli.tally import ResidentPeak
+from fast_axolotl.errors import UsageError
+
+NOTES = (
+    "rows are compared with ours before anything is timed: their number, and a digest of each "
+    "column over canonical JSON in reading order",
+    "one warm-up pass each, then interleaved repeats, each the median of as many passes as take "
+    "0.2 s; ratios are of medians, in rows per second",
+    "the page cache is warm: files have just been written and read",
+    "batches of 1000 rows; pyarrow's JSON, CSV and text blocks are sliced to that without a copy",
+    "the earlier package runs in a process of its own, started beforehand, timed inside it",
+    "HF load + rows includes load_dataset with a prepared cache, as in the earlier package's "
+    "benchmark; HF streaming includes opening and stops after 20,000 rows, which in a check put "
+    "its rows per second up to a sixth too low",
+    "a memory case is a fresh process: RssAnon sampled every 2 ms, above its value after imports",
+)
+
+TIMED = {
+    "sample-parquet": ("sample.parquet", "parquet"),
+    "messages-parquet": ("messages.parquet", "parquet"),
+    "messages-parquet-one-group": ("messages-one-group.parquet", "parquet"),
+    "messages-jsonl": ("messages.jsonl", "jsonl"),
+    "messages-csv": ("messages.csv", "csv"),
+    "messages-arrow": ("messages.arrow", "arrow"),
+    "messages-arrow-stream": ("messages-stream.arrows", "arrow-stream"),
+    "messages-text": ("messages.txt", "text"),
+    "messages-jsonl-zst": ("messages.jsonl.zst", "jsonl"),
+    "messages-jsonl-gz": ("messages.jsonl.gz", "jsonl"),
+}
+"""Case to its file in the corpus, and what the peers know its format as."""
+
+_Large = tuple[str, int, Callable[[Path, int], int]]
+_write_groups = partial(write_large_parquet, one_group=False)
+_write_one_group = partial(write_large_parquet, one_group=True)
+_GIGABYTE = 1_000_000_000
+MEMORY: dict[str, tuple[_Large, ...]] = {
+    "memory-jsonl": (
+        ("JSON lines, small", _GIGABYTE // 2, write_large_jsonl),
+        ("JSON lines", 2 * _GIGABYTE, write_large_jsonl),
+    ),
+    "memory-parquet": (("Parquet", 2 * _GIGABYTE, _write_groups),),
+    "memory-parquet-one-group": (("Parquet, one row group", _GIGABYTE, _write_one_group),),
+}
+"""Case to its files, the largest last: label, bytes, what writes it."""
+
+CASES = (*TIMED, *MEMORY)
+_LEAST_BYTES = 100_000
+_MOST_MEMORY_REPEATS = 3
+_CHILD_SECONDS = 300
+_CHILD_MODULES = ("pyarrow.csv", "pyarrow.json", "pyarrow.parquet", "fast_axolotl.reading")
+"""Every reader starts with the same modules at hand."""
+
+_RIVALS = ("pyarrow", "pyarrow pages", "pyarrow mapped", "Polars", "Polars views", "DuckDB")
+_LEAST_OF_FASTEST = 0.8
+_MOST_FIRST_BATCH_SECONDS = 0.5
+_MOST_GROWTH_PERCENT = 15.0
+_MOST_MEMORY_MEGABYTES = (256 * 1024**2 + 100_000_000) / MEGABYTE
+"""The default ``memory_budget`` and 100 MB."""
+_RATIOS = {
+    "sample-parquet": (
+        (OURS_PYTHON, EARLIER, 1.3),
+        (OURS_ARROW, EARLIER, 5),
+        (OURS_ARROW, "HF load + rows", 100),
+    ),
+    "messages-parquet": ((OURS_ARROW, EARLIER, 4), (OURS_ARROW, "HF streaming", 25)),
+    "messages-jsonl": ((OURS_ARROW, EARLIER, 1.8), (OURS_ARROW, "HF streaming", 10)),
+    "messages-csv": ((OURS_ARROW, EARLIER, 1.5),),
+    "messages-arrow": ((OURS_ARROW, EARLIER, 20),),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = race_parser("reader", __doc__)
+    parser.add_argument("--cases", type=names, default=[], help=f"of {', '.join(CASES)}")
+    parser.add_argument("--repeats", type=int, default=5, help="timed repeats of every peer")
+    parser.add_argument("--scale", type=float, default=1.0, help="0.1 is a tenth of the rows")
+    parser.add_argument("--peer-python", help="python of an environment with fast-axolotl 0.2.0")
+    execute(parser, run, arguments)
+
+
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+    """Every input is written before anything is timed, so that the objects behind it are gone."""
+    chosen = check_names("case", options.cases, CASES)
+    if options.repeats < 1 or not 0 < options.scale <= 1:
+        raise UsageError("repeats must be at least 1 and scale in (0, 1]")
+    timed = [name for name in chosen if name in TIMED]
+    cases = []
+    with ExitStack() as stack:
+        python = options.peer_python if timed else None
+        session = Session(folder, options.repeats, stack, tell, python)
+        tell(f"writing {len(timed)} inputs")
+        files = [TIMED[name][0] for name in timed if name != "sample-parquet"]
+        paths = write_inputs(folder, files, max(100, round(MESSAGE_ROWS * options.scale)))
+        if "sample-parquet" in timed:
+            rows = max(100, round(SAMPLE_ROWS * options.scale))
+            paths["sample.parquet"] = write_sample(folder / "sample.parquet", rows)
+        for name in timed:
+            path = paths[TIMED[name][0]]
+            case = run_contest(_contest(name, path, session), session)
+            cases.append(replace(case, goals=tuple(timing_goals(name, case.timings))))
+            path.unlink()
+        cases += [
+            _memory_case(name, options.repeats, options.scale, folder, tell)
+            for name in chosen
+            if name in MEMORY
+        ]
+        return Body(cases=tuple(cases), notes=NOTES, versions=session.versions)
+
+
+def _contest(case: str, path: Path, session: Session) -> Contest:
+    file, file_format = TIMED[case]
+    entries, left_out = [], []
+    for peer in (*OURS, *PEERS):
+        if peer.only and case not in peer.only:
+            continue
+        prepare = peer.formats.get(file_format)
+        if prepare is None:
+            reason = f"does not stream {file_format} files"
+            left_out += [] if peer.variant else [LeftOut(name=peer.name, reason=reason)]
+            continue
+        rival = OURS_ARROW if peer.output == "arrow" else OURS_PYTHON
+        entries.append(
+            Entry(
+                name=peer.name,
+                gives=peer.output,
+                rows=peer.most_rows,
+                prepare=partial(prepare, path),
+                kind=peer.output,
+                package=peer.package,
+                rival=None if peer in OURS else rival,
+                unbounded=peer.unbounded.get(case),
+            )
+        )
+    # Compression it detects only by itself.
+    own = "" if file.endswith((".gz", ".zst")) else file_format.removesuffix("-stream")
+    earlier = Remote(
+        name=EARLIER,
+        gives="python",
+        process=session.earlier,
+        operation="read",
+        write=lambda _: path,
+        settings={"format": own},
+        rival=OURS_PYTHON,
+        unbounded="its stream is a finished list",
+    )
+    size = path.stat().st_size
+    return Contest(
+        name=case,
+        text=f"{file}, {size / MEGABYTE:,.1f} MB",
+        num_bytes=size,
+        entries=entries,
+        remotes=(earlier,),
+        left_out=left_out,
+    )
+
+
+def timing_goals(case: str, timings: Sequence[Timing]) -> list[Goal]:
+    """The goals of a timed case."""
+    goals = [ratio_goal(*ratio, timings) for ratio in _RATIOS.get(case, ())]
+    if case.startswith("messages-"):
+        name = "the fastest in bounded memory"
+        goals.append(fastest_goal(OURS_ARROW, _RIVALS, _LEAST_OF_FASTEST, timings, name))
+    return goals
+
+
+def _memory_case(name: str, repeats: int, scale: float, folder: Path, tell: Tell) -> Case:
+    """Each file read by ours, some times, and by each Arrow peer once."""
+    measurements: list[Measurement] = []
+    left_out: dict[str, LeftOut] = {}
+    rows = num_bytes = 0
+    ours: dict[str, list[Measurement]] = {}
+    for label, size, write in MEMORY[name]:
+        file_format = "jsonl" if write is write_large_jsonl else "parquet"
+        path = folder / f"large.{file_format}"
+        tell(f"{name}: writing {label}")
+        rows = write(path, max(_LEAST_BYTES, round(size * scale)))
+        num_bytes = path.stat().st_size
+        rivals = [peer for peer in PEERS if peer.output == "arrow" and file_format in peer.formats]
+        readers = [OURS_ARROW] * min(repeats, _MOST_MEMORY_REPEATS)
+        for reader in (*readers, *(peer.name for peer in rivals)):
+            tell(f"{name}: {reader} reads {label}")
+            arguments = ("--child", reader, file_format, str(path))
+            try:
+                printed = run_child("benchmarks.reader", *arguments, timeout=_CHILD_SECONDS)
+            except RunError as error:
+                left_out[reader] = LeftOut(name=reader, reason=str(error))
+                continue
+            figures = json.loads(printed)
+            measurement = Measurement(
+                name=f"{reader}: {label}, {num_bytes / MEGABYTE:,.0f} MB",
+                seconds=(figures.pop("seconds"),),
+                values=figures,
+            )
+            measurements.append(measurement)
+            if reader == OURS_ARROW:
+                ours.setdefault(label, []).append(measurement)
+        path.unlink()
+    return Case(
+        name=name,
+        text="memory and first batch in a fresh process",
+        rows=rows,
+        num_bytes=num_bytes,
+        measurements=tuple(measurements),
+        goals=tuple(memory_goals(ours)),
+        left_out=tuple(left_out.values()),
+    )
+
+
+def memory_goals(runs: dict[str, list[Measurement]]) -> list[Goal]:
+    """The goals of our passes over large files, the smallest file first."""
+    goals, peaks = [], []
+    for label, measured in runs.items():
+        peak = max(float(item.values["peak_above_bytes"] or 0) for item in measured) / MEGABYTE
+        peaks.append(peak)
+        first = median(float(item.values["first_batch_seconds"] or 0) for item in measured)
+        text = f"memory above the start, {label}"
+        goals.append(most_goal(text, _MOST_MEMORY_MEGABYTES, "MB", peak))
+        goals.append(most_goal(f"first batch, {label}", _MOST_FIRST_BATCH_SECONDS, "s", first))
+    if len(peaks) > 1:
+        growth = 100 * abs(peaks[-1] - peaks[0]) / peaks[0]
+        text = "memory, large file against small"
+        goals.append(most_goal(text, _MOST_GROWTH_PERCENT, "%", growth))
+    return goals
+
+
+def child(reader: str, file_format: str, path: str) -> None:
+    """Imports, then reads once, then prints what that cost in time and memory."""
+    start = time.perf_counter()
+    for name in _CHILD_MODULES:
+        importlib.import_module(name)
+    peer = next(peer for peer in (*OURS, *PEERS) if peer.name == reader)
+    read = peer.formats[file_format](Path(path))
+    imported = time.perf_counter() - start
+    with ResidentPeak() as memory:
+        called = time.perf_counter()
+        batches = read()
+        rows = next(batches).num_rows
+        first = time.perf_counter() - called
+        rows += sum(batch.num_rows for batch in batches)
+        seconds = time.perf_counter() - called
+    figures = {
+        "rows": rows,
+        "seconds": seconds,
+        "first_batch_seconds": first,
+        "with_imports_first_batch_seconds": imported + first,
+        "peak_above_bytes": memory.above_start_bytes,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main()

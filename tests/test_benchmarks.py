@@ -1,0 +1,665 @@
+"""The races of ``benchmarks``: results, goals, equality before timing, and small runs of the cheap
+ones. No figure is asserted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+import venv
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import axolotl as axolotl_race
+from benchmarks import axolotl_cases, dedupe, hash, meter, pack, pad, protocol, reader
+from benchmarks.advice import advice_table, find_settings
+from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
+from benchmarks.axolotl_functions import answer_difference
+from benchmarks.axolotl_inputs import DATASETS, documents, stream_config, text_stream
+from benchmarks.axolotl_runs import (
+    OURS,
+    STOCK,
+    Run,
+    Runner,
+    by_turns,
+    losses_difference,
+    prepared_difference,
+)
+from benchmarks.children import RunError, TreeMemory, TreeSample, last_error, output_bytes
+from benchmarks.corpus import WRITERS, write_inputs
+from benchmarks.meter_scenarios import run_scenario
+from benchmarks.operations import parse_sizes, size_name
+from benchmarks.race import Contest, Entry, Session, run_contest
+from benchmarks.result import (
+    Body,
+    Case,
+    LeftOut,
+    Measurement,
+    Result,
+    Timing,
+    fastest_goal,
+    most_goal,
+    ratio_goal,
+    result_tables,
+)
+from benchmarks.tokens import plain_pack, token_contest
+from fast_axolotl.cli.demo_axolotl import write_rows
+from fast_axolotl.cli.race import Worker, WorkerError
+from fast_axolotl.errors import UsageError
+from support.files import read_rows
+
+pytestmark = pytest.mark.filterwarnings("default")
+"""What the peers warn about is theirs."""
+
+EARLIER_PACKAGE = """
+    from hashlib import sha256
+
+    __version__ = "0.0.test"
+
+    def streaming_dataset_reader(path, format, batch_size, num_threads):
+        assert format == "jsonl"
+        import json
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        yield {name: [row[name] for row in rows] for name in rows[0]}
+
+    def parallel_hash_rows(rows):
+        return [sha256(row.encode()).hexdigest() for row in rows]
+
+    def deduplicate_indices(rows):
+        raise RuntimeError("cannot dedupe")
+
+    def pad_sequences(sequences, target_length, pad_value):
+        return [row + [pad_value + 1] * (target_length - len(row)) for row in sequences]
+"""
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass a repeat, and no Axolotl, whose import takes longer than all tests here."""
+    monkeypatch.setattr("fast_axolotl.cli.race.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("benchmarks.race.find_spec", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def earlier_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds a stand-in for the earlier package."""
+    folder = tmp_path_factory.mktemp("earlier")
+    venv.create(folder, with_pip=False)
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    (packages / "fast_axolotl.py").write_text(textwrap.dedent(EARLIER_PACKAGE))
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    with ExitStack() as stack:
+        yield Session(tmp_path, 2, stack, lambda _: None, None)
+
+
+def timing(name: str, *seconds: float, **changes: Any) -> Timing:
+    return Timing(**{"name": name, "rows": 1000, "seconds": seconds, **changes})
+
+
+# The result.
+
+
+def test_a_ratio_of_answers_that_differ_is_none() -> None:
+    ours, peer = timing("ours", 1.0, 2.0, 1.0), timing("peer", 4.0, rows=500)
+    goal = ratio_goal("ours", "peer", 2.0, (ours, peer))
+    assert (goal.measured, goal.met, goal.text) == (8.0, True, "ours over peer")
+    wrong = ratio_goal("ours", "peer", 2.0, (ours, replace(peer, reason="2 rows")))
+    assert (wrong.measured, wrong.met, wrong.detail) == (None, None, "differs: 2 rows")
+    absent = ratio_goal("ours", "nobody", 2.0, (ours, peer))
+    assert (absent.measured, absent.detail) == (None, "nobody took no part")
+    assert [most_goal("x", 5, "MB", value).met for value in (4, 6, None)] == [True, False, None]
+
+
+def test_the_fastest_rival_gives_equal_rows_in_bounded_memory() -> None:
+    timings = (
+        timing("ours", 1.0),
+        timing("wrong", 0.1, reason="2 rows"),
+        timing("hungry", 0.2, unbounded="holds all"),
+        timing("fair", 0.5),
+        timing("slow", 3.0),
+    )
+    names = [item.name for item in timings]
+    goal = fastest_goal("ours", names[1:], 0.8, timings, "the fastest")
+    assert (goal.measured, goal.met, goal.detail) == (0.5, False, "fair")
+    assert fastest_goal("ours", ["absent"], 0.8, timings, "x").detail == "none took part"
+
+
+@pytest.fixture
+def result() -> Result:
+    """Something of everything, all figures made up."""
+    case = Case(
+        name="hash-1k",
+        text="1,000 rows",
+        rows=1000,
+        num_bytes=2_000_000,
+        timings=(
+            timing("fast-axolotl lists", 0.002, 0.003, 0.001, output="list → list"),
+            timing("hashlib", 0.001, 0.001, 0.001, rows=500, version="1"),
+            timing("other", 0.5, reason="999 of 1,000 rows"),
+        ),
+        rivals={"hashlib": "fast-axolotl lists", "other": "fast-axolotl lists"},
+        measurements=(
+            Measurement(name="fast-axolotl lists", values={"peak_bytes": 3_000_000, "ok": True}),
+            Measurement(name="hashlib", values={"peak_bytes": None}, reason="no /proc"),
+        ),
+        goals=(most_goal("memory", 2.0, "×", 1.5, "lists"),),
+        left_out=(LeftOut(name="earlier package", reason="not here"),),
+    )
+    return Result(
+        title="hash",
+        date="2030-01-02T03:04:05+00:00",
+        command="python -m benchmarks.hash",
+        machine={"cores": 2, "cpu": "A", "system": "Linux", "python": "3", "versions": {"a": "1"}},
+        body=Body(
+            cases=(case,),
+            facts={"warm_up": {"import_seconds": 1.0, "compile_seconds": {"k": 0.5}}},
+            notes=("a note",),
+        ),
+    )
+
+
+def test_tables_show_ratios_losses_and_absences(result: Result) -> None:
+    race, memory, goals = result_tables(result)
+    assert race.header[-2:] == ("ours, lists", "equal")
+    cells = ("fast-axolotl lists", "list → list", "2.0 ms", "1.0 ms – 3.0 ms", "500,000", "1,000")
+    assert race.rows[0] == (*cells, "1.00×", "yes")
+    assert race.rows[1][-3:] == ("1,000", "1.00×", "yes")
+    assert race.rows[2][-1] == "no"
+    assert race.notes == (
+        "other: another answer: 999 of 1,000 rows",
+        "timed on the first 500 rows, compared by rows/s: hashlib",
+    )
+    assert memory.header == ("", "peak", "ok")
+    assert memory.rows == (("fast-axolotl lists", "3.0 MB", "yes"), ("hashlib", "–", "–"))
+    assert goals.rows == (("hash-1k: memory", "≤ 2.00×", "1.50×", "yes", "lists"),)
+    assert goals.notes == (
+        "1 of 1 goals met",
+        "earlier package: left out of hash-1k: not here",
+        "before the first call, timed apart: imports 1.00 s, 1 kernels compiled or loaded in "
+        "500.0 ms",
+        "a note",
+        "2 × A, Linux",
+        "Python 3, a 1",
+        "2030-01-02T03:04:05+00:00: python -m benchmarks.hash",
+    )
+
+
+def test_a_result_is_plain_json_and_not_overwritten(tmp_path: Path, result: Result) -> None:
+    path = tmp_path / "new" / "result.json"
+    result.save(path)
+    data = json.loads(path.read_text())
+    assert data == result.to_json()
+    assert [item["equal"] for item in data["cases"][0]["timings"]] == [True, True, False]
+    with pytest.raises(UsageError, match="is there already"):
+        result.save(path)
+
+
+# The race.
+
+
+def test_answers_are_compared_before_anything_is_timed(session: Session) -> None:
+    calls: list[str] = []
+
+    def entry(name: str, answer: Any, **changes: Any) -> Entry:
+        def run() -> Any:
+            calls.append(name)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        given = {"name": name, "gives": "", "rows": 3, "prepare": lambda: run, "rival": "ours"}
+        return Entry(**given, columns=lambda found: {"x": found}, **changes)
+
+    def missing() -> Any:
+        raise ModuleNotFoundError("no", name="polars")
+
+    contest = Contest(
+        name="case",
+        text="",
+        rows=3,
+        entries=(
+            replace(entry("ours", [1, 2, 3]), rival=None),
+            entry("equal", np.array([1, 2, 3])),
+            entry("wrong", [1, 2, 4]),
+            entry("failing", ValueError("bad\nluck")),
+            replace(entry("absent", []), prepare=missing),
+        ),
+    )
+    case = run_contest(contest, session)
+    assert calls[:4] == ["ours", "equal", "wrong", "failing"]
+    # Checked, warmed up, and two repeats by turns; whoever failed is not asked again.
+    assert calls[4:] == ["ours", "equal", "wrong"] * 3
+    assert {item.name: item.equal for item in case.timings} == {
+        "ours": True,
+        "equal": True,
+        "wrong": False,
+    }
+    assert [len(item.seconds) for item in case.timings] == [2, 2, 2]
+    assert case.left_out == (
+        LeftOut(name="absent", reason="not installed: polars"),
+        LeftOut(name="failing", reason="ValueError: bad luck"),
+    )
+    assert case.ratio("ours", "absent") is None
+
+
+def test_a_peer_on_the_first_rows_is_compared_with_ours_on_them(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.tokens.MOST_LISTS", 50)
+    monkeypatch.setattr("benchmarks.tokens.FEW_LISTS", 20)
+    case = run_contest(token_contest(pack.PACK, 60, session), session)
+    assert all(item.equal for item in case.timings)
+    assert {item.rows for item in case.timings} == {20, 60}
+
+
+def test_plain_python_packs_in_order() -> None:
+    packed = plain_pack([[5, 6], [7], [8, 9]], 8, 0, 2)
+    assert packed["input_ids"] == [[5, 6, 2, 0, 7, 2, 0, 0], [8, 9, 2, 0, 0, 0, 0, 0]]
+    assert packed["attention_mask"][0] == [1, 1, 1, 0, 1, 1, 0, 0]
+
+
+def test_a_process_that_says_nothing_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="ended without an answer: ValueError: x"):
+        Worker([sys.executable, "-c", "raise ValueError('x')"], tmp_path / "log.txt")
+    with pytest.raises(WorkerError, match="cannot be started"):
+        Worker([str(tmp_path / "nothing")], tmp_path / "log.txt")
+
+
+def run_race(race: Any, *arguments: str, folder: Path) -> dict[str, Any]:
+    """The result that a race writes."""
+    path = folder / "result.json"
+    race.main([*arguments, "--work-dir", str(folder), "--output", str(path)])
+    data: dict[str, Any] = json.loads(path.read_text())
+    assert {"title", "date", "command", "machine"} <= set(data)
+    assert not list(folder.glob("fast-axolotl-bench-*"))
+    return data
+
+
+def test_the_reader_runs_small_with_equal_rows(tmp_path: Path, earlier_python: Path) -> None:
+    cases = "sample-parquet,messages-jsonl,messages-arrow-stream,memory-jsonl"
+    arguments = ("--cases", cases, "--scale", "0.0005", "--repeats", "1")
+    data = run_race(reader, *arguments, "--peer-python", str(earlier_python), folder=tmp_path)
+    assert [case["name"] for case in data["cases"]] == cases.split(",")
+    for case in data["cases"][:3]:
+        assert all(item["equal"] for item in case["timings"]), case["timings"]
+    jsonl, memory = data["cases"][1], data["cases"][3]
+    assert "earlier package" in [item["name"] for item in jsonl["timings"]]
+    assert "earlier package" in [item["name"] for item in data["cases"][0]["left_out"]]
+    assert memory["measurements"][0]["values"]["rows"] > 0
+    assert data["command"].endswith("--peer-python PYTHON")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("race", [hash, dedupe, pack, pad], ids=lambda race: race.__name__)
+def test_an_operation_runs_small_with_equal_answers(
+    race: Any, tmp_path: Path, earlier_python: Path
+) -> None:
+    arguments = ("--sizes", "300", "--repeats", "1", "--peer-python", str(earlier_python))
+    data = run_race(race, *arguments, folder=tmp_path)
+    timings = [item for case in data["cases"] for item in case["timings"]]
+    others = [item for item in timings if not item["equal"]]
+    assert [item["name"] for item in others] == (["earlier package"] if race is pad else [])
+    left_out = {item["reason"] for case in data["cases"] for item in case["left_out"]}
+    assert ("RuntimeError: cannot dedupe" in left_out) == (race is dedupe)
+    measured = [item for case in data["cases"] for item in case["measurements"]]
+    assert not [item["reason"] for item in measured if item["reason"]]
+    assert data["machine"]["versions"]["earlier package"] == "0.0.test"
+
+
+@pytest.mark.parametrize(
+    ("race", "arguments", "message"),
+    [
+        (reader, ("--cases", "nonsense"), "no case is called 'nonsense'"),
+        (reader, ("--scale", "2"), "scale in"),
+        (hash, ("--sizes", "much"), "cannot read 'much' as a size"),
+        (meter, ("--hosts", "lop"), "no host is called 'lop'; choose from loop, loader, trainer"),
+        (axolotl_race, ("--functions", "x"), "no function is called 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    race: Any, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        race.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    assert parse_sizes("1M, 10k,2500,10000") == (2500, 10_000, 1_000_000)
+    assert [size_name(size) for size in (10_000, 1_000_000, 2500)] == ["10k", "1M", "2500"]
+
+
+def test_every_input_of_the_reader_holds_the_same_conversations(tmp_path: Path) -> None:
+    paths = write_inputs(tmp_path, list(WRITERS), 120)
+    rows = {name: read_rows(path) for name, path in paths.items() if "messages" in name}
+    expected = rows.pop("messages.jsonl")
+    assert len(expected) == 120
+    assert [len(found) for found in rows.values()] == [120] * len(rows)
+    same = [name for name, found in rows.items() if found == expected]
+    assert set(rows) - set(same) == {"messages.csv", "messages.txt"}
+
+
+def test_what_an_answer_takes_is_counted_without_shared_integers() -> None:
+    assert output_bytes({"a": np.zeros(10, np.int64), "b": np.zeros(2, np.int32)}) == 88
+    assert output_bytes([[10**6] * 5]) == sys.getsizeof([[0]]) + sys.getsizeof([0] * 5)
+
+
+# Axolotl.
+
+
+def ledger(**changes: Any) -> dict[str, Any]:
+    marks = {
+        "loaded": {IMPORTS: 4.0, "rest": 1.0},
+        "end": {IMPORTS: 5.0, COMPILING: 2.0, "rest": 9.0},
+    }
+    empty: dict[str, Any] = {"started": 100.0, "waits": [], "batches": [], "patches": []}
+    return {**empty, "seconds": marks["end"], "marks": marks, **changes}
+
+
+def a_run(folder: Path, *ledgers: Any, **changes: Any) -> Run:
+    found = ledgers or [ledger()]
+    return Run(arm=STOCK, folder=folder, wall_seconds=20.0, ledgers=found, **changes)
+
+
+def test_every_moment_is_charged_to_one_name() -> None:
+    now = itertools.count()
+    found = Ledger(clock=lambda: float(next(now)))
+    with found.under("save"):
+        with found.under(IMPORTS):
+            pass
+        found.mark("halfway")
+    found.mark("end")
+    found.mark("end")
+    assert found.marks["halfway"] == {"rest": 1.0, "save": 2.0, IMPORTS: 1.0}
+    assert found.marks["end"] == {"rest": 2.0, "save": 3.0, IMPORTS: 1.0}
+
+
+def test_work_is_what_is_left_of_imports_and_compilation(tmp_path: Path) -> None:
+    slow = ledger(marks={**ledger()["marks"], "end": {IMPORTS: 5.0, "rest": 11.0}})
+    run = a_run(tmp_path, ledger(), slow)
+    assert run.work_seconds() == 11.0
+    assert run.work_seconds(since="loaded") == 10.0
+    assert (run.seconds(COMPILING), run.at("loaded")) == (2.0, 105.0)
+    assert [arm for arm, _ in by_turns(3)] == [STOCK, OURS, OURS, STOCK, STOCK, OURS]
+
+
+@pytest.mark.parametrize("arm", [STOCK, OURS])
+def test_a_run_is_watched_from_outside_and_says_why_it_failed(
+    arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "axolotl"
+    for name, text in {
+        "__init__": "",
+        "cli/config": "load_cfg = lambda path: path",
+        "cli/main": "import sys\nfrom axolotl.utils.data import sft\nimport late\n"
+        "if __name__ == '__main__':\n    sft.save_preprocessed_dataset()\n"
+        "    sys.exit(int(open(sys.argv[2]).read()))",
+        "common/datasets": "",
+        "utils/data/rl": "",
+        "utils/data/sft": "import time\ndef save_preprocessed_dataset():\n    time.sleep(0.05)",
+        "../late": "import time; time.sleep(0.03)",
+    }.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    (tmp_path / "runs").mkdir()
+    runner = Runner(folder=tmp_path / "runs", cache=tmp_path / "cache")
+
+    def configure(text: str) -> Any:
+        def write(folder: Path) -> Path:
+            (folder / "config.yml").write_text(text)
+            return folder / "config.yml"
+
+        return write
+
+    command = ("axolotl.cli.main", "preprocess")
+    run = runner.run(arm, command, configure("0"))
+    assert 0.05 <= run.phases["save"] < 1
+    assert run.phases[IMPORTS] >= 0.03
+    assert run.wall_seconds > run.work_seconds()
+    assert bool(run.ledgers[0]["patches"]) == (arm == OURS)
+    if arm == STOCK:
+        with pytest.raises(RunError, match="exit code 1: ValueError: invalid literal"):
+            runner.run(arm, command, configure("no number"))
+    text = "a\n[rank1]: RuntimeError: no device\n=====\n"
+    assert last_error(text) == "[rank1]: RuntimeError: no device"
+
+
+def test_memory_is_that_of_the_whole_tree_above_what_it_was(tmp_path: Path) -> None:
+    for pid, parent in {1: 0, 10: 1, 11: 10, 12: 11, 13: 1}.items():
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (a) b) S {parent} 0 0")
+        (folder / "smaps_rollup").write_text(f"x [rollup]\nPss: {pid} kB\nPss_Anon: 1 kB\n")
+    sample = TreeMemory(10, tmp_path).take()
+    assert sample is not None
+    assert (sample.pss_bytes, sample.anonymous_bytes) == (33 * 1024, 3 * 1024)
+    assert TreeMemory(99, tmp_path).take() is None
+    marks = {
+        "first batch asked for": {"rest": 10.0},
+        "first step": {"rest": 10.0, "waiting for a batch": 4.0},
+        "trained": {"rest": 16.0, "waiting for a batch": 6.0, "watching": 50.0},
+    }
+    sizes = ((9, 5), (11, 7), (12, 9), (190, 99))
+    samples = [TreeSample(100 + at, 10 * size, size) for at, size in sizes]
+    run = a_run(tmp_path, ledger(marks=marks, waits=[4.0, 1.0, 1.0]), memory=samples)
+    assert axolotl_cases.stall_share(run) == 2 / (6 + 6 - 4)
+    assert axolotl_cases.peak_bytes(run) == 990
+    assert axolotl_cases.peak_above_bytes(run) == 4
+
+
+def write_prepared(folder: Path, rows: list[int], shards: int = 1, **state: Any) -> Path:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"input_ids": [[row] for row in rows]})
+    path = folder / "prepared"
+    dataset.save_to_disk(str(path / "hash"), num_shards=shards)
+    file = path / "hash" / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **state}))
+    return path
+
+
+def test_prepared_datasets_are_compared_by_all_but_their_fingerprint(tmp_path: Path) -> None:
+    stock = write_prepared(tmp_path / "stock", [1, 2, 3])
+    same = write_prepared(tmp_path / "a", [1, 2, 3], _fingerprint="another")
+    order = write_prepared(tmp_path / "b", [2, 1, 3])
+    rows = write_prepared(tmp_path / "c", [1, 2])
+    shards = write_prepared(tmp_path / "d", [1, 2, 3], shards=2)
+    state = write_prepared(tmp_path / "e", [1, 2, 3], _split="test")
+    assert prepared_difference(stock, same) is None
+    file = "data-00000-of-00001.arrow"
+    assert prepared_difference(stock, order) == f"{file}: other values in input_ids"
+    assert prepared_difference(stock, rows) == f"{file}: 2 rows in place of 3"
+    assert str(prepared_difference(stock, shards)).startswith("files ")
+    assert prepared_difference(stock, state) == "state.json: _split: test in place of None"
+    nothing = tmp_path / "nothing"
+    assert prepared_difference(nothing, nothing) == "stock prepared nothing"
+
+
+def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> None:
+    def train(name: str, *losses: float, batches: Sequence[str] = ("x", "y")) -> Run:
+        state = tmp_path / name / "output" / "checkpoint-2" / "trainer_state.json"
+        state.parent.mkdir(parents=True)
+        history = [{"loss": loss, "grad_norm": 0.5} for loss in losses]
+        state.write_text(json.dumps({"log_history": [*history, {"train_runtime": 1.0}]}))
+        return a_run(tmp_path / name, ledger(batches=list(batches)))
+
+    stock = train("a", 0.1, 0.2)
+    assert losses_difference(stock, train("b", 0.1, 0.2)) is None
+    other = train("c", 0.1, 0.20000000000000004)
+    assert losses_difference(stock, other) == "step 2: loss 0.20000000000000004 in place of 0.2"
+    assert losses_difference(stock, train("d", 0.1)) == "1 logged steps in place of 2"
+    mixed = train("e", 0.1, 0.2, batches=("x", "z"))
+    assert losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
+
+
+def test_answers_of_functions_are_compared_by_type_and_value() -> None:
+    equal = {"a": [1, 2], "b": np.array([1, 2]), "c": ("x", [None])}
+    same = {"a": [1, 2], "b": np.array([1, 2]), "c": ("x", [None])}
+    assert answer_difference(equal, same) is None
+    for other, reason in [
+        ({**equal, "a": [1, 3]}, "answer a: other values"),
+        ({**equal, "a": (1, 2)}, "answer a: a tuple in place of a list"),
+        ({**equal, "b": np.array([1, 2], np.int32)}, "answer b: other values, or int32 of (2,)"),
+        ({**equal, "c": ("x", [0])}, "answer c[1]: items of"),
+        ({"b": 1}, "answer: ['b'] in place of ['a', 'b', 'c']"),
+    ]:
+        assert str(answer_difference(equal, other)).startswith(reason)
+
+
+def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> None:
+    for name, (kind, _) in DATASETS.items():
+        paths = [tmp_path / f"{name}-{number}.jsonl" for number in (1, 2)]
+        first, second = (write_rows(path, 500, kind).read_text() for path in paths)
+        assert first == second
+        assert len(first.splitlines()) == 500
+        assert 350 < len(set(first.splitlines())) < 450
+    texts = list(documents(100, 2000))
+    assert texts[7].startswith("7 ")
+    assert 150_000 < sum(map(len, texts)) < 250_000
+
+
+def test_streams_of_the_arms_differ_by_our_keys_alone(tmp_path: Path) -> None:
+    stock, ours = (text_stream(tmp_path, ours=is_ours) for is_ours in (False, True))
+    assert {key: ours[key] for key in stock} == stock
+    keys = {"plugins", "dataset_use_rust_streaming", "fast_axolotl_streaming_force"}
+    assert set(ours) - set(stock) == keys
+    assert not keys & set(stream_config(tmp_path, tmp_path, steps=3, buffer_rows=5))
+
+
+def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
+    right = (timing(OURS, 2.0), timing(STOCK, 9.0))
+    case = Case(
+        name="preprocess-chat",
+        text="1,000 rows",
+        rows=1000,
+        timings=right,
+        rivals={STOCK: OURS},
+        measurements=(
+            Measurement(name=f"{STOCK}: dedupe", seconds=(3.0,)),
+            Measurement(name=f"{OURS}: dedupe", seconds=(0.03,)),
+            Measurement(name=f"{STOCK}: merge", seconds=(0.001,)),
+            Measurement(name=axolotl_cases.ANSWERED, values={"dedupe": 1, "rl": 0}),
+            Measurement(name=axolotl_cases.COLD, seconds=(5.0,), values={"compiling_seconds": 3.0}),
+        ),
+    )
+    wrong = (timing(OURS, 0.01, reason="1 row in place of 2"), timing(STOCK, 1.0))
+    function = Case(name="functions: dedupe", text="", rows=1000, timings=wrong)
+    first, _, phases, functions = axolotl_race.axolotl_tables((case, function))
+    assert first.rows == (("functions: dedupe", "1 row in place of 2"),)
+    assert phases.rows == (("dedupe", "3.00 s", "30.0 ms", "100×"),)
+    assert phases.notes == (
+        f"{axolotl_cases.ANSWERED}, forked workers apart: dedupe ×1",
+        f"{axolotl_cases.COLD}: 5.00 s, 3.00 s of compiling, all threads",
+    )
+    assert functions.rows[0][-2:] == ("100×", "no")
+
+
+# The meter, the protocol, the advice.
+
+
+def test_the_waits_of_a_cell_add_up_to_its_share() -> None:
+    loop = meter.Group(host="loop", workers=0, accumulation=1)
+    none, *cells = meter.cells_of()
+    assert not any(meter.wait_before(none, fetch, loop) for fetch in range(300))
+    for cell in cells:
+        fetches = 4 * meter.PERIOD_ROWS // meter.BATCH_ROWS
+        fetches -= fetches % meter.BURST_FETCHES if cell.pattern == "burst" else 0
+        waited = sum(meter.wait_before(cell, fetch, loop) for fetch in range(fetches))
+        share = waited / (waited + fetches * meter.step_seconds(loop))
+        assert share == pytest.approx(cell.share, abs=1e-9)
+
+
+def test_what_is_wrong_with_a_cell_is_said() -> None:
+    right = {0.02: {"compute"}, 0.05: {"compute", "mixed"}, 0.1: {"mixed", "data"}, 0.3: {"data"}}
+    assert {stall: meter.right_verdicts(stall) for stall in right} == right
+    cell = meter.Cell(pattern="burst", share=0.3)
+    found: dict[str, object] = {"stall_fraction": 0.25, "verdict": "data", "subtype": "rate"}
+    found |= {"period_fetches": None, "period_rows": None}
+    wrong = ["stall off by -5.0 points", "called rate", "period of None fetches"]
+    assert meter.judge_cell(cell, 0.30, found) == wrong
+    assert meter.judge_cell(cell, 0.3, {**found, "stall_fraction": None}) == ["no stall fraction"]
+    found |= {"stall_fraction": 0.295, "subtype": "burst", "period_fetches": 16}
+    assert meter.judge_cell(cell, 0.30, found) == []
+
+
+@pytest.mark.parametrize("host", ["loop", "loader"])
+def test_a_cell_is_near_the_truth(host: str, tmp_path: Path) -> None:
+    if host == "loader":
+        pytest.importorskip("torch")
+    group = meter.Group(host=host, workers=0, accumulation=1 if host == "loop" else 8)
+    cell = meter.Cell(pattern="burst" if host == "loop" else "steady", share=0.5)
+    found = meter.run_cell(group, cell, tmp_path, 400 if host == "loop" else 280)
+    # How near it comes is the race's affair: machines that run tests are busy.
+    assert found["stall_fraction"] == pytest.approx(found["true_stall"], abs=0.1)
+    assert found["verdict"] == "data"
+
+
+@pytest.mark.parametrize("name", ["tokenise", "slow-compute-rank"])
+def test_a_run_that_is_short_of_one_thing_is_found(name: str, tmp_path: Path) -> None:
+    if name.endswith("rank"):
+        pytest.importorskip("torch")
+    found = run_scenario(name, tmp_path / name)
+    # Or swap, where other tests leave this machine short of memory at the moment.
+    assert found["right"] or found["verdict"].startswith("swap"), found
+
+
+def test_a_loop_is_run_against_itself_and_against_a_slower_one(tmp_path: Path) -> None:
+    trials = ["--same", "1", "--different", "1", "--pairs", "2", "--steps", "60", "--slower", "2"]
+    data = run_race(protocol, *trials, folder=tmp_path)
+    same, slow = data["trials"]
+    assert (same["kind"], slow["kind"]) == ("A/A", "A/B")
+    # Three times as slow: seen in each single pair, whatever else the machine does.
+    pairs = zip(slow["baseline"], slow["candidate"], strict=True)
+    assert all(after < before for before, after in pairs)
+
+
+def test_the_settings_of_an_advice_are_found_and_shown() -> None:
+    advice = (
+        "Pack the next rows while these are trained on: set dataset_use_rust_streaming: true, "
+        "dataloader_prefetch_factor: 8, and start Axolotl by fast-axolotl run --."
+    )
+    settings = {"dataset_use_rust_streaming": True, "dataloader_prefetch_factor": 8}
+    assert find_settings(advice) == settings
+    assert find_settings("Leave the data path as it is: a faster loader changes nothing.") == {}
+    common = {"action": advice, "wait_max_seconds": None, "tokens_per_second": 5000.0}
+    rounds = [
+        {**common, "settings": {}, "verdict": "data/rate", "stall_fraction": 0.2, "losses": ""},
+        {**common, "settings": settings, "verdict": "compute", "stall_fraction": 0.0}
+        | {"losses": "Losses: equal."},
+    ]
+    table = advice_table({"rounds": rounds, "is_cured": True, "seconds": 60.0})
+    assert table.rows[0] == ("1", "as it is", "data/rate", "20.0 %", "–", "5,000")
+    assert table.rows[1][1].startswith("dataset_use_rust_streaming: true, ")
+    assert table.notes[2:4] == (
+        "Losses: equal.",
+        "cured: the data was the limit, and is not any more",
+    )
+
+
+def test_the_race_on_a_gpu_says_that_there_is_none() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.meter_gpu"],
+        cwd=Path(reader.__file__).parents[1],
+        env={"PYTHONPATH": "src", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "needs a GPU" in done.stderr

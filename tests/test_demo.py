@@ -1,0 +1,67 @@
+"""The demo: two readers that give one model the same arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fast_axolotl.cli.demo import plan_demo, write_rows
+from fast_axolotl.cli.demo_arm import (
+    BATCH_ROWS,
+    WIDTH,
+    Model,
+    fast_batches,
+    plain_batches,
+    read_ahead,
+)
+from fast_axolotl.errors import MissingFileError
+
+pytestmark = pytest.mark.kernels
+
+
+def test_the_arms_give_the_same_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert write_rows(path, batches=3) == 3 * BATCH_ROWS
+    plain, fast = list(plain_batches(path)), list(fast_batches(path))
+    assert len(plain) == len(fast) == 3
+    for one, other in zip(plain, fast, strict=True):
+        assert list(one) == list(other)
+        for name, array in one.items():
+            assert array.shape == (BATCH_ROWS, WIDTH)
+            assert array.dtype == other[name].dtype
+            np.testing.assert_array_equal(array, other[name])
+
+
+def test_an_error_of_the_reader_reaches_the_model(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError):
+        list(read_ahead(tmp_path / "nothing.jsonl"))
+
+
+def test_rows_are_cut_masked_and_padded(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, batches=2)
+    for batch in fast_batches(path):
+        lengths = batch["attention_mask"].sum(axis=1)
+        assert lengths.max() == WIDTH > lengths.min() > 0
+        assert (batch["labels"][:, 0] == -100).all()
+        assert (batch["labels"] != -100).any()
+
+
+def test_the_model_learns(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, batches=8)
+    model = Model()
+    losses = [model.step(batch["input_ids"]) for batch in fast_batches(path)]
+    assert losses[-1] < losses[0]
+
+
+def test_the_plan_has_both_readers_in_front_of_one_model(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, batches=2)
+    plan = plan_demo(path, pairs=2)
+    assert [arm.name for arm in plan.arms] == ["baseline", "candidate"]
+    assert [arm.command[-3] for arm in plan.arms] == ["plain", "fast"]
+    assert int(plan.arms[0].command[-1]) == int(plan.arms[1].command[-1]) >= 220
+    assert plan.pairs == 2
