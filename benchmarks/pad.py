@@ -9,7 +9,7 @@ from benchmarks.race import Entry, Session
 from benchmarks.result import Case
 from benchmarks.tokens import TokenOperation, token_case, token_entries
 from fast_axolotl.cli.contenders import pad
-from fast_axolotl.collate import pad_sequences
+from fast_axolotl.packing import pad_sequences
 
 PAD = TokenOperation(
     name="pad",

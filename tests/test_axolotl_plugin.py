@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import fast_axolotl
 from fast_axolotl.bench.axolotl_inputs import (
     preprocess_config,
     train_config,
@@ -20,6 +18,8 @@ from fast_axolotl.bench.axolotl_inputs import (
     write_model,
     write_rows,
 )
+
+import fast_axolotl
 from fast_axolotl.integrations.launch import Order
 from fast_axolotl.record import RunRecord, read_run
 from support.axolotl import AGAINST_AXOLOTL

@@ -189,5 +189,3 @@ def test_a_list_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert ids_of([second, first]) == [2, 3, 0, 1]
     assert ids_of([str(first), second]) == [0, 1, 2, 3]
     assert ids_of([first, first]) == [0, 1, 0, 1]
-
-

@@ -289,7 +289,7 @@ def first_fit(lengths: Iterable[int], capacity: int, max_rows: int) -> list[list
 
 def pad_rows(request: Request) -> Contender:
     """Batch by batch, as a training pads: each is gone before the next one."""
-    from fast_axolotl.collate import pad_sequences
+    from fast_axolotl.packing import pad_sequences
 
     rows = _table(request).column(0).drop_null().to_pylist()
     batches = [rows[start : start + PAD_ROWS] for start in range(0, len(rows), PAD_ROWS)]
