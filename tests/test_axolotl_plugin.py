@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fast_axolotl.bench.axolotl_inputs import (
+
+import fast_axolotl
+from fast_axolotl.cli.demo_axolotl import (
     preprocess_config,
     train_config,
     write_config,
     write_model,
     write_rows,
 )
-
-import fast_axolotl
 from fast_axolotl.integrations.launch import Order
 from fast_axolotl.record import RunRecord, read_run
 from support.axolotl import AGAINST_AXOLOTL
@@ -164,12 +164,10 @@ class Trainings:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_model(folder / "model")
-        self.data = write_rows("chat", folder / "chat.jsonl", 400)
+        self.data = write_rows(folder / "chat.jsonl", 400)
 
     def train(self, name: str, *before: str, **keys: Any) -> subprocess.CompletedProcess[str]:
-        prepare = preprocess_config(
-            "chat", self.folder / "model", self.data, self.folder / "prepared"
-        )
+        prepare = preprocess_config(self.folder / "model", self.data, self.folder / "prepared")
         config = {**train_config(prepare, self.folder / name), "sequence_len": 512}
         config |= {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
         config |= {"gradient_accumulation_steps": 2, "num_epochs": 4, **keys}
