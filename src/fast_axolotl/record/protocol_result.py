@@ -17,15 +17,7 @@ from typing import Any, Literal
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.codec import from_plain
 
-__all__ = [
-    "PROTOCOL_FILE",
-    "Arm",
-    "ArmRun",
-    "Cell",
-    "Matrix",
-    "MatrixRow",
-    "ProtocolResult",
-]
+__all__ = ["PROTOCOL_FILE", "Arm", "ArmRun", "Cell", "Matrix", "MatrixRow", "ProtocolResult"]
 
 PROTOCOL_FILE = "protocol.json"
 """What makes a folder a protocol's."""
@@ -161,11 +153,10 @@ class ProtocolResult:
             if data["schema"] != _SCHEMA:
                 raise ValueError(f"its schema is {data['schema']!r}")
             result = from_plain(cls, data)
+            arms = len(result.matrix.arms)
             for row in result.matrix.rows:
-                if len(row.cells) != len(result.matrix.arms):
-                    raise ValueError(
-                        f"{row.name} has {len(row.cells)} cells, {len(result.matrix.arms)} arms"
-                    )
+                if len(row.cells) != arms:
+                    raise ValueError(f"{row.name} has {len(row.cells)} cells, {arms} arms")
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error
