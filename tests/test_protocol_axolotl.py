@@ -11,7 +11,6 @@ import pytest
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
-from fast_axolotl.protocol.dedupe import describe_dedupe, run_dedupe
 from support.axolotl import AGAINST_AXOLOTL
 from support.protocol import FakeLaunch, folder_of
 
@@ -194,7 +193,7 @@ def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> 
     assert found.arms[1].command == ("axolotl", "train", "{config}")
 
 
-def fake_trial(answer: dict[str, Any] | None, code: int = 0) -> Any:
+def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> dict[str, Any]:
     def launch(command: Sequence[str], environment: Mapping[str, str], log: Path, tick: Any) -> int:
         assert environment["FAST_AXOLOTL"] == "0"
         log.write_text("ImportError: no axolotl\n")
@@ -202,34 +201,24 @@ def fake_trial(answer: dict[str, Any] | None, code: int = 0) -> Any:
             Path(command[-1]).write_text(json.dumps(answer))
         return code
 
-    return launch
+    plan = Plan(title="dedupe", arms=(), dedupe={"datasets": []})
+    return run_protocol(plan, folder, environment={}, launch=launch, clock=lambda: 0.0).dedupe
 
 
 def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
-    answer = {
-        "rows": 2000,
-        "kept": 1600,
-        "is_equal": True,
-        "stock_seconds": [1.0, 1.1, 0.9],
-        "our_seconds": [0.1, 0.1, 0.1],
-    }
-    found = run_dedupe(
-        {"datasets": []},
-        tmp_path,
-        environment={},
-        launch=fake_trial(answer),
-        tick=lambda: None,
-    )
+    seconds = {"stock_seconds": [1.0, 1.1, 0.9], "our_seconds": [0.1, 0.1, 0.1]}
+    found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
     assert "2,000 rows, 1,600 kept by both alike: 10.0× the speed" in found["sentence"]
 
 
-def test_a_dedupe_that_fails_or_differs_says_so(tmp_path: Path) -> None:
-    failed = run_dedupe({}, tmp_path, environment={}, launch=fake_trial(None, 1), tick=lambda: None)
+def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Path) -> None:
+    failed = try_dedupe(tmp_path, None, 1)
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
-    assert "other rows" in describe_dedupe({"reason": "ours keeps other rows than Axolotl"})
+    other = try_dedupe(tmp_path, {"reason": "ours keeps other rows than Axolotl"})
+    assert "other rows" in other["sentence"]
 
 
 class TestAgainstAxolotl:
