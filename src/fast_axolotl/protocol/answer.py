@@ -86,9 +86,22 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             )
         elif arm.headline:
             sentences.append(f"Steps could not be compared: {arm.headline}")
+    is_relieved = False
     stall = _stall(matrix, arm.name)
     if stall is not None:
-        sentences.append(_describe_stall(*stall, arm, is_faster=cell.outcome == "better"))
+        before, after = stall
+        is_relieved = before >= DATA_STALL and after < before / 2
+        if arm.verdict.startswith("inconclusive"):
+            why = ""
+        elif is_relieved:
+            why = ": the data was a bottleneck, and it is less of one now"
+        elif after >= DATA_STALL:
+            why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
+        elif before < FREE_STALL and cell.outcome != "better":
+            why = ": the model's own work takes the time, and no faster reader can help that"
+        else:
+            why = ": little of the time is waiting for data"
+        sentences.append(f"Stall went from {format_share(before)} to {format_share(after)}{why}.")
     for effect, words in _EFFECTS.items():
         change = find_cell(matrix, effect, arm.name)
         if change is not None and change.outcome in ("better", "worse"):
@@ -98,7 +111,6 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     if not is_trusted:
         return [*sentences, "Explain the losses first: the arms have not learned the same."]
     start = find_cell(matrix, "start_to_step_seconds", arm.name)
-    is_relieved = stall is not None and _is_relieved(*stall)
     return [*sentences, *_advise(baseline, arm, cell, start, is_relieved=is_relieved)]
 
 
@@ -147,26 +159,6 @@ def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
         if len(values) == 2:
             return values[0], values[1]
     return None
-
-
-def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -> str:
-    change = f"Stall went from {format_share(before)} to {format_share(after)}"
-    if arm.verdict.startswith("inconclusive"):
-        return f"{change}."
-    if _is_relieved(before, after):
-        why = "the data was a bottleneck, and it is less of one now"
-    elif after >= DATA_STALL:
-        still = "still waits" if before >= DATA_STALL else "waits"
-        why = f"training {still} for data"
-    elif before < FREE_STALL and not is_faster:
-        why = "the model's own work takes the time, and no faster reader can help that"
-    else:
-        why = "little of the time is waiting for data"
-    return f"{change}: {why}."
-
-
-def _is_relieved(before: float, after: float) -> bool:
-    return before >= DATA_STALL and after < before / 2
 
 
 def _advise(

@@ -22,7 +22,7 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
 
-__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl", "read_config"]
+__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl"]
 
 COMMAND = "axolotl train {config}"
 STEPS = (1, 2, 4, 5)
@@ -60,7 +60,7 @@ def plan_axolotl(
     if sequence_len is not None and 3 not in steps:
         raise UsageError("--sequence-len is about streaming: add 3 to --steps")
     pins = pins or {}
-    config = _pin({"seed": _SEED, **read_config(config_path)}, pins)
+    config = _read_config(config_path, pins)
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
     shared = [key for key in _OWN_FOLDERS if key in pins] + ["downloads of the hub"]
@@ -107,8 +107,8 @@ def plan_axolotl(
     )
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The YAML of a configuration."""
+def _read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
+    """The YAML of a configuration, with a seed, and with the keys that are pinned."""
     yaml = _import_yaml()
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -121,7 +121,21 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise DataError(f"not YAML: {' '.join(str(error).split())}", path=str(path)) from error
     if not isinstance(found, dict):
         raise DataError("a configuration of Axolotl has keys, and this has none", path=str(path))
-    return found
+    config = {"seed": _SEED, **found}
+    for name, value in pins.items():
+        *outer, last = name.split(".")
+        place = config
+        for key in outer:
+            inner = place.get(key)
+            if inner is not None and not isinstance(inner, Mapping):
+                raise UsageError(
+                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
+                    "as a whole, or edit the configuration"
+                )
+            place[key] = dict(inner or {})
+            place = place[key]
+        place[last] = value
+    return config
 
 
 def _import_yaml() -> Any:
@@ -189,24 +203,6 @@ def _split(command: str) -> tuple[str, ...]:
     if not any("{config}" in word for word in words):
         raise UsageError(f"--command {command!r} has no {{config}}; try {COMMAND!r}")
     return words
-
-
-def _pin(config: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(config)
-    for name, value in pins.items():
-        *outer, last = name.split(".")
-        place = found
-        for key in outer:
-            inner = place.get(key)
-            if inner is not None and not isinstance(inner, Mapping):
-                raise UsageError(
-                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
-                    "as a whole, or edit the configuration"
-                )
-            place[key] = dict(inner or {})
-            place = place[key]
-        place[last] = value
-    return found
 
 
 def _stock(config: Mapping[str, Any]) -> dict[str, Any]:

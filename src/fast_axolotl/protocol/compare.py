@@ -15,7 +15,7 @@ from typing import Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
-from fast_axolotl.protocol.matrix import find_cell, make_row, read_figures
+from fast_axolotl.protocol.matrix import make_row, read_figures
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
@@ -122,36 +122,33 @@ def compare_folders(
     Of two protocols the arm ``arm`` is compared: by default the last one that both have. With
     ``is_single`` a limit may be broken by two single runs.
     """
-    if second is None:
-        found = _compare_arms(Path(first), arm)
-    else:
+    if second is not None:
         found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
-    name = found.matrix.arms[-1]
-    checks = tuple(_check(limit, found.matrix, name, is_single) for limit in limits)
-    return replace(found, checks=checks)
-
-
-def _compare_arms(folder: Path, arm: str | None) -> Comparison:
-    """An arm of one protocol beside its baseline."""
-    if not (folder / PROTOCOL_FILE).exists():
-        raise UsageError(
-            f"{folder} holds no protocol, so it needs a second folder to be compared with"
+    else:
+        if not (Path(first) / PROTOCOL_FILE).exists():
+            raise UsageError(
+                f"{first} holds no protocol, so it needs a second folder to be compared with"
+            )
+        protocol = ProtocolResult.read(first)
+        matrix = protocol.matrix
+        if len(matrix.arms) < 2:
+            raise DataError("it has fewer than two arms to compare", path=str(first))
+        chosen = arm or matrix.arms[-1]
+        if chosen not in matrix.arms[1:]:
+            raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
+        at = matrix.arms.index(chosen)
+        missing = find_missing(protocol.arms[0], protocol.arms[at])
+        if missing:
+            raise DataError(missing, path=str(first))
+        rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
+        found = Comparison(
+            first=matrix.arms[0],
+            second=chosen,
+            matrix=Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes),
+            alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
         )
-    protocol = ProtocolResult.read(folder)
-    matrix = protocol.matrix
-    if len(matrix.arms) < 2:
-        raise DataError("it has fewer than two arms to compare", path=str(folder))
-    chosen = arm or matrix.arms[-1]
-    if chosen not in matrix.arms[1:]:
-        raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
-    at = matrix.arms.index(chosen)
-    missing = find_missing(protocol.arms[0], protocol.arms[at])
-    if missing:
-        raise DataError(missing, path=str(folder))
-    rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
-    alarms = (protocol.losses,) if protocol.are_losses_equal is False else ()
-    return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, alarms=alarms)
+    checks = tuple(_check(limit, found.matrix, is_single) for limit in limits)
+    return replace(found, checks=checks)
 
 
 def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
@@ -166,7 +163,7 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
                 "none is in both"
             )
         arm = common[-1]
-    sides = [_read_side(folder, arm) for folder in folders]
+    sides = (_read_side(first, arm), _read_side(second, arm))
     broken = next((side for side in sides if side.error), None)
     if broken is not None and is_checked:
         raise DataError(
@@ -224,17 +221,15 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
     )
 
 
-def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
-    cell = find_cell(matrix, limit.name, arm)
-    base = find_cell(matrix, limit.name, matrix.arms[0])
-    assert cell is not None
-    assert base is not None
-    for one, name in ((base, matrix.arms[0]), (cell, arm)):
+def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
+    [row] = [row for row in matrix.rows if row.name == limit.name]
+    for name, one in zip(matrix.arms, row.cells, strict=True):
         if one.value is None:
             raise DataError(
                 f"--fail-if {limit.text!r} cannot be checked: {limit.name} was not measured in "
                 f"{name}: {one.reason}"
             )
+    cell = row.cells[-1]
     value, low, high = cell.ratio, cell.low, cell.high
     if limit.is_difference:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high

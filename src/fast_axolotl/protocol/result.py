@@ -56,7 +56,14 @@ def build_protocol(
     matrix = build_matrix(compared) if compared else Matrix(arms=(), rows=())
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
-    matrix = replace(matrix, notes=tuple(_describe_figures(matrix, arms, primary)))
+    if len(arms) > 1 and primary:
+        # How the figures were made; how far they can be trusted, where there are intervals.
+        cells = [cell for row in matrix.rows for cell in row.cells]
+        is_certain = any(one.low is not None or one.difference_low is not None for one in cells)
+        is_same_work = len({arm.steps for arm in arms}) == 1
+        decides = _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())
+        is_compared = is_certain and (primary != "duration_seconds" or is_same_work)
+        matrix = replace(matrix, notes=(_HOW, decides) if is_compared else (_HOW,))
     losses = LossCheck(is_equal=None, sentence="")
     if plan.same_work is not None:
         first, second = plan.same_work
@@ -173,15 +180,3 @@ def _describe_work(arms: Sequence[Arm]) -> list[str]:
     if caches:
         notes.append(f"Page cache before each run: {', or '.join(sorted(caches))}.")
     return notes
-
-
-def _describe_figures(matrix: Matrix, arms: Sequence[Arm], primary: str) -> list[str]:
-    """How the figures were made; how far they can be trusted, where there are intervals."""
-    if len(arms) < 2 or not primary:
-        return []
-    cells = [cell for row in matrix.rows for cell in row.cells]
-    has_intervals = any(cell.low is not None or cell.difference_low is not None for cell in cells)
-    is_same_work = len({arm.steps for arm in arms}) == 1
-    if not has_intervals or (primary == "duration_seconds" and not is_same_work):
-        return [_HOW]
-    return [_HOW, _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())]

@@ -127,13 +127,17 @@ class _Running:
         for turn in turns:
             if self._is_done(turn):
                 continue
-            if self._is_late(turn):
-                self.notes.append(
-                    f"Stopped by --max-minutes {self.plan.max_minutes:g} after "
-                    f"{max(0, turn.pair)} of {self.plan.pairs} pairs; the same command with more "
-                    "minutes goes on."
-                )
-                break
+            # Between two rounds of the arms: one that would end after the limit is not begun.
+            limit, size = self.plan.max_minutes, len(self.plan.arms)
+            if limit is not None and (turn.number - 1) % size == 0:
+                last = (self.state.runs.get(turn.number - back) for back in range(1, size + 1))
+                round_seconds = sum(run.seconds or 0.0 for run in last if run is not None)
+                if self._spent() + round_seconds > 60.0 * limit:
+                    self.notes.append(
+                        f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
+                        f"{self.plan.pairs} pairs; the same command with more minutes goes on."
+                    )
+                    break
             self.state.runs[turn.number] = self._run(turn)
             self.notes += self.spoilt.pop(turn.number, ())
             self._write()
@@ -148,16 +152,6 @@ class _Running:
     def _spent(self) -> float:
         """Seconds, over all sessions."""
         return self.spent_before + self.clock() - self.begun
-
-    def _is_late(self, turn: Turn) -> bool:
-        """Whether the time is up, between two rounds of the arms."""
-        limit, size = self.plan.max_minutes, len(self.plan.arms)
-        if limit is None or (turn.number - 1) % size:
-            return False
-        last = range(turn.number - size, turn.number)
-        runs = [self.state.runs[number] for number in last if number in self.state.runs]
-        # A round that would end after the limit is not begun.
-        return self._spent() + sum(run.seconds or 0.0 for run in runs) > 60.0 * limit
 
     def _run(self, turn: Turn) -> ArmRun:
         same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
@@ -177,10 +171,10 @@ class _Running:
         cache = self.page_cache(self.plan.drop_caches)
         command, environment = self._command(turn, folder)
         begin = self.clock()
-        self._tell(turn, 0.0)
+        self._tell(turn.arm.name, turn.pair, 0.0)
 
         def tick() -> None:
-            self._tell(turn, self.clock() - begin)
+            self._tell(turn.arm.name, turn.pair, self.clock() - begin)
             limit = self.plan.run_minutes
             if limit is not None and self.clock() - begin > 60.0 * limit:
                 raise _TooLongError(f"it had not ended after {limit:g} min, and was ended")
@@ -237,22 +231,22 @@ class _Running:
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
         return [*words, "--output", str(folder), "--", *command], environment
 
-    def _tell(self, turn: Turn, run_seconds: float) -> None:
+    def _tell(self, arm: str, pair: int, run_seconds: float) -> None:
         turns = self.plan.turns()
         done = [self.state.runs[one.number] for one in turns if self._is_done(one)]
         timed = [run.seconds for run in done if run.seconds is not None]
         left = None
-        if timed:
+        if timed and arm != _DEDUPE:
             mean = sum(timed) / len(timed)
             left = max(0.0, mean * (len(turns) - len(done)) - run_seconds)
             if self.plan.max_minutes is not None:
                 left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self._spent()))
         self.progress(
             Progress(
-                done=len(done),
+                done=len(turns) if arm == _DEDUPE else len(done),
                 total=len(turns),
-                arm=turn.arm.name,
-                pair=turn.pair,
+                arm=arm,
+                pair=pair,
                 pairs=self.plan.pairs,
                 run_seconds=run_seconds,
                 seconds_left=left,
@@ -270,20 +264,9 @@ class _Running:
         variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
         variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
         begin = self.clock()
-        count = len(self.plan.turns())
 
         def tick() -> None:
-            self.progress(
-                Progress(
-                    done=count,
-                    total=count,
-                    arm=_DEDUPE,
-                    pair=-2,
-                    pairs=self.plan.pairs,
-                    run_seconds=self.clock() - begin,
-                    seconds_left=None,
-                )
-            )
+            self._tell(_DEDUPE, -2, self.clock() - begin)
 
         command = (sys.executable, "-m", _DEDUPE_WORKER, str(trial), str(result))
         code = self.launch(command, variables, log, tick)
