@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fast_axolotl.cli.compare import compare
+from fast_axolotl.cli.protocol import compare
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fast_axolotl.cli.parsing import parse_names
+from fast_axolotl.cli.options import parse_names
 
 if TYPE_CHECKING:
     from fast_axolotl.bench.matrix import Table
