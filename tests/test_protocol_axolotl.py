@@ -12,7 +12,7 @@ import pytest
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
 from support.axolotl import AGAINST_AXOLOTL
-from support.protocol import FakeLaunch, folder_of
+from support.protocol import FakeLaunch, folder_of, run_fake
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
 
@@ -118,16 +118,21 @@ def test_a_list_can_be_pinned() -> None:
     }
 
 
-def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no value of YAML"):
-        parse_pins("a={1: 2: 3}")
-    for text in ("a=[1", "a='x, y", "name=a[b,max_steps=5"):
-        with pytest.raises(UsageError, match="begins does not end"):
-            parse_pins(text)
-    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
-        plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
-    with pytest.raises(UsageError, match="cannot be split into words"):
-        plan_axolotl(write(tmp_path), command="axolotl 'train {config}")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num_workers", "KEY=VALUE"),
+        ("=2", "KEY=VALUE"),
+        ("num_workers=2,max_steps", "KEY=VALUE"),
+        ("a={1: 2: 3}", "is no value of YAML"),
+        ("a=[1", "begins does not end"),
+        ("a='x, y", "begins does not end"),
+        ("name=a[b,max_steps=5", "begins does not end"),
+    ],
+)
+def test_pins_that_are_none_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_pins(text)
 
 
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
@@ -137,20 +142,11 @@ def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     assert "shared are dataset_prepared_path, downloads" in plan.notes[0]
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,6", "one", "4"])
-def test_steps_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--steps"):
-        parse_steps(text)
-
-
-def test_steps_are_read_in_any_order() -> None:
+def test_steps_are_read_in_any_order_and_those_that_are_none_are_refused() -> None:
     assert parse_steps("5, 2,1") == (1, 2, 5)
-
-
-@pytest.mark.parametrize("text", ["num_workers", "=2", "num_workers=2,max_steps"])
-def test_pins_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="KEY=VALUE"):
-        parse_pins(text)
+    for text in ("", "0", "1,6", "one", "4"):
+        with pytest.raises(UsageError, match="--steps"):
+            parse_steps(text)
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -164,6 +160,10 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         plan_axolotl(tmp_path / "list.yml")
     with pytest.raises(UsageError, match=r"\{config\}"):
         plan_axolotl(write(tmp_path), command="axolotl train")
+    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
+        plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
+    with pytest.raises(UsageError, match="cannot be split into words"):
+        plan_axolotl(write(tmp_path), command="axolotl 'train {config}")
 
 
 def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> None:
@@ -179,9 +179,7 @@ def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> 
 
     launch = Launch()
     plan = plan_axolotl(write(tmp_path), steps=(1, 2), pairs=1, warmup=0)
-    found = run_protocol(
-        plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock, page_cache=str
-    )
+    found = run_fake(plan, tmp_path / "p", launch)
     for name in ("output_dir", "dataset_prepared_path", "cache"):
         assert len({config[name] for config in seen}) == 2
     # A float stays one: JSON's 1e-05 would be a text in YAML.
