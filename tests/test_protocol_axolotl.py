@@ -80,16 +80,10 @@ def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     assert "val_set_size is 0" in told
     assert "sequence_len is 16,384" in told
     assert plan.dedupe is None
-
-
-def test_packed_streams_name_a_format_and_its_files(tmp_path: Path) -> None:
+    # Packed ones name a format and its files.
     path = write(tmp_path, max_steps=50, sample_packing=True)
     [entry] = configs(plan_axolotl(path, steps=(1, 3)))["streaming"]["datasets"]
-    assert entry["path"] == "json"
-    assert entry["data_files"] == str(tmp_path / "rows.jsonl")
-
-
-def test_streaming_without_a_length_names_the_cure(tmp_path: Path) -> None:
+    assert (entry["path"], entry["data_files"]) == ("json", str(tmp_path / "rows.jsonl"))
     with pytest.raises(UsageError, match="--pin max_steps=200"):
         plan_axolotl(write(tmp_path), steps=(1, 3))
     with pytest.raises(UsageError, match="add 3 to --steps"):
@@ -111,28 +105,19 @@ def test_a_list_can_be_pinned() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
     assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
-    assert parse_pins("wandb_name=it's,a=5),b= 'x, y'") == {
-        "wandb_name": "it's",
-        "a": "5)",
-        "b": "x, y",
-    }
+    pins = parse_pins("wandb_name=it's,a=5),b= 'x, y'")
+    assert pins == {"wandb_name": "it's", "a": "5)", "b": "x, y"}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("num_workers", "KEY=VALUE"),
-        ("=2", "KEY=VALUE"),
-        ("num_workers=2,max_steps", "KEY=VALUE"),
-        ("a={1: 2: 3}", "is no value of YAML"),
-        ("a=[1", "begins does not end"),
-        ("a='x, y", "begins does not end"),
-        ("name=a[b,max_steps=5", "begins does not end"),
-    ],
-)
-def test_pins_that_are_none_are_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse_pins(text)
+def test_pins_that_are_none_are_refused() -> None:
+    for words, texts in {
+        "KEY=VALUE": ("num_workers", "=2", "num_workers=2,max_steps"),
+        "is no value of YAML": ("a={1: 2: 3}",),
+        "begins does not end": ("a=[1", "a='x, y", "name=a[b,max_steps=5"),
+    }.items():
+        for text in texts:
+            with pytest.raises(UsageError, match=words):
+                parse_pins(text)
 
 
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:

@@ -125,15 +125,14 @@ def test_a_line_that_is_cut_off_is_noted_and_the_rest_is_read(tmp_path: Path) ->
         assert "cut off in line 3" in record.notes[0]
 
 
-@pytest.mark.parametrize(
-    "text", ["not json", "[]", "7", "{}", '{"kind":"steps"}', '{"kind":"mark","t":1,"name":1}x']
-)
-def test_a_line_that_is_no_line_is_noted_with_its_number(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_text(f"{dump_line(START)}\n{text}\n{dump_line(BLOCK)}\n", encoding="utf-8")
+def test_lines_that_are_none_are_noted_with_their_numbers(tmp_path: Path) -> None:
+    texts = ["not json", "[]", "7", "{}", '{"kind":"steps"}', '{"kind":"mark","t":1,"name":1}x']
+    lines = [dump_line(START), *texts, dump_line(BLOCK)]
+    (tmp_path / "rank-0.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = read_run(tmp_path)
     assert record.ranks[0].blocks == [BLOCK]
-    assert record.notes == ["rank-0.jsonl, line 2: not a line of a record"]
+    noted = [f"rank-0.jsonl, line {at}: not a line of a record" for at in range(2, 8)]
+    assert record.notes == noted
 
 
 def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
@@ -203,13 +202,9 @@ def test_files_of_a_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_written_and_all_bytes_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     name = b"data-\xff.jsonl".decode("utf-8", "surrogateescape")
+    marks = [Mark(t=1, name="shard", text=text) for text in (name, "grüße.jsonl")]
     writer = LineWriter(path)
-    for line in (
-        START,
-        Mark(t=1, name="shard", text=name),
-        Mark(t=1, name="shard", text="ü"),
-        BLOCK,
-    ):
+    for line in (START, *marks, BLOCK):
         writer.write(line)
     writer.close()
     assert writer.num_bytes == path.stat().st_size

@@ -52,6 +52,8 @@ class FakeLaunch:
     """How an arm's training ends, else well."""
     idle: Sequence[str] = ()
     """Arms that do not train."""
+    is_silent: bool = False
+    """Whether runs leave no record."""
     trials: Mapping[str, int] = field(default_factory=dict)
     """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class FakeLaunch:
         log.write_text("a line\nValueError: it went wrong\n" if code else "trained\n")
         if code:
             return code
+        if self.is_silent:
+            return 0
         if arm in self.idle:
             write_record(folder, None, make_system(samples=8))
             return 0

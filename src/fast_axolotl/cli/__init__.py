@@ -107,12 +107,5 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"fast-axolotl: warning: {message}", file=sys.stderr)

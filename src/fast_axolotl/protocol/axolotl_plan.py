@@ -22,7 +22,7 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
 
-__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl"]
+__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl", "read_config"]
 
 COMMAND = "axolotl train {config}"
 STEPS = (1, 2, 4, 5)
@@ -60,7 +60,7 @@ def plan_axolotl(
     if sequence_len is not None and 3 not in steps:
         raise UsageError("--sequence-len is about streaming: add 3 to --steps")
     pins = pins or {}
-    config = _read_config(config_path, pins)
+    config = read_config(config_path, pins)
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
     shared = [key for key in _OWN_FOLDERS if key in pins] + ["downloads of the hub"]
@@ -107,7 +107,7 @@ def plan_axolotl(
     )
 
 
-def _read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     """The YAML of a configuration, with a seed, and with the keys that are pinned."""
     yaml = _import_yaml()
     try:

@@ -10,13 +10,14 @@ Step 5, dedupe on its own, comes last: a child that imports Axolotl runs it on t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,25 @@ class _Running:
         """The turns that are missing, then dedupe, then the result."""
         self.spent_before, self.begun = self.state.seconds, self.clock()
         turns = self.plan.turns()
-        self._read_earlier(turns)
+        # Figures of earlier runs that count; those that do not are to be made again.
+        for turn in turns:
+            run = self.state.runs.get(turn.number)
+            if run is None:
+                continue
+            if run.status == "left out":
+                self.spoilt[turn.number] = ()
+            elif run.status == "failed":
+                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
+            else:
+                found = None
+                with contextlib.suppress(DataError):
+                    found = _read_chosen(self.root / turn.folder)
+                if found is not None and run.steps in (None, found.steps):
+                    self.figures[turn.number] = found
+                else:
+                    del self.state.runs[turn.number]
+                    note = f"{turn.folder} was made again: its record was damaged or gone."
+                    self.spoilt[turn.number] = (note,)
         # So that who looks into the folder finds out what is going on.
         self._write()
         for turn in turns:
@@ -276,29 +295,6 @@ class _Running:
             found = {"reason": f"it ended with exit code {code}", "log_tail": read_tail(log)}
         shutil.rmtree(folder / "cache", ignore_errors=True)
         return describe_dedupe(found)
-
-    def _read_earlier(self, turns: Sequence[Turn]) -> None:
-        """Figures of the runs that count; those that do not are to be made again."""
-        for turn in turns:
-            run = self.state.runs.get(turn.number)
-            if run is None:
-                continue
-            if run.status == "left out":
-                self.spoilt[turn.number] = ()
-            elif run.status == "failed":
-                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
-            else:
-                try:
-                    found = _read_chosen(self.root / turn.folder)
-                    is_whole = run.steps in (None, found.steps)
-                except DataError:
-                    is_whole = False
-                if is_whole:
-                    self.figures[turn.number] = found
-                else:
-                    del self.state.runs[turn.number]
-                    note = f"{turn.folder} was made again: its record was damaged or gone."
-                    self.spoilt[turn.number] = (note,)
 
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
