@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
@@ -25,7 +24,7 @@ from fast_axolotl.protocol.statistics import (
 )
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
-from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
 from fast_axolotl.record.run_folders import read_training
 
 __all__ = [
@@ -38,8 +37,6 @@ __all__ = [
     "read_figures",
     "sum_up",
 ]
-
-Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
 
 _NO_RUN = "no run of this arm counts"
 _LATE = ("meter", "watch")

@@ -59,10 +59,10 @@ def build_protocol(
     if len(arms) > 1 and primary:
         # How the figures were made; how far they can be trusted, where there are intervals.
         cells = [cell for row in matrix.rows for cell in row.cells]
-        is_certain = any(one.low is not None or one.difference_low is not None for one in cells)
+        has_intervals = any(one.low is not None or one.difference_low is not None for one in cells)
         is_same_work = len({arm.steps for arm in arms}) == 1
         decides = _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())
-        is_compared = is_certain and (primary != "duration_seconds" or is_same_work)
+        is_compared = has_intervals and (primary != "duration_seconds" or is_same_work)
         matrix = replace(matrix, notes=(_HOW, decides) if is_compared else (_HOW,))
     losses = LossCheck(is_equal=None, sentence="")
     if plan.same_work is not None:

@@ -15,9 +15,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.record.catalogue import Better
 from fast_axolotl.record.codec import from_plain
 
-__all__ = ["PROTOCOL_FILE", "Arm", "ArmRun", "Cell", "Matrix", "MatrixRow", "ProtocolResult"]
+__all__ = [
+    "PROTOCOL_FILE",
+    "Arm",
+    "ArmRun",
+    "Cell",
+    "Matrix",
+    "MatrixRow",
+    "Outcome",
+    "ProtocolResult",
+]
+
+Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
 
 PROTOCOL_FILE = "protocol.json"
 """What makes a folder a protocol's."""
@@ -88,7 +100,7 @@ class Cell:
     difference_low: float | None = None
     """Lower end of its 95 % interval."""
     difference_high: float | None = None
-    outcome: Literal["better", "worse", "changed", "no detectable change", "not compared", ""] = ""
+    outcome: Outcome = ""
     reason: str = ""
     """Why there is no value, or no interval."""
 
@@ -101,7 +113,7 @@ class MatrixRow:
     """Field of ``RunSummary``."""
     label: str
     unit: str
-    better: Literal["higher", "lower", ""]
+    better: Better
     cells: tuple[Cell, ...]
     """In the order of the arms."""
 
