@@ -13,9 +13,14 @@ from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.condense import condense_blocks, condense_marks, condense_samples
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.record.follower import ProtocolFollower, RunFollower
+from fast_axolotl.record.follower import (
+    ProtocolFollower,
+    RunFollower,
+    condense_blocks,
+    condense_marks,
+    condense_samples,
+)
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, ArmRun, Matrix, ProtocolResult
 from fast_axolotl.record.schema import Mark
 from support.records import every, make_rank, make_run, make_system, steady

@@ -11,9 +11,8 @@ import pytest
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.protocol import Plan, parse_pins, parse_steps, plan_axolotl, run_protocol
-from fast_axolotl.protocol.dedupe import describe_dedupe, run_dedupe
 from support.axolotl import AGAINST_AXOLOTL
-from support.protocol import FakeLaunch, folder_of
+from support.protocol import FakeLaunch, folder_of, run_fake
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
 
@@ -81,16 +80,10 @@ def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     assert "val_set_size is 0" in told
     assert "sequence_len is 16,384" in told
     assert plan.dedupe is None
-
-
-def test_packed_streams_name_a_format_and_its_files(tmp_path: Path) -> None:
+    # Packed ones name a format and its files.
     path = write(tmp_path, max_steps=50, sample_packing=True)
     [entry] = configs(plan_axolotl(path, steps=(1, 3)))["streaming"]["datasets"]
-    assert entry["path"] == "json"
-    assert entry["data_files"] == str(tmp_path / "rows.jsonl")
-
-
-def test_streaming_without_a_length_names_the_cure(tmp_path: Path) -> None:
+    assert (entry["path"], entry["data_files"]) == ("json", str(tmp_path / "rows.jsonl"))
     with pytest.raises(UsageError, match="--pin max_steps=200"):
         plan_axolotl(write(tmp_path), steps=(1, 3))
     with pytest.raises(UsageError, match="add 3 to --steps"):
@@ -112,23 +105,19 @@ def test_a_list_can_be_pinned() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
     assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
-    assert parse_pins("wandb_name=it's,a=5),b= 'x, y'") == {
-        "wandb_name": "it's",
-        "a": "5)",
-        "b": "x, y",
-    }
+    pins = parse_pins("wandb_name=it's,a=5),b= 'x, y'")
+    assert pins == {"wandb_name": "it's", "a": "5)", "b": "x, y"}
 
 
-def test_what_cannot_be_pinned_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no value of YAML"):
-        parse_pins("a={1: 2: 3}")
-    for text in ("a=[1", "a='x, y", "name=a[b,max_steps=5"):
-        with pytest.raises(UsageError, match="begins does not end"):
-            parse_pins(text)
-    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
-        plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
-    with pytest.raises(UsageError, match="cannot be split into words"):
-        plan_axolotl(write(tmp_path), command="axolotl 'train {config}")
+def test_pins_that_are_none_are_refused() -> None:
+    for words, texts in {
+        "KEY=VALUE": ("num_workers", "=2", "num_workers=2,max_steps"),
+        "is no value of YAML": ("a={1: 2: 3}",),
+        "begins does not end": ("a=[1", "a='x, y", "name=a[b,max_steps=5"),
+    }.items():
+        for text in texts:
+            with pytest.raises(UsageError, match=words):
+                parse_pins(text)
 
 
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
@@ -138,20 +127,11 @@ def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     assert "shared are dataset_prepared_path, downloads" in plan.notes[0]
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,6", "one", "4"])
-def test_steps_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--steps"):
-        parse_steps(text)
-
-
-def test_steps_are_read_in_any_order() -> None:
+def test_steps_are_read_in_any_order_and_those_that_are_none_are_refused() -> None:
     assert parse_steps("5, 2,1") == (1, 2, 5)
-
-
-@pytest.mark.parametrize("text", ["num_workers", "=2", "num_workers=2,max_steps"])
-def test_pins_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="KEY=VALUE"):
-        parse_pins(text)
+    for text in ("", "0", "1,6", "one", "4"):
+        with pytest.raises(UsageError, match="--steps"):
+            parse_steps(text)
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -165,6 +145,10 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         plan_axolotl(tmp_path / "list.yml")
     with pytest.raises(UsageError, match=r"\{config\}"):
         plan_axolotl(write(tmp_path), command="axolotl train")
+    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
+        plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
+    with pytest.raises(UsageError, match="cannot be split into words"):
+        plan_axolotl(write(tmp_path), command="axolotl 'train {config}")
 
 
 def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> None:
@@ -180,9 +164,7 @@ def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> 
 
     launch = Launch()
     plan = plan_axolotl(write(tmp_path), steps=(1, 2), pairs=1, warmup=0)
-    found = run_protocol(
-        plan, tmp_path / "p", environment={}, launch=launch, clock=launch.clock, page_cache=str
-    )
+    found = run_fake(plan, tmp_path / "p", launch)
     for name in ("output_dir", "dataset_prepared_path", "cache"):
         assert len({config[name] for config in seen}) == 2
     # A float stays one: JSON's 1e-05 would be a text in YAML.
@@ -194,7 +176,7 @@ def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> 
     assert found.arms[1].command == ("axolotl", "train", "{config}")
 
 
-def fake_trial(answer: dict[str, Any] | None, code: int = 0) -> Any:
+def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> dict[str, Any]:
     def launch(command: Sequence[str], environment: Mapping[str, str], log: Path, tick: Any) -> int:
         assert environment["FAST_AXOLOTL"] == "0"
         log.write_text("ImportError: no axolotl\n")
@@ -202,34 +184,24 @@ def fake_trial(answer: dict[str, Any] | None, code: int = 0) -> Any:
             Path(command[-1]).write_text(json.dumps(answer))
         return code
 
-    return launch
+    plan = Plan(title="dedupe", arms=(), dedupe={"datasets": []})
+    return run_protocol(plan, folder, environment={}, launch=launch, clock=lambda: 0.0).dedupe
 
 
 def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
-    answer = {
-        "rows": 2000,
-        "kept": 1600,
-        "is_equal": True,
-        "stock_seconds": [1.0, 1.1, 0.9],
-        "our_seconds": [0.1, 0.1, 0.1],
-    }
-    found = run_dedupe(
-        {"datasets": []},
-        tmp_path,
-        environment={},
-        launch=fake_trial(answer),
-        tick=lambda: None,
-    )
+    seconds = {"stock_seconds": [1.0, 1.1, 0.9], "our_seconds": [0.1, 0.1, 0.1]}
+    found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
     assert "2,000 rows, 1,600 kept by both alike: 10.0× the speed" in found["sentence"]
 
 
-def test_a_dedupe_that_fails_or_differs_says_so(tmp_path: Path) -> None:
-    failed = run_dedupe({}, tmp_path, environment={}, launch=fake_trial(None, 1), tick=lambda: None)
+def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Path) -> None:
+    failed = try_dedupe(tmp_path, None, 1)
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
-    assert "other rows" in describe_dedupe({"reason": "ours keeps other rows than Axolotl"})
+    other = try_dedupe(tmp_path, {"reason": "ours keeps other rows than Axolotl"})
+    assert "other rows" in other["sentence"]
 
 
 class TestAgainstAxolotl:

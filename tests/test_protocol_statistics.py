@@ -1,12 +1,14 @@
-"""Intervals: the t table, pairs, zeros, and how often they find what is not there."""
+"""Intervals, how often they find what is not there, and losses that differ by chance or not."""
 
 from __future__ import annotations
 
 import math
 import random
+import re
 
 import pytest
 
+from fast_axolotl.protocol.losses import compare_losses
 from fast_axolotl.protocol.matrix import compare_values
 from fast_axolotl.protocol.statistics import (
     paired_difference,
@@ -22,16 +24,10 @@ SPEED, STALL, STEP = (
 )
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    [(1, 12.706), (4, 2.776), (4.9, 2.776), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)],
-)
-def test_quantiles_are_those_of_the_tables(degrees: float, quantile: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(quantile, abs=0.001)
-
-
-def test_degrees_below_one_are_taken_for_one() -> None:
-    assert t_quantile(0.3) == t_quantile(1)
+def test_quantiles_are_those_of_the_tables() -> None:
+    table = {0.3: 12.706, 1: 12.706, 4: 2.776, 4.9: 2.776, 30: 2.042, 40: 2.021, 120: 1.980}
+    for degrees, quantile in table.items():
+        assert t_quantile(degrees) == pytest.approx(quantile, abs=0.001)
 
 
 def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
@@ -46,8 +42,8 @@ def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
 def test_one_pair_has_a_ratio_and_no_interval() -> None:
     found = paired_ratio([100], [110])
     assert found.value == pytest.approx(1.1)
-    assert found.low is None
-    assert "--pairs" in found.reason
+    assert (found.low, "--pairs" in found.reason) == (None, True)
+    assert paired_difference([0.1], [0.2]).low is None
 
 
 def test_pairs_with_a_missing_side_are_left_out() -> None:
@@ -90,18 +86,11 @@ def test_a_direction_makes_a_change_better_or_worse(better: str, outcome: str) -
 
 def test_a_stall_near_zero_is_compared_by_its_difference() -> None:
     cell = compare_values(STALL, [0.30, 0.31, 0.29], [0.0, 0.0, 0.001])
-    assert cell.ratio is None
+    assert (cell.ratio, cell.outcome) == (None, "better")
     assert cell.difference == pytest.approx(-0.2997, abs=1e-3)
-    assert cell.outcome == "better"
     assert "difference" in cell.reason
-
-
-def test_a_stall_that_doubles_far_below_a_point_is_no_change() -> None:
-    cell = compare_values(STALL, [0.0001, 0.0001, 0.0001], [0.0002, 0.0002, 0.0002])
-    assert cell.outcome == "no detectable change"
-
-
-def test_a_stall_away_from_zero_has_both_a_ratio_and_a_difference() -> None:
+    # One that doubles far below a point has not changed; away from zero there is a ratio, too.
+    assert compare_values(STALL, [0.0001] * 3, [0.0002] * 3).outcome == "no detectable change"
     cell = compare_values(STALL, [0.40, 0.41, 0.39], [0.20, 0.21, 0.19])
     assert cell.ratio == pytest.approx(0.5, abs=0.01)
     assert cell.difference == pytest.approx(-0.2)
@@ -124,17 +113,10 @@ def _share_of_findings(change: float, trials: int = 3000) -> float:
     return found / trials
 
 
-def test_chance_is_taken_for_a_change_in_one_of_twenty_trials() -> None:
+def test_chance_is_taken_for_a_change_in_one_of_twenty_trials_and_changes_are_found() -> None:
     assert 0.035 < _share_of_findings(1.0) < 0.065
-
-
-def test_changes_are_found_as_soon_as_they_are_well_above_the_noise() -> None:
     assert _share_of_findings(0.95) > 0.80
     assert _share_of_findings(0.90) > 0.99
-
-
-def test_a_difference_of_one_pair_has_no_interval() -> None:
-    assert paired_difference([0.1], [0.2]).low is None
 
 
 @pytest.mark.parametrize(
@@ -156,3 +138,40 @@ def test_five_pairs_find_what_they_are_said_to_find(
         assert estimate.high is not None
         found += not estimate.low <= 1.0 <= estimate.high
     assert least <= found / 2000 <= most, found / 2000
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("baseline", "arm", "is_equal", "words"),
+    [
+        ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5)], True, "2 each in 3 runs"),
+        ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], False, "first at logged loss 2"),
+        # One run of the baseline cannot tell a difference from chance.
+        ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2; .*give more --pairs"),
+        ([(2.0, 1.5)], [(2.0,)], False, "1 to 2"),
+        # What is not a number is equal to nothing, and in one arm it is never chance.
+        ([(2.0, NAN)], [(2.0, NAN)], None, "not numbers, first at logged loss 2: mend that"),
+        ([(2.0, 1.5)], [(2.0, NAN)], False, "drop-in logged some that are not numbers"),
+        ([(1.0, 0.9), (1.0, 0.91)], [(1.0, 0.9), (NAN, NAN)], False, "at logged loss 1, and the"),
+        # A baseline that differs from itself sets the measure; the larger spread of both counts.
+        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], None, "chance"),
+        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], False, "runs of one arm by up to 0.01"),
+        ([(2.0,), (2.01,)], [(2.0,), (2.05,)], None, "chance"),
+        # An arm that scatters where the baseline does not is different.
+        ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5), (2.0, 1.6)], False, "DIFFERENT"),
+        ([()], [()], None, "neither arm has logged any"),
+        ([(1.0,)], [()], None, "one arm has logged none"),
+    ],
+)
+def test_losses_are_equal_different_or_as_far_apart_as_chance_makes_them(
+    baseline: list[tuple[float, ...]],
+    arm: list[tuple[float, ...]],
+    is_equal: bool | None,
+    words: str,
+) -> None:
+    found = compare_losses(baseline, arm, "drop-in")
+    assert found.is_equal is is_equal
+    assert re.search(words, found.sentence)
+    assert found.sentence.startswith("DIFFERENT") == (is_equal is False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from fast_axolotl.record import (
     schema,
 )
 from fast_axolotl.record.folder import dump_line, parse_line
+from support.protocol import write_lines as write
 
 START = Start(time=1.5, rank=0, world_size=2, pid=7, host="here", version="1", command=("a", "b"))
 BLOCK = StepBlock(
@@ -67,31 +68,18 @@ EVERY = [
 ]
 
 
-def write(path: Path, *written: object) -> None:
-    writer = LineWriter(path)
-    for line in written:
-        writer.write(line)
-    writer.close()
-
-
-@pytest.mark.parametrize("line", EVERY, ids=lambda line: type(line).__name__)
-def test_every_kind_of_line_is_read_as_it_was_written(line: object) -> None:
-    assert parse_line(dump_line(line)) == line
-
-
-def test_every_kind_of_line_is_tried_above() -> None:
+def test_every_kind_of_line_is_read_as_it_was_written() -> None:
     inner = {"DeviceSample", "SlowFetch", "SCHEMA", "PhaseName"}
     assert {type(line).__name__ for line in EVERY} == set(schema.__all__) - inner
+    for line in EVERY:
+        assert parse_line(dump_line(line)) == line
+        values: dict[str, Any] = json.loads(dump_line(line))
+        assert set(values) - {"kind"} <= {item.name for item in fields(line)}  # type: ignore[arg-type]
 
 
-def test_what_was_not_measured_takes_no_room() -> None:
+def test_what_was_not_measured_takes_no_room_and_a_zero_is_not_missing() -> None:
     text = dump_line(BLOCK)
-    assert "device" not in text
-    assert "null" not in text
-    assert "," + " " not in text
-
-
-def test_a_zero_is_written_and_is_not_missing() -> None:
+    assert not any(word in text for word in ("device", "null", ", "))
     found = parse_line(dump_line(Mark(t=0.0, name="x", step=0)))
     assert isinstance(found, Mark)
     assert (found.step, found.fetch) == (0, None)
@@ -137,31 +125,24 @@ def test_a_line_that_is_cut_off_is_noted_and_the_rest_is_read(tmp_path: Path) ->
         assert "cut off in line 3" in record.notes[0]
 
 
-@pytest.mark.parametrize(
-    "text", ["not json", "[]", "7", "{}", '{"kind":"steps"}', '{"kind":"mark","t":1,"name":1}x']
-)
-def test_a_line_that_is_no_line_is_noted_with_its_number(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_text(f"{dump_line(START)}\n{text}\n{dump_line(BLOCK)}\n", encoding="utf-8")
+def test_lines_that_are_none_are_noted_with_their_numbers(tmp_path: Path) -> None:
+    texts = ["not json", "[]", "7", "{}", '{"kind":"steps"}', '{"kind":"mark","t":1,"name":1}x']
+    lines = [dump_line(START), *texts, dump_line(BLOCK)]
+    (tmp_path / "rank-0.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = read_run(tmp_path)
     assert record.ranks[0].blocks == [BLOCK]
-    assert record.notes == ["rank-0.jsonl, line 2: not a line of a record"]
+    noted = [f"rank-0.jsonl, line {at}: not a line of a record" for at in range(2, 8)]
+    assert record.notes == noted
 
 
-def test_a_file_without_a_start_is_left_out(tmp_path: Path) -> None:
+def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.jsonl", START)
     write(tmp_path / "rank-1.jsonl", BLOCK)
+    (tmp_path / "rank-2.jsonl").mkdir()
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0]
-    assert record.notes == ["rank-1.jsonl has no start line and was left out"]
-
-
-def test_a_file_that_cannot_be_opened_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "rank-0.jsonl", START)
-    (tmp_path / "rank-1.jsonl").mkdir()
-    record = read_run(tmp_path)
-    assert sorted(record.ranks) == [0]
-    assert record.notes[0].startswith("rank-1.jsonl cannot be read: Is a directory")
+    assert record.notes[0] == "rank-1.jsonl has no start line and was left out"
+    assert record.notes[1].startswith("rank-2.jsonl cannot be read: Is a directory")
 
 
 def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
@@ -177,13 +158,9 @@ def test_what_is_no_record_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(DataError, match="a record is a folder"):
         read_run(tmp_path / "file")
-    with pytest.raises(DataError, match="run --measure"):
-        read_run(tmp_path)
-
-
-def test_a_folder_with_records_below_is_no_protocol_yet(tmp_path: Path) -> None:
+    # A folder with records below is no protocol yet.
     write(tmp_path / "runs" / "before" / "system.jsonl")
-    with pytest.raises(DataError, match="no record in here"):
+    with pytest.raises(DataError, match=r"no record in here: .*run --measure"):
         read_run(tmp_path)
 
 
@@ -197,12 +174,8 @@ def test_a_protocol_s_folder_names_what_reads_it(tmp_path: Path) -> None:
     (folder / "protocol.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="folder of a protocol") as found:
         read_run(folder)
-    for command in (
-        f"report '{folder}'",
-        f"compare '{folder}'",
-        f"show '{folder}/runs/02-drop-in'",
-    ):
-        assert f"fast-axolotl {command}" in str(found.value)
+    for command in (f"report '{folder}", f"compare '{folder}", f"show '{folder}/runs/02-drop-in"):
+        assert f"fast-axolotl {command}'" in str(found.value)
     assert "run --measure" not in str(found.value)
 
 
@@ -219,28 +192,24 @@ def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
 
 def test_files_of_a_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
     for rank, world_size in ((0, 2), (1, 2), (2, 4), (3, 4)):
-        writer = LineWriter(tmp_path / f"rank-{rank}.jsonl")
-        writer.write(
-            Start(time=1.0, rank=rank, world_size=world_size, pid=1, host="here", version="1")
-        )
-        writer.close()
+        start = replace(START, rank=rank, world_size=world_size)
+        write(tmp_path / f"rank-{rank}.jsonl", start)
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0, 1]
     assert [note.partition(" ")[0] for note in record.notes] == ["rank-2.jsonl", "rank-3.jsonl"]
 
 
-def test_bytes_that_are_no_text_are_written_all_the_same(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_written_and_all_bytes_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
     name = b"data-\xff.jsonl".decode("utf-8", "surrogateescape")
-    write(tmp_path / "rank-0.jsonl", START, Mark(t=1, name="shard", text=name), BLOCK)
-    rank = read_run(tmp_path).ranks[0]
-    assert (len(rank.marks), len(rank.blocks)) == (1, 1)
-
-
-def test_the_bytes_of_a_file_are_counted_as_they_are_written(tmp_path: Path) -> None:
-    writer = LineWriter(tmp_path / "rank-0.jsonl")
-    writer.write(Mark(t=1, name="shard", text="grüße.jsonl"))
+    marks = [Mark(t=1, name="shard", text=text) for text in (name, "grüße.jsonl")]
+    writer = LineWriter(path)
+    for line in (START, *marks, BLOCK):
+        writer.write(line)
     writer.close()
-    assert writer.num_bytes == writer.path.stat().st_size
+    assert writer.num_bytes == path.stat().st_size
+    rank = read_run(tmp_path).ranks[0]
+    assert (len(rank.marks), len(rank.blocks)) == (2, 1)
 
 
 def test_a_disk_that_refuses_ends_the_writing(tmp_path: Path) -> None:
@@ -296,22 +265,12 @@ def test_histograms_fold_the_same_way_however_they_are_cut(
     assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
 
 
-def test_an_empty_histogram_has_no_quantile() -> None:
-    assert Histogram().quantile(0.5) is None
-    assert Histogram().worst_share() is None
-
-
 def test_the_worst_share_is_of_the_longest() -> None:
     histogram = Histogram()
+    assert (histogram.quantile(0.5), histogram.worst_share()) == (None, None)
     histogram.add(0.001, 99)
     histogram.add(0.901)
     assert histogram.worst_share(0.01) == pytest.approx(0.901 / 1.0, rel=0.02)
-
-
-def test_every_field_of_a_line_has_its_place_in_json() -> None:
-    for line in EVERY:
-        values: dict[str, Any] = json.loads(dump_line(line))
-        assert set(values) - {"kind"} <= {item.name for item in fields(line)}  # type: ignore[arg-type]
 
 
 def test_a_refused_file_is_left_as_it_is(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from fast_axolotl.protocol import Plan, run_protocol
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
+from fast_axolotl.record.protocol_result import Cell, ProtocolResult
 from fast_axolotl.record.run_folders import next_folder
 from support.records import make_rank, make_system, steady
 
@@ -16,18 +19,19 @@ def write_record(
 ) -> None:
     """The files of a made-up run."""
     if rank is not None:
-        writer = LineWriter(folder / f"rank-{rank.start.rank}.jsonl")
         lines = [rank.start, *rank.settings, *rank.marks, *rank.blocks, *rank.logs, rank.end]
-        for line in lines:
-            if line is not None:
-                writer.write(line)
-        writer.close()
+        write_lines(folder / f"rank-{rank.start.rank}.jsonl", *lines)
     if system is not None:
-        writer = LineWriter(folder / "system.jsonl")
-        for sample in [system.start, *system.samples, system.end]:
-            if sample is not None:
-                writer.write(sample)
-        writer.close()
+        write_lines(folder / "system.jsonl", system.start, *system.samples, system.end)
+
+
+def write_lines(path: Path, *lines: object) -> None:
+    """A file of a record; lines that are ``None`` are left out."""
+    writer = LineWriter(path)
+    for line in lines:
+        if line is not None:
+            writer.write(line)
+    writer.close()
 
 
 @dataclass
@@ -48,6 +52,8 @@ class FakeLaunch:
     """How an arm's training ends, else well."""
     idle: Sequence[str] = ()
     """Arms that do not train."""
+    is_silent: bool = False
+    """Whether runs leave no record."""
     trials: Mapping[str, int] = field(default_factory=dict)
     """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
@@ -89,6 +95,8 @@ class FakeLaunch:
         log.write_text("a line\nValueError: it went wrong\n" if code else "trained\n")
         if code:
             return code
+        if self.is_silent:
+            return 0
         if arm in self.idle:
             write_record(folder, None, make_system(samples=8))
             return 0
@@ -117,3 +125,23 @@ class FakeLaunch:
 def folder_of(command: Sequence[str]) -> Path:
     """Where a run was told to record."""
     return Path(command[command.index("--output") + 1])
+
+
+def run_fake(plan: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> ProtocolResult:
+    """A protocol of made-up runs, by the clock that they move."""
+    return run_protocol(
+        plan,
+        folder,
+        environment={"PATH": "bin", "HOME": "home"},
+        launch=launch,
+        clock=launch.clock,
+        page_cache=lambda drop: "dropped; 0.10 GB cached" if drop else "warm; 1.00 GB cached",
+        **named,
+    )
+
+
+def cell_of(result: Any, name: str, arm: int = 1) -> Cell:
+    """The cell of a figure in the matrix of a protocol or of a comparison."""
+    [row] = [row for row in result.matrix.rows if row.name == name]
+    cell: Cell = row.cells[arm]
+    return cell

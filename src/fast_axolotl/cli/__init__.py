@@ -17,10 +17,9 @@ import typer
 
 from fast_axolotl import __version__
 from fast_axolotl.cli.bench import bench_app
-from fast_axolotl.cli.compare import COMPARE_EXAMPLES, compare
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
-from fast_axolotl.cli.protocol import PROTOCOL_EXAMPLES, protocol
+from fast_axolotl.cli.protocol import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
 from fast_axolotl.cli.read import READ_EXAMPLES, read
 from fast_axolotl.cli.report import REPORT_EXAMPLES, report
 from fast_axolotl.cli.run import RUN_EXAMPLES, STATUS_EXAMPLES, run, status
@@ -79,8 +78,12 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail("interrupted", _INTERRUPTED))
     except Exception as error:
-        _exit_on_usage_error(error)
-        raise
+        # typer's own complaints about flags and arguments.
+        describe = getattr(error, "format_message", None)
+        if describe is None or not hasattr(error, "exit_code"):
+            raise
+        message = describe().rstrip(".")
+        sys.exit(_fail(f"{message}; see --help", 2) if message else 2)
     # typer turns an interrupt into this result.
     sys.exit(_fail("interrupted", code) if code == _INTERRUPTED else code)
 
@@ -104,20 +107,5 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _exit_on_usage_error(error: Exception) -> None:
-    """typer's own complaints about flags and arguments."""
-    show, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
-    if show is not None and code is not None:
-        message = show().rstrip(".")
-        sys.exit(_fail(f"{message}; see --help", 2) if message else 2)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"fast-axolotl: warning: {message}", file=sys.stderr)

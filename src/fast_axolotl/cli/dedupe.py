@@ -17,9 +17,10 @@ from fast_axolotl.cli.options import (
     OnConflict,
     OnError,
     Split,
+    describe_rejected,
+    parse_names,
+    parse_size,
 )
-from fast_axolotl.cli.parsing import parse_names, parse_size
-from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.tally import ResidentPeak
@@ -106,6 +107,7 @@ def dedupe(
 
 
 def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: bool) -> None:
+    from fast_axolotl.record.units import count_words
     from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
 
     if as_json:
@@ -117,13 +119,13 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
     if summary.duplicates_of_others:
         dropped += f", {summary.duplicates_of_others:,} of them of the other data"
     if summary.files_against:
-        dropped += f" ({count(summary.files_against, 'file')} to leave out)"
+        dropped += f" ({count_words(summary.files_against, 'file')} to leave out)"
     spilled = f", {format_bytes(summary.spilled_bytes)} on disk" if summary.spilled_bytes else ""
     pairs = [
         (
             "rows in",
             f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)}) from "
-            f"{count(summary.files_in, 'file')}",
+            f"{count_words(summary.files_in, 'file')}",
         ),
         ("duplicates", dropped),
         ("rows out", f"{summary.rows_out:,} ({format_bytes(summary.bytes_out)})"),
@@ -137,7 +139,7 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
     ]
     if summary.rejections:
         listed = [asdict(item) for item in summary.rejections]
-        pairs.insert(1, ("rejected rows", rejected(summary.rejected_rows, listed)))
+        pairs.insert(1, ("rejected rows", describe_rejected(summary.rejected_rows, listed)))
     if summary.report is not None:
         pairs.append(("report", summary.report))
     show_pairs("", pairs)

@@ -1,21 +1,33 @@
-"""Options that several commands share, each with its help."""
+"""What several commands share: options with their help, how values are read, and phrases."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from fast_axolotl.errors import UsageError
+
 __all__ = [
     "AsJson",
+    "AsMarkdown",
     "DataPath",
     "Format",
     "Inputs",
     "JsonField",
     "OnConflict",
     "OnError",
+    "ResultAsJson",
     "Split",
+    "describe_rejected",
+    "parse_names",
+    "parse_shard",
+    "parse_size",
+    "say",
+    "unused_folder",
 ]
 
 Inputs = Annotated[
@@ -39,3 +51,58 @@ DataPath = Annotated[
     Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
+_MOST_REJECTIONS = 20
+
+
+def parse_size(text: str) -> int:
+    """``256MiB``, ``1.5 GB`` or a plain number of bytes."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``0/8`` as (0, 8)."""
+    try:
+        index, count = (int(part) for part in text.split("/"))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as a shard; write 0/8 for the first of 8") from None
+    return index, count
+
+
+def parse_names(text: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def unused_folder(root: str, name: str) -> Path:
+    """``root/name``; with a number behind it where that is there already."""
+    folder = Path(root) / name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{number}")
+    return folder
+
+
+def say(line: str) -> None:
+    """One line of this program beside what a command prints."""
+    print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
+
+
+def describe_rejected(num_rows: int, rejections: Sequence[Mapping[str, Any]]) -> str:
+    """How many rows could not be read, then where and why, line by line."""
+    shown = rejections[:_MOST_REJECTIONS]
+    lines = [f"{num_rows:,}"]
+    lines += [f"{item['path']}, {item['place']}: {item['reason']}" for item in shown]
+    if len(rejections) > len(shown):
+        lines.append(f"… {len(rejections) - len(shown)} more; --json lists them")
+    return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,13 +16,14 @@ from fast_axolotl.cli.options import (
     OnConflict,
     OnError,
     Split,
+    describe_rejected,
+    parse_names,
+    parse_shard,
+    parse_size,
 )
-from fast_axolotl.cli.parsing import parse_names, parse_shard, parse_size
-from fast_axolotl.cli.wording import count, rejected
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.tally import ReadTally
-    from fast_axolotl.reading import Reader
 
 __all__ = ["READ_EXAMPLES", "read"]
 
@@ -64,7 +65,9 @@ def read(
     ] = "256MiB",
 ) -> None:
     """Read a dataset through and report rows/s, MB/s, working set and rejected rows."""
+    from fast_axolotl.cli.tally import tally
     from fast_axolotl.reading import open_dataset
+    from fast_axolotl.report.terminal import phase_progress
 
     start = time.perf_counter()
     reader = open_dataset(
@@ -82,39 +85,29 @@ def read(
         split=split,
         json_field=json_field,
     )
-    summary, rows = _read_with_progress(reader, head, start)
-    for row in rows:
-        print(json.dumps(row, ensure_ascii=False, default=str))
-    if as_json:
-        print(json.dumps(summary.to_json(), ensure_ascii=False, indent=None if rows else 2))
-    elif head is None:
-        _print_tally(summary)
-
-
-def _read_with_progress(
-    reader: Reader, head: int | None, start: float
-) -> tuple[ReadTally, list[dict[str, Any]]]:
-    from fast_axolotl.cli.tally import tally
-    from fast_axolotl.report.terminal import phase_progress
-
     total = reader.num_bytes
     with phase_progress() as update:
-        return tally(
+        summary, rows = tally(
             reader,
             head=head,
             progress=lambda num_bytes, rows: update("reading", num_bytes, total, rows),
             start=start,
         )
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False, default=str))
+    if as_json:
+        print(json.dumps(summary.to_json(), ensure_ascii=False, indent=None if rows else 2))
+    elif head is None:
+        _print_summary(summary)
 
 
-def _print_tally(summary: ReadTally) -> None:
+def _print_summary(summary: ReadTally) -> None:
+    from fast_axolotl.record.units import count_words
     from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
 
+    files = count_words(summary.files, "file")
     pairs = [
-        (
-            "rows",
-            f"{summary.rows:,} in {summary.batches:,} batches from {count(summary.files, 'file')}",
-        ),
+        ("rows", f"{summary.rows:,} in {summary.batches:,} batches from {files}"),
         (
             "time",
             f"{format_seconds(summary.seconds)}, first batch after "
@@ -128,7 +121,7 @@ def _print_tally(summary: ReadTally) -> None:
             if summary.working_set_reason is None
             else f"– ({summary.working_set_reason})",
         ),
-        ("rejected rows", rejected(summary.rejected_rows, summary.rejections)),
+        ("rejected rows", describe_rejected(summary.rejected_rows, summary.rejections)),
         ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary.columns.items())),
     ]
     show_pairs("", pairs)

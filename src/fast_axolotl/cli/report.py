@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from fast_axolotl.cli.options import AsJson
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.record.protocol_result import ProtocolResult
     from fast_axolotl.report.content import Report, ReportRun
 
 __all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
@@ -67,7 +66,23 @@ def report(
     made = make_report(runs, now=time.time())
     written = _write_all(made, output=output, markdown=markdown, png=png)
     if as_json:
-        print(json.dumps(_outcome(made, written), ensure_ascii=False, indent=2))
+        found = {
+            "title": made.title,
+            "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
+            "runs": [
+                {
+                    "name": run.name,
+                    "folder": run.summary.run_dir,
+                    "verdict": run.summary.verdict.kind,
+                    "subtype": run.summary.verdict.subtype,
+                    "headline": run.summary.verdict.headline,
+                }
+                for run in made.runs
+            ],
+            "answer": made.protocol.paragraph if made.protocol is not None else None,
+            "notes": list(made.notes),
+        }
+        print(json.dumps(found, ensure_ascii=False, indent=2))
         return
     for note in made.notes:
         print(note)
@@ -84,7 +99,7 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
     """Read what is in the folders."""
     from fast_axolotl import __version__
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
-    from fast_axolotl.report.content import Report
+    from fast_axolotl.report.content import Report, shown_run
 
     protocols = [folder for folder in folders if (folder / PROTOCOL_FILE).is_file()]
     if len(protocols) > 1:
@@ -95,38 +110,29 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
         )
     protocol = ProtocolResult.read(protocols[0]) if protocols else None
     notes: list[str] = []
-    arms = _arm_runs(protocol, protocols[0], notes) if protocol is not None else []
-    singles = [folder for folder in folders if folder not in protocols]
-    found = arms + [
-        _read(folder, name) for folder, name in zip(singles, _names(singles), strict=True)
-    ]
-    title = protocol.title if protocol is not None else ", ".join(run.name for run in found)
-    return Report(
-        title=title,
-        runs=tuple(found),
-        arm_runs=len(arms),
-        protocol=protocol,
-        notes=tuple(notes),
-        made=now,
-        version=__version__,
-    )
-
-
-def _arm_runs(protocol: ProtocolResult, folder: Path, notes: list[str]) -> list[ReportRun]:
-    """The run of each arm that stands for it: the one that its verdict is of."""
-    from fast_axolotl.report.content import shown_run
-
-    found = []
-    for arm in protocol.arms:
+    runs: list[ReportRun] = []
+    for arm in protocol.arms if protocol is not None else ():
+        # The run that stands for an arm: the one that its verdict is of.
         run = shown_run(arm)
         if run is None:
             notes.append(f"No run of the arm {arm.name} counts, so it has no charts.")
             continue
         try:
-            found.append(_read(folder / run.folder, arm.name))
+            runs.append(_read(protocols[0] / run.folder, arm.name))
         except FastAxolotlError as error:
             notes.append(f"The arm {arm.name} has no charts: {error}.")
-    return found
+    arm_runs = len(runs)
+    singles = [folder for folder in folders if folder not in protocols]
+    runs += [_read(folder, name) for folder, name in zip(singles, _names(singles), strict=True)]
+    return Report(
+        title=protocol.title if protocol is not None else ", ".join(run.name for run in runs),
+        runs=tuple(runs),
+        arm_runs=arm_runs,
+        protocol=protocol,
+        notes=tuple(notes),
+        made=now,
+        version=__version__,
+    )
 
 
 def _read(folder: Path, name: str) -> ReportRun:
@@ -154,34 +160,34 @@ def check_targets(
     from fast_axolotl.report.page import GENERATOR
 
     page_mark = f'content="{GENERATOR}"'.encode()
-    text_mark = _MARKDOWN_MARK.encode()
-    _check_target(output, "-o", page_mark, _PAGE_HEAD_BYTES, "report of fast-axolotl")
-    _check_target(markdown, "--markdown", text_mark, len(text_mark), "Markdown of a report")
-    _check_target(png, "--png", _PNG_MARK, len(_PNG_MARK), "PNG")
-    given = [path.absolute() for path in (output, markdown, png) if path is not None]
-    if len(set(given)) < len(given):
+    for path, flag, mark, reach, what in (
+        (output, "-o", page_mark, _PAGE_HEAD_BYTES, "report of fast-axolotl"),
+        (markdown, "--markdown", _MARKDOWN_MARK.encode(), 0, "Markdown of a report"),
+        (png, "--png", _PNG_MARK, 0, "PNG"),
+    ):
+        # A file that has the mark at its start, or within reach of it, is ours to replace.
+        if path is None or not path.exists():
+            continue
+        if not path.is_file():
+            raise UsageError(
+                f"{path} is there already, and it is no file: give another with {flag}"
+            )
+        try:
+            with path.open("rb") as opened:
+                head = opened.read(reach or len(mark))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataError(
+                f"is there already, and cannot be read ({reason}): give another name with {flag}",
+                path=str(path),
+            ) from error
+        if head and mark not in head:
+            raise UsageError(
+                f"{path} is there already, and it is no {what}: give another name with {flag}"
+            )
+    targets = [path.absolute() for path in (output, markdown, png) if path is not None]
+    if len(set(targets)) < len(targets):
         raise UsageError("-o, --markdown and --png need a file each: give them different names")
-
-
-def _check_target(path: Path | None, flag: str, mark: bytes, reach: int, what: str) -> None:
-    """A file that has the mark in its first ``reach`` bytes is ours to replace."""
-    if path is None or not path.exists():
-        return
-    if not path.is_file():
-        raise UsageError(f"{path} is there already, and it is no file: give another with {flag}")
-    try:
-        with path.open("rb") as opened:
-            head = opened.read(reach)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(
-            f"is there already, and cannot be read ({reason}): give another name with {flag}",
-            path=str(path),
-        ) from error
-    if head and mark not in head:
-        raise UsageError(
-            f"{path} is there already, and it is no {what}: give another name with {flag}"
-        )
 
 
 def _write_all(
@@ -242,22 +248,3 @@ def _write(path: Path, text: str) -> None:
             beside.unlink()
         reason = error.strerror or str(error)
         raise DataError(f"cannot be written: {reason}", path=str(path)) from error
-
-
-def _outcome(made: Report, written: Sequence[Path]) -> dict[str, Any]:
-    return {
-        "title": made.title,
-        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
-        "runs": [
-            {
-                "name": run.name,
-                "folder": run.summary.run_dir,
-                "verdict": run.summary.verdict.kind,
-                "subtype": run.summary.verdict.subtype,
-                "headline": run.summary.verdict.headline,
-            }
-            for run in made.runs
-        ],
-        "answer": made.protocol.paragraph if made.protocol is not None else None,
-        "notes": list(made.notes),
-    }

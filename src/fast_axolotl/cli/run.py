@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fast_axolotl.cli.options import DataPath
-from fast_axolotl.cli.parsing import parse_names
+from fast_axolotl.cli.options import DataPath, ResultAsJson, parse_names, say, unused_folder
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -42,52 +41,44 @@ RUN_EXAMPLES = "\n\n".join(
 )
 STATUS_EXAMPLES = "Examples:\n\n  fast-axolotl status\n\n  fast-axolotl status --json"
 
-_Skip = Annotated[
-    str | None,
-    typer.Option(help="Replacements to leave out, names with commas between: see status."),
-]
-_Command = Annotated[
-    list[str],
-    typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
-]
-_Accelerate = Annotated[
-    bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
-]
-_Measure = Annotated[
-    bool, typer.Option("--measure", help="Record the run and print what bounds it.")
-]
-_Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
-_Output = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
-]
-_PeakTflops = Annotated[
-    float | None,
-    typer.Option(help="Of one device, where its name is not known here.", min=0.001),
-]
-_ProfileSteps = Annotated[
-    int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
-]
-_Matmul = Annotated[
-    bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
-]
-_Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
-]
-
 
 def run(
-    command: _Command,
-    skip: _Skip = None,
-    accelerate: _Accelerate = True,
-    measure: _Measure = False,
-    live: _Live = False,
-    output: _Output = None,
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
+    ],
+    skip: Annotated[
+        str | None,
+        typer.Option(help="Replacements to leave out, names with commas between: see status."),
+    ] = None,
+    accelerate: Annotated[
+        bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
+    ] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Record the run and print what bounds it.")
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Measure, and show the figures as they come.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+    ] = None,
     data_path: DataPath = None,
-    peak_tflops: _PeakTflops = None,
-    profile_steps: _ProfileSteps = 0,
-    matmul: _Matmul = False,
-    quiet: _Quiet = False,
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(help="Of one device, where its name is not known here.", min=0.001),
+    ] = None,
+    profile_steps: Annotated[
+        int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
+    ] = 0,
+    matmul: Annotated[
+        bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show."),
+    ] = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
@@ -104,15 +95,21 @@ def run(
 
     FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
+    from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.integrations.launch import (
         Order,
+        cannot_start,
+        end_as,
         find_program,
         launch_environment,
         status_line,
     )
 
     names = parse_names(skip) if skip else ()
-    _check_names(names)
+    known = tuple(dict.fromkeys(item.name for item in REPLACEMENTS))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
     if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
         raise UsageError(
@@ -131,26 +128,31 @@ def run(
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    _say(status_line(environment))
-    if order is not None:
-        _run_measured(program, command, environment, order, live=live, quiet=quiet)
-    _take_over(program, command, environment)
-
-
-def _take_over(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
-    from fast_axolotl.integrations.launch import cannot_start
-
-    sys.stdout.flush()
+    say(status_line(environment))
+    if order is None:
+        sys.stdout.flush()
+        try:
+            # The command takes this process over: signals and the exit code are its own.
+            os.execve(program, command, environment)
+        except OSError as error:
+            _refuse(cannot_start(program, error), error)
+    say(f"measuring into {order.run_dir}")
+    begin = time.time()
     try:
-        # The command takes this process over: signals and the exit code are its own.
-        os.execve(program, command, environment)
-    except OSError as error:
-        _refuse(cannot_start(program, error), error)
+        code, view = _supervise(program, command, environment, order, live=live)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            _refuse(error, error.__cause__)
+        raise
+    if not quiet:
+        _print_summary(order.run_dir, begin)
+    if view is not None:
+        # Last, so that the error of a command that failed is not pushed out of sight.
+        view.print_end(code)
+    end_as(code)
 
 
-def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
+def status(as_json: ResultAsJson = False) -> None:
     """Show what would be replaced in the Axolotl that is installed, without importing it."""
     from fast_axolotl.axolotl import check
     from fast_axolotl.integrations.launch import axolotl_version, status_line
@@ -169,33 +171,6 @@ def status(
         ]
         show_table(["name", "function of Axolotl", "state", "reason"], rows)
     print(status_line(os.environ, patches if version is not None else None))
-
-
-def _run_measured(
-    program: str,
-    command: Sequence[str],
-    environment: dict[str, str],
-    order: Order,
-    *,
-    live: bool,
-    quiet: bool,
-) -> NoReturn:
-    from fast_axolotl.integrations.launch import end_as
-
-    _say(f"measuring into {order.run_dir}")
-    begin = time.time()
-    try:
-        code, view = _supervise(program, command, environment, order, live=live)
-    except UsageError as error:
-        if isinstance(error.__cause__, OSError):
-            _refuse(error, error.__cause__)
-        raise
-    if not quiet:
-        _print_summary(order.run_dir, begin)
-    if view is not None:
-        # Last, so that the error of a command that failed is not pushed out of sight.
-        view.print_end(code)
-    end_as(code)
 
 
 def _supervise(
@@ -225,7 +200,7 @@ def _supervise(
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:
     """End as a shell does where a command cannot be executed, or its interpreter is not there."""
-    _say(str(reason))
+    say(str(reason))
     raise SystemExit(127 if error.errno == errno.ENOENT else 126)
 
 
@@ -245,7 +220,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
         summary = summarise(shown)
     except DataError as error:
         # A full disk, say: the command's own exit code must not be lost over it.
-        _say(str(error))
+        say(str(error))
         return
     is_terminal = sys.stderr.isatty()
     if is_terminal:
@@ -254,9 +229,9 @@ def _print_summary(run_dir: str, begin: float) -> None:
         show_summary(summary, record=shown, file=sys.stderr)
     others = [record.path for record in records if record is not shown]
     if others:
-        _say(f"this training of {len(records)} has the most steps; the others: {', '.join(others)}")
+        say(f"this training of {len(records)} has the most steps; the others: {', '.join(others)}")
     if not is_terminal:
-        _say(f"to see this again: fast-axolotl show {shlex.quote(shown.path)}")
+        say(f"to see this again: fast-axolotl show {shlex.quote(shown.path)}")
 
 
 def _run_dir(output: Path | None, program: str) -> Path:
@@ -276,23 +251,5 @@ def _run_dir(output: Path | None, program: str) -> Path:
                 f"{output} cannot be the folder of a record ({reason}); give another --output"
             ) from error
         return output.absolute()
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
-    folder = Path("fast-axolotl-runs").absolute() / stem
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{stem}-{number}")
-    return folder
-
-
-def _say(line: str) -> None:
-    print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    from fast_axolotl.axolotl.patches import REPLACEMENTS
-
-    known = tuple(dict.fromkeys(item.name for item in REPLACEMENTS))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
+    return unused_folder("fast-axolotl-runs", name).absolute()

@@ -12,6 +12,7 @@ from typing import Any
 from fast_axolotl.protocol.matrix import find_cell, primary_name
 from fast_axolotl.record.protocol_result import Arm, Cell, Matrix
 from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
+from fast_axolotl.record.units import count_words, format_share
 
 __all__ = ["describe_result", "find_missing", "label_of"]
 
@@ -64,9 +65,12 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         return [f"{arm.name}: no pair of runs counts yet."]
     if name == "duration_seconds" and (baseline.steps or 0) != (arm.steps or 0):
         less = min(baseline, arm, key=lambda one: one.steps or 0)
+        first, second = (
+            count_words(round(one.steps or 0), "training step") for one in (baseline, arm)
+        )
         return [
-            f"{baseline.name} recorded {_steps(baseline)}, {arm.name} {_steps(arm)}: they have not "
-            f"done the same work, so nothing is compared. {less.headline}"
+            f"{baseline.name} recorded {first}, {arm.name} {second}: they have not done the same "
+            f"work, so nothing is compared. {less.headline}"
         ]
     sentences = [_describe_speed(arm.name, label_of(matrix, name), cell)]
     if name == "duration_seconds":
@@ -82,9 +86,22 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             )
         elif arm.headline:
             sentences.append(f"Steps could not be compared: {arm.headline}")
+    is_relieved = False
     stall = _stall(matrix, arm.name)
     if stall is not None:
-        sentences.append(_describe_stall(*stall, arm, is_faster=cell.outcome == "better"))
+        before, after = stall
+        is_relieved = before >= DATA_STALL and after < before / 2
+        if arm.verdict.startswith("inconclusive"):
+            why = ""
+        elif is_relieved:
+            why = ": the data was a bottleneck, and it is less of one now"
+        elif after >= DATA_STALL:
+            why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
+        elif before < FREE_STALL and cell.outcome != "better":
+            why = ": the model's own work takes the time, and no faster reader can help that"
+        else:
+            why = ": little of the time is waiting for data"
+        sentences.append(f"Stall went from {format_share(before)} to {format_share(after)}{why}.")
     for effect, words in _EFFECTS.items():
         change = find_cell(matrix, effect, arm.name)
         if change is not None and change.outcome in ("better", "worse"):
@@ -94,28 +111,21 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     if not is_trusted:
         return [*sentences, "Explain the losses first: the arms have not learned the same."]
     start = find_cell(matrix, "start_to_step_seconds", arm.name)
-    is_relieved = stall is not None and _is_relieved(*stall)
     return [*sentences, *_advise(baseline, arm, cell, start, is_relieved=is_relieved)]
-
-
-def _steps(arm: Arm) -> str:
-    count = arm.steps or 0
-    return f"{count:,.0f} training step{'' if count == 1 else 's'}"
 
 
 def find_missing(baseline: Arm, arm: Arm) -> str:
     """Why the two cannot be compared, if they cannot."""
-    counted = {one.name: [run for run in one.runs if run.pair >= 0] for one in (baseline, arm)}
-    waiting = [name for name, runs in counted.items() if not runs]
-    done = [{run.pair for run in runs if run.status == "done"} for runs in counted.values()]
-    failed = [name for name, pairs in zip(counted, done, strict=True) if not pairs]
+    both = (baseline, arm)
+    waiting = [one.name for one in both if all(run.pair < 0 for run in one.runs)]
     if waiting:
         return f"{' and '.join(waiting)}: no run that counts yet."
+    done = [
+        {run.pair for run in one.runs if run.pair >= 0 and run.status == "done"} for one in both
+    ]
+    failed = " or ".join(one.name for one, pairs in zip(both, done, strict=True) if not pairs)
     if failed:
-        return (
-            f"No run of {' or '.join(failed)} that counts has succeeded: the end of the log tells "
-            "why."
-        )
+        return f"No run of {failed} that counts has succeeded: the end of the log tells why."
     return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
 
 
@@ -149,26 +159,6 @@ def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
         if len(values) == 2:
             return values[0], values[1]
     return None
-
-
-def _describe_stall(before: float, after: float, arm: Arm, *, is_faster: bool) -> str:
-    change = f"Stall went from {100 * before:.1f} % to {100 * after:.1f} %"
-    if arm.verdict.startswith("inconclusive"):
-        return f"{change}."
-    if _is_relieved(before, after):
-        why = "the data was a bottleneck, and it is less of one now"
-    elif after >= DATA_STALL:
-        still = "still waits" if before >= DATA_STALL else "waits"
-        why = f"training {still} for data"
-    elif before < FREE_STALL and not is_faster:
-        why = "the model's own work takes the time, and no faster reader can help that"
-    else:
-        why = "little of the time is waiting for data"
-    return f"{change}: {why}."
-
-
-def _is_relieved(before: float, after: float) -> bool:
-    return before >= DATA_STALL and after < before / 2
 
 
 def _advise(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,52 +59,56 @@ def plan_axolotl(
     """The five steps for one configuration."""
     if sequence_len is not None and 3 not in steps:
         raise UsageError("--sequence-len is about streaming: add 3 to --steps")
-    config = _pinned({"seed": _SEED, **read_config(config_path)}, pins or {})
-    arms, notes = _arms(config, steps, sequence_len)
-    folders = tuple(key for key in _OWN_FOLDERS if key not in (pins or {}))
+    pins = pins or {}
+    config = read_config(config_path, pins)
     words = _split(command)
-    arms = [
-        replace(arm, command=words, own_folders=folders, own_caches=_OWN_CACHES) for arm in arms
+    folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
+    shared = [key for key in _OWN_FOLDERS if key in pins] + ["downloads of the hub"]
+    notes = [
+        f"Each run has its own {', '.join([*folders, 'cache of datasets'])}; shared are "
+        f"{', '.join([*shared, 'the page cache'])} and compiled kernels."
     ]
-    names = {arm.name for arm in arms}
+    if pins:
+        pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
+        notes.append(f"Pinned in all arms: {pinned}.")
+    variants: list[tuple[str, str, dict[str, Any]]] = []
+    if 1 in steps:
+        variants.append(("baseline", "Axolotl as it is", _stock(config)))
+    if 2 in steps:
+        variants.append(("drop-in", "nothing changed but our functions", config))
+    if 3 in steps:
+        streamed, changes = _streamed(config, sequence_len)
+        variants.append(("streaming", "our functions, and our reader as a stream", streamed))
+        notes += changes
+    arms = tuple(
+        ArmPlan(
+            name=name,
+            text=text,
+            command=words,
+            is_accelerated=name != "baseline",
+            config=variant,
+            own_folders=folders,
+            own_caches=_OWN_CACHES,
+        )
+        for name, text, variant in variants
+    )
+    entries = [*_listed(config, "datasets"), *_listed(config, "pretraining_dataset")]
+    paths = [entry.get(key) for entry in entries for key in ("data_files", "path")]
     return Plan(
         title=Path(config_path).name,
-        arms=tuple(arms),
+        arms=arms,
         pairs=pairs,
         warmup=warmup,
-        data_path=_find_data(config),
+        data_path=next((one for one in paths if isinstance(one, str) and Path(one).exists()), None),
         keep_outputs=keep_outputs,
-        same_work=("baseline", "drop-in") if {"baseline", "drop-in"} <= names else None,
-        dedupe=_dedupe_config(config) if 5 in steps else None,
-        notes=(_name_own(folders), *_name_pins(pins or {}), *notes),
+        same_work=("baseline", "drop-in") if {1, 2} <= set(steps) else None,
+        dedupe={"datasets": _listed(config, "datasets")} if 5 in steps else None,
+        notes=tuple(notes),
     )
 
 
-def _arms(
-    config: dict[str, Any], steps: Sequence[int], sequence_len: int | None
-) -> tuple[list[ArmPlan], list[str]]:
-    """Those of steps 1 to 3, still without their command, and what to know about them."""
-    arms: list[ArmPlan] = []
-    notes: list[str] = []
-    if 1 in steps:
-        text = "Axolotl as it is"
-        arms.append(ArmPlan(name="baseline", text=text, command=(), config=_stock(config)))
-    if 2 in steps:
-        text = "nothing changed but our functions"
-        arms.append(
-            ArmPlan(name="drop-in", text=text, command=(), is_accelerated=True, config=config)
-        )
-    if 3 in steps:
-        streamed, notes = _streamed(config, sequence_len)
-        text = "our functions, and our reader as a stream"
-        arms.append(
-            ArmPlan(name="streaming", text=text, command=(), is_accelerated=True, config=streamed)
-        )
-    return arms, notes
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The YAML of a configuration."""
+def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
+    """The YAML of a configuration, with a seed, and with the keys that are pinned."""
     yaml = _import_yaml()
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -118,7 +121,21 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise DataError(f"not YAML: {' '.join(str(error).split())}", path=str(path)) from error
     if not isinstance(found, dict):
         raise DataError("a configuration of Axolotl has keys, and this has none", path=str(path))
-    return found
+    config = {"seed": _SEED, **found}
+    for name, value in pins.items():
+        *outer, last = name.split(".")
+        place = config
+        for key in outer:
+            inner = place.get(key)
+            if inner is not None and not isinstance(inner, Mapping):
+                raise UsageError(
+                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
+                    "as a whole, or edit the configuration"
+                )
+            place[key] = dict(inner or {})
+            place = place[key]
+        place[last] = value
+    return config
 
 
 def _import_yaml() -> Any:
@@ -188,24 +205,6 @@ def _split(command: str) -> tuple[str, ...]:
     return words
 
 
-def _pinned(config: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(config)
-    for name, value in pins.items():
-        *outer, last = name.split(".")
-        place = found
-        for key in outer:
-            inner = place.get(key)
-            if inner is not None and not isinstance(inner, Mapping):
-                raise UsageError(
-                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
-                    "as a whole, or edit the configuration"
-                )
-            place[key] = dict(inner or {})
-            place = place[key]
-        place[last] = value
-    return found
-
-
 def _stock(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
     plugins = [name for name in config.get("plugins") or [] if name != _PLUGIN]
@@ -232,7 +231,14 @@ def _streamed(
         "fast_axolotl_streaming_force": True,
     }
     if config.get("sample_packing"):
-        found["datasets"] = [_as_data_files(item) for item in _listed(config, "datasets")]
+        # Axolotl streams packed rows by ``load_dataset``, which takes a format and its files.
+        found["datasets"] = entries = []
+        for entry in _listed(config, "datasets"):
+            path = entry.get("path")
+            if isinstance(path, str) and Path(path).is_file():
+                kind = entry.get("ds_type") or _FORMATS.get(Path(path).suffix.lstrip("."), "json")
+                entry = {**entry, "path": kind, "data_files": path}
+            entries.append(dict(entry))
     for key, value in (("val_set_size", 0), ("dataset_exact_deduplication", False)):
         if config.get(key):
             found[key] = value
@@ -245,44 +251,6 @@ def _streamed(
             "steps are not alike; compare tokens, not steps"
         )
     return found, notes
-
-
-def _as_data_files(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Axolotl streams packed rows by ``load_dataset``, which takes a format and its files."""
-    path = entry.get("path")
-    if not isinstance(path, str) or not Path(path).is_file():
-        return dict(entry)
-    kind = entry.get("ds_type") or _FORMATS.get(Path(path).suffix.lstrip("."), "json")
-    return {**entry, "path": kind, "data_files": path}
-
-
-def _name_own(folders: Sequence[str]) -> str:
-    """What every run has for itself, unless it was pinned; and what they share."""
-    pinned = [key for key in _OWN_FOLDERS if key not in folders]
-    shared = [*pinned, "downloads of the hub", "the page cache"]
-    return (
-        f"Each run has its own {', '.join([*folders, 'cache of datasets'])}; shared are "
-        f"{', '.join(shared)} and compiled kernels."
-    )
-
-
-def _name_pins(pins: Mapping[str, Any]) -> list[str]:
-    told = ", ".join(f"{key}={value}" for key, value in pins.items())
-    return [f"Pinned in all arms: {told}."] if told else []
-
-
-def _find_data(config: Mapping[str, Any]) -> str | None:
-    """The first file or folder that the configuration reads."""
-    for item in [*_listed(config, "datasets"), *_listed(config, "pretraining_dataset")]:
-        for path in (item.get("data_files"), item.get("path")):
-            if isinstance(path, str) and Path(path).exists():
-                return path
-    return None
-
-
-def _dedupe_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trial of dedupe needs to know."""
-    return {"datasets": _listed(config, "datasets")}
 
 
 def _listed(config: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -15,14 +15,9 @@ from typing import Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
-from fast_axolotl.protocol.matrix import compare_values, find_cell, make_row, read_figures
+from fast_axolotl.protocol.matrix import make_row, read_figures
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
-from fast_axolotl.record.protocol_result import (
-    PROTOCOL_FILE,
-    Cell,
-    Matrix,
-    ProtocolResult,
-)
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
 __all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
 
@@ -127,41 +122,40 @@ def compare_folders(
     Of two protocols the arm ``arm`` is compared: by default the last one that both have. With
     ``is_single`` a limit may be broken by two single runs.
     """
-    if second is None:
-        found = _arms_of(Path(first), arm)
+    if second is not None:
+        found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
     else:
-        found = _two_sides(Path(first), Path(second), arm, is_checked=bool(limits))
-    name = found.matrix.arms[-1]
-    checks = tuple(_check(limit, found.matrix, name, is_single) for limit in limits)
+        if not (Path(first) / PROTOCOL_FILE).exists():
+            raise UsageError(
+                f"{first} holds no protocol, so it needs a second folder to be compared with"
+            )
+        protocol = ProtocolResult.read(first)
+        matrix = protocol.matrix
+        if len(matrix.arms) < 2:
+            raise DataError("it has fewer than two arms to compare", path=str(first))
+        chosen = arm or matrix.arms[-1]
+        if chosen not in matrix.arms[1:]:
+            raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
+        at = matrix.arms.index(chosen)
+        missing = find_missing(protocol.arms[0], protocol.arms[at])
+        if missing:
+            raise DataError(missing, path=str(first))
+        rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
+        found = Comparison(
+            first=matrix.arms[0],
+            second=chosen,
+            matrix=Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes),
+            alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
+        )
+    checks = tuple(_check(limit, found.matrix, is_single) for limit in limits)
     return replace(found, checks=checks)
 
 
-def _arms_of(folder: Path, arm: str | None) -> Comparison:
-    if not (folder / PROTOCOL_FILE).exists():
-        raise UsageError(
-            f"{folder} holds no protocol, so it needs a second folder to be compared with"
-        )
-    protocol = ProtocolResult.read(folder)
-    matrix = protocol.matrix
-    if len(matrix.arms) < 2:
-        raise DataError("it has fewer than two arms to compare", path=str(folder))
-    chosen = arm or matrix.arms[-1]
-    if chosen not in matrix.arms[1:]:
-        raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
-    at = matrix.arms.index(chosen)
-    missing = find_missing(protocol.arms[0], protocol.arms[at])
-    if missing:
-        raise DataError(missing, path=str(folder))
-    rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    kept = Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes)
-    alarms = (protocol.losses,) if protocol.are_losses_equal is False else ()
-    return Comparison(first=matrix.arms[0], second=chosen, matrix=kept, alarms=alarms)
-
-
-def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
-    protocols = [path for path in (first, second) if (path / PROTOCOL_FILE).exists()]
-    if arm is None and len(protocols) == 2:
-        arms, others = (ProtocolResult.read(path).matrix.arms for path in protocols)
+def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
+    """Two folders, each a record or one arm of a protocol."""
+    folders = (first, second)
+    if arm is None and all((folder / PROTOCOL_FILE).exists() for folder in folders):
+        arms, others = (ProtocolResult.read(folder).matrix.arms for folder in folders)
         common = [name for name in arms if name in others]
         if not common:
             raise UsageError(
@@ -169,43 +163,40 @@ def _two_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) 
                 "none is in both"
             )
         arm = common[-1]
-    sides = [_read_side(folder, arm) for folder in (first, second)]
-    broken = [side for side in sides if side.error]
-    if broken and is_checked:
+    sides = (_read_side(first, arm), _read_side(second, arm))
+    broken = next((side for side in sides if side.error), None)
+    if broken is not None and is_checked:
         raise DataError(
-            f"the run did not end well, so no limit is checked: {broken[0].error}",
-            path=broken[0].name,
+            f"the run did not end well, so no limit is checked: {broken.error}", path=broken.name
         )
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
     rows = []
     for figure in MATRIX:
-        before, after = (side.values.get(figure.name, ()) for side in sides)
-        reasons = [side.reasons.get(figure.name, "it was not recorded") for side in sides]
-        if after:
-            cell = compare_values(figure, before, after, is_paired=False)
-        else:
-            cell = Cell(value=None, outcome="not compared", reason=reasons[1])
-        rows.append(make_row(figure, before, reasons[0], [cell]))
-    runs = min(side.runs for side in sides)
-    notes = [side.note for side in sides if side.note]
-    notes.append(_APART if runs > 1 else _SINGLE)
+        columns = [
+            (
+                side.values.get(figure.name, ()),
+                side.reasons.get(figure.name, "it was not recorded"),
+            )
+            for side in sides
+        ]
+        rows.append(make_row(figure, columns, is_paired=False))
+    is_single = min(side.runs for side in sides) <= 1
     return Comparison(
         first=names[0],
         second=names[1],
         matrix=Matrix(arms=names, rows=tuple(rows)),
         alarms=tuple(side.alarm for side in sides if side.alarm),
-        notes=tuple(notes),
+        notes=(*(side.note for side in sides if side.note), _SINGLE if is_single else _APART),
     )
 
 
 def _read_side(folder: Path, arm: str | None) -> _Side:
     if not (folder / PROTOCOL_FILE).exists():
         run = read_figures(folder)
-        values = {name: (value,) for name, value in run.values.items() if value is not None}
         end, error = run.summary.end_reason, run.summary.error
         return _Side(
             name=str(folder),
-            values=values,
+            values={name: (value,) for name, value in run.values.items() if value is not None},
             reasons=dict(run.reasons),
             runs=1,
             note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
@@ -230,17 +221,15 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
     )
 
 
-def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
-    cell = find_cell(matrix, limit.name, arm)
-    base = find_cell(matrix, limit.name, matrix.arms[0])
-    assert cell is not None
-    assert base is not None
-    for one, name in ((base, matrix.arms[0]), (cell, arm)):
+def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
+    [row] = [row for row in matrix.rows if row.name == limit.name]
+    for name, one in zip(matrix.arms, row.cells, strict=True):
         if one.value is None:
             raise DataError(
                 f"--fail-if {limit.text!r} cannot be checked: {limit.name} was not measured in "
                 f"{name}: {one.reason}"
             )
+    cell = row.cells[-1]
     value, low, high = cell.ratio, cell.low, cell.high
     if limit.is_difference:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
@@ -251,24 +240,20 @@ def _check(limit: Limit, matrix: Matrix, arm: str, is_single: bool) -> Check:
         raise DataError(
             f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
         )
-    is_alone = low is None or high is None
-    if low is None or high is None:
-        if not is_single:
-            return _passed(
-                limit,
-                f"not checked: {value:.4g} is of a single run on one side at least, which may be "
-                "noise; compare protocols, or give --single to check it all the same",
-            )
-        low = high = value
-    is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
     what = "difference" if limit.is_difference else "ratio"
-    interval = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    if is_alone:
-        interval = f"{what} {value:.4g}, of a single run on one side at least"
-    if is_broken:
-        return Check(limit=limit.text, is_broken=True, sentence=f"{limit.text}: FAILED: {interval}")
-    return _passed(limit, interval)
-
-
-def _passed(limit: Limit, sentence: str) -> Check:
-    return Check(limit=limit.text, is_broken=False, sentence=f"{limit.text}: {sentence}")
+    is_broken = False
+    if low is not None and high is not None:
+        is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
+        sentence = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    elif is_single:
+        is_broken = value < limit.bound if limit.sign == "<" else value > limit.bound
+        sentence = f"{what} {value:.4g}, of a single run on one side at least"
+    else:
+        sentence = (
+            f"not checked: {value:.4g} is of a single run on one side at least, which may be "
+            "noise; compare protocols, or give --single to check it all the same"
+        )
+    failed = "FAILED: " if is_broken else ""
+    return Check(
+        limit=limit.text, is_broken=is_broken, sentence=f"{limit.text}: {failed}{sentence}"
+    )

@@ -37,7 +37,14 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
             "neither arm has logged any" if not first and not second else "one arm has logged none"
         )
         return LossCheck(is_equal=None, sentence=f"Losses: {who}.")
-    broken = [_first_broken(runs) for runs in (first, second)]
+    # Of each arm, which logged loss is the first that is not a finite number, from 1.
+    broken = [
+        min(
+            (at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)),
+            default=None,
+        )
+        for runs in (first, second)
+    ]
     if all(broken):
         return LossCheck(
             is_equal=None,
@@ -81,14 +88,6 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
         is_equal=False,
         sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, "
         f"first at logged loss {step}{among}. Do not trust the speed before this is explained.",
-    )
-
-
-def _first_broken(runs: Sequence[Losses]) -> int | None:
-    """Which logged loss is the first that is not a finite number, from 1."""
-    return min(
-        (at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)),
-        default=None,
     )
 
 

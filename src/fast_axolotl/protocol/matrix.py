@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
@@ -25,11 +24,10 @@ from fast_axolotl.protocol.statistics import (
 )
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
-from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
 from fast_axolotl.record.run_folders import read_training
 
 __all__ = [
-    "ArmFigures",
     "RunFigures",
     "build_matrix",
     "compare_values",
@@ -40,9 +38,7 @@ __all__ = [
     "sum_up",
 ]
 
-Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
-
-NO_RUN = "no run of this arm counts"
+_NO_RUN = "no run of this arm counts"
 _LATE = ("meter", "watch")
 """Who begins to sample when the process has already run for a while."""
 
@@ -107,58 +103,51 @@ def _start_to_step(record: RunRecord) -> tuple[float | None, str]:
     return (seconds, "") if seconds > 0 else (None, "the wall clock was set during the run")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmFigures:
-    """The runs of an arm that count, one for each pair."""
+def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
+    """Every figure of the runs that count, one for each pair; the first arm is the baseline.
 
-    name: str
-    runs: tuple[RunFigures | None, ...]
-    """``None``: that pair's run failed or was not made."""
-
-    def values(self, name: str) -> list[float | None]:
-        """One figure, in the order of the pairs."""
-        return [None if run is None else run.values[name] for run in self.runs]
-
-    def reason(self, name: str) -> str:
-        """Why a figure is missing."""
-        told = (run.reasons.get(name, "") for run in reversed(self.runs) if run is not None)
-        return next(filter(None, told), "" if any(self.runs) else NO_RUN)
-
-
-def build_matrix(arms: Sequence[ArmFigures]) -> Matrix:
-    """All figures; the first arm is the baseline."""
-    base = arms[0]
+    A run is ``None`` where it failed or was not made.
+    """
     rows = []
     for figure in MATRIX:
-        cells = []
-        for arm in arms[1:]:
-            values = arm.values(figure.name)
-            if all(value is None for value in values):
-                reason = arm.reason(figure.name)
-                cells.append(Cell(value=None, outcome="not compared", reason=reason))
-            else:
-                cells.append(compare_values(figure, base.values(figure.name), values))
-        reason = base.reason(figure.name)
-        rows.append(make_row(figure, base.values(figure.name), reason, cells))
-    return Matrix(arms=tuple(arm.name for arm in arms), rows=tuple(rows))
+        columns = []
+        for runs in arms.values():
+            made = [run for run in runs if run is not None]
+            told = (run.reasons.get(figure.name, "") for run in reversed(made))
+            reason = next(filter(None, told), "" if made else _NO_RUN)
+            values = [None if run is None else run.values[figure.name] for run in runs]
+            columns.append((values, reason))
+        rows.append(make_row(figure, columns))
+    return Matrix(arms=tuple(arms), rows=tuple(rows))
 
 
 def make_row(
-    figure: Figure, baseline: Sequence[float | None], reason: str, cells: Sequence[Cell]
+    figure: Figure,
+    columns: Sequence[tuple[Sequence[float | None], str]],
+    *,
+    is_paired: bool = True,
 ) -> MatrixRow:
-    """One figure: the baseline's own values, why there are none, and the other arms beside it."""
+    """One figure over all arms, the baseline first: the values of each, and why there are none."""
+    (baseline, missing), *others = columns
     measured = tuple(value for value in baseline if value is not None)
-    first = Cell(
-        value=statistics.median(measured) if measured else None,
-        values=measured,
-        reason="" if measured else reason,
-    )
+    cells = [
+        Cell(
+            value=statistics.median(measured) if measured else None,
+            values=measured,
+            reason="" if measured else missing,
+        )
+    ]
+    for values, reason in others:
+        if all(value is None for value in values):
+            cells.append(Cell(value=None, outcome="not compared", reason=reason))
+        else:
+            cells.append(compare_values(figure, baseline, values, is_paired=is_paired))
     return MatrixRow(
         name=figure.name,
         label=figure.label,
         unit=figure.unit,
         better=figure.better,
-        cells=(first, *cells),
+        cells=tuple(cells),
     )
 
 

@@ -124,13 +124,30 @@ def plan_commands(
     data_path: str | None = None,
 ) -> Plan:
     """Two commands against each other, each as a shell would split it; no shell runs them."""
-    arms = tuple(
-        _command_arm(name, text)
-        for name, text in (("baseline", baseline), ("candidate", candidate))
-    )
+    arms = []
+    for name, text in (("baseline", baseline), ("candidate", candidate)):
+        try:
+            command = tuple(shlex.split(text))
+        except ValueError as error:
+            raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
+        if not command:
+            raise UsageError(f"--{name} is empty; give a command, in quotes")
+        shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
+        if shell:
+            raise UsageError(
+                f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
+                "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
+            )
+        options = _options_of_run(command)
+        taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
+        if taken:
+            raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
+        arms.append(
+            ArmPlan(name=name, text=text, command=command, is_accelerated=options is not None)
+        )
     return Plan(
         title=f"{baseline} against {candidate}",
-        arms=arms,
+        arms=tuple(arms),
         pairs=pairs,
         warmup=warmup,
         data_path=data_path,
@@ -138,49 +155,27 @@ def plan_commands(
     )
 
 
-def _command_arm(name: str, text: str) -> ArmPlan:
-    try:
-        command = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
-    if not command:
-        raise UsageError(f"--{name} is empty; give a command, in quotes")
-    shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
-    if shell:
-        raise UsageError(
-            f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is an "
-            "argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
-        )
-    options = _options_of_run(command)
-    taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
-    if taken:
-        raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
-    return ArmPlan(name=name, text=text, command=command, is_accelerated=options is not None)
-
-
-def _options_of_run(command: Sequence[str]) -> Sequence[str] | None:
+def _options_of_run(command: Sequence[str]) -> list[str] | None:
     """Those of ``fast-axolotl run``, in one of its spellings; ``None`` where it is another command.
 
     That one does its own acceleration, and would find it switched off from outside.
     """
     for at, word in enumerate(command):
         is_module = word == "fast_axolotl" and at > 0 and command[at - 1] == "-m"
-        if is_module or word.rpartition("/")[2] == "fast-axolotl":
-            is_run = tuple(command[at + 1 : at + 2]) == ("run",)
-            return _leading_options(command[at + 2 :]) if is_run else None
         if word == "--":
             return None
-    return None
-
-
-def _leading_options(words: Sequence[str]) -> list[str]:
-    """Those before the first word that is neither an option nor the value of one."""
-    found = []
-    rest = iter(words)
+        if is_module or word.rpartition("/")[2] == "fast-axolotl":
+            break
+    else:
+        return None
+    if tuple(command[at + 1 : at + 2]) != ("run",):
+        return None
+    options = []
+    rest = iter(command[at + 2 :])
     for word in rest:
         if word == "--" or not word.startswith("-"):
             break
-        found.append(word)
+        options.append(word)
         if word in _TAKE_A_VALUE:
             next(rest, None)
-    return found
+    return options

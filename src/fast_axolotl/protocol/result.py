@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.protocol.answer import describe_result, label_of
-from fast_axolotl.protocol.losses import compare_losses
-from fast_axolotl.protocol.matrix import ArmFigures, RunFigures, build_matrix, primary_name
+from fast_axolotl.protocol.losses import LossCheck, compare_losses
+from fast_axolotl.protocol.matrix import RunFigures, build_matrix, primary_name
 from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
 from fast_axolotl.protocol.state import State
-from fast_axolotl.record.protocol_result import Arm, ArmRun, Matrix, ProtocolResult
+from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
 
 __all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings"]
 
@@ -49,23 +49,32 @@ def build_protocol(
     """What is known by now."""
     turns = plan.turns()
     begun = max((turn.pair for turn in turns if turn.number in figures), default=-1) + 1
-    compared = []
+    compared = {}
     for arm in plan.arms:
         by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
-        runs = tuple(by_pair.get(pair) for pair in range(begun))
-        compared.append(ArmFigures(name=arm.name, runs=runs))
+        compared[arm.name] = [by_pair.get(pair) for pair in range(begun)]
     matrix = build_matrix(compared) if compared else Matrix(arms=(), rows=())
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
-    arms = tuple(_arm(arm, turns, state, figures, primary) for arm in plan.arms)
-    matrix = replace(matrix, notes=tuple(_matrix_notes(matrix, arms, primary)))
-    equal, losses = _losses(plan, arms)
-    differing = differing_settings(
-        {arm.name: arm.settings for arm in arms},
-        can_pin=any(arm.config is not None for arm in plan.arms),
-    )
-    counted = [turn for turn in turns if _counts(state.runs.get(turn.number))]
+    arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
+    if len(arms) > 1 and primary:
+        # How the figures were made; how far they can be trusted, where there are intervals.
+        cells = [cell for row in matrix.rows for cell in row.cells]
+        has_intervals = any(one.low is not None or one.difference_low is not None for one in cells)
+        is_same_work = len({arm.steps for arm in arms}) == 1
+        decides = _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())
+        is_compared = has_intervals and (primary != "duration_seconds" or is_same_work)
+        matrix = replace(matrix, notes=(_HOW, decides) if is_compared else (_HOW,))
+    losses = LossCheck(is_equal=None, sentence="")
+    if plan.same_work is not None:
+        first, second = plan.same_work
+        logged = {
+            arm.name: [run.losses for run in arm.runs if run.status == "done"] for arm in arms
+        }
+        losses = compare_losses(logged[first], logged[second], second)
+    done = {number for number, run in state.runs.items() if run.status == "done" and run.pair >= 0}
+    counted = [turn for turn in turns if turn.number in done]
     by_round = Counter(turn.pair for turn in counted)
-    first = next(iter(figures.values()), None)
+    summaries = [run.summary for run in figures.values()]
     return ProtocolResult(
         title=plan.title,
         started=state.started,
@@ -76,12 +85,17 @@ def build_protocol(
         order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,
-        losses=losses,
-        are_losses_equal=equal,
-        differing_settings=differing,
+        losses=losses.sentence,
+        are_losses_equal=losses.is_equal,
+        differing_settings=differing_settings(
+            {arm.name: arm.settings for arm in arms},
+            can_pin=any(arm.config is not None for arm in plan.arms),
+        ),
         dedupe=dict(state.dedupe),
-        paragraph=describe_result(arms, matrix, are_losses_equal=equal, dedupe=state.dedupe),
-        environment=dict(first.summary.environment) if first is not None else {},
+        paragraph=describe_result(
+            arms, matrix, are_losses_equal=losses.is_equal, dedupe=state.dedupe
+        ),
+        environment=dict(summaries[0].environment) if summaries else {},
         notes=(*notes, *plan.notes, *_describe_work(arms)),
     )
 
@@ -103,7 +117,7 @@ def differing_settings(
     return tuple(sentences)
 
 
-def _arm(
+def _sum_up_arm(
     plan: ArmPlan,
     turns: Sequence[Turn],
     state: State,
@@ -112,22 +126,37 @@ def _arm(
 ) -> Arm:
     own = [turn for turn in turns if turn.arm.name == plan.name]
     runs = tuple(state.runs[turn.number] for turn in own if turn.number in state.runs)
-    shown = _choose_run([turn for turn in own if turn.number in figures], figures, primary)
-    found = None if shown is None else figures[shown.number]
     counts = [run.steps for run in runs if run.pair >= 0 and run.steps is not None]
-    verdict = found.summary.verdict if found is not None else None
-    known = {} if found is None else found.summary.settings
-    return Arm(
+    arm = Arm(
         name=plan.name,
         text=plan.text,
         command=plan.command,
         runs=runs,
-        settings={name: known[name] for name in LOADER_SETTINGS if name in known},
         steps=statistics.median(counts) if counts else None,
-        shown_run="" if shown is None else state.runs[shown.number].folder,
-        verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))) if verdict else "",
-        headline=verdict.headline if verdict else "",
-        action=verdict.action if verdict else "",
+    )
+    # The run that stands for the arm: of an even number of runs, one of the two in the middle.
+    measured = [turn.number for turn in own if turn.number in figures]
+    counted = [turn.number for turn in own if turn.number in figures and turn.pair >= 0]
+    values = {number: figures[number].values.get(primary) for number in counted}
+    known = [value for value in values.values() if value is not None]
+    if known:
+        middle = statistics.median_low(known)
+        shown = next(number for number in counted if values[number] == middle)
+    elif measured:
+        shown = (counted or measured)[-1]
+    else:
+        return arm
+    summary = figures[shown].summary
+    verdict = summary.verdict
+    return replace(
+        arm,
+        settings={
+            name: summary.settings[name] for name in LOADER_SETTINGS if name in summary.settings
+        },
+        shown_run=state.runs[shown].folder,
+        verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))),
+        headline=verdict.headline,
+        action=verdict.action,
     )
 
 
@@ -151,42 +180,3 @@ def _describe_work(arms: Sequence[Arm]) -> list[str]:
     if caches:
         notes.append(f"Page cache before each run: {', or '.join(sorted(caches))}.")
     return notes
-
-
-def _matrix_notes(matrix: Matrix, arms: Sequence[Arm], primary: str) -> list[str]:
-    """How the figures were made; how far they can be trusted, where there are intervals."""
-    if len(arms) < 2 or not primary:
-        return []
-    cells = [cell for row in matrix.rows for cell in row.cells]
-    has_intervals = any(cell.low is not None or cell.difference_low is not None for cell in cells)
-    is_same_work = len({arm.steps for arm in arms}) == 1
-    if not has_intervals or (primary == "duration_seconds" and not is_same_work):
-        return [_HOW]
-    return [_HOW, _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())]
-
-
-def _counts(run: ArmRun | None) -> bool:
-    return run is not None and run.status == "done" and run.pair >= 0
-
-
-def _choose_run(
-    turns: Sequence[Turn], figures: Mapping[int, RunFigures], primary: str
-) -> Turn | None:
-    """The run that stands for an arm."""
-    counted = [turn for turn in turns if turn.pair >= 0]
-    values = {turn.number: figures[turn.number].values.get(primary) for turn in counted}
-    known = [value for value in values.values() if value is not None]
-    if not known:
-        return next(reversed(counted or turns), None)
-    # Of an even number of runs, one of the two in the middle.
-    middle = statistics.median_low(known)
-    return next(turn for turn in counted if values[turn.number] == middle)
-
-
-def _losses(plan: Plan, arms: Sequence[Arm]) -> tuple[bool | None, str]:
-    if plan.same_work is None:
-        return None, ""
-    by_name = {arm.name: [run.losses for run in arm.runs if run.status == "done"] for arm in arms}
-    first, second = plan.same_work
-    check = compare_losses(by_name[first], by_name[second], second)
-    return check.is_equal, check.sentence

@@ -4,16 +4,20 @@ After every run the state and ``protocol.json`` are written, so the folder can b
 the protocol goes on, and the same command continues it after an interruption. A run that was cut
 off does not count and is made again. A run that failed counts as failed until the protocol is
 continued; an arm that has failed twice and never succeeded is not run again before that.
+
+Step 5, dedupe on its own, comes last: a child that imports Axolotl runs it on the user's own rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +25,21 @@ from typing import Any
 from fast_axolotl.errors import DataError
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.child import Launch, prepare_page_cache, read_tail, with_own_programs
-from fast_axolotl.protocol.dedupe import run_dedupe
 from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol
 from fast_axolotl.protocol.state import State, hold, open_state, write_json
+from fast_axolotl.protocol.statistics import paired_ratio
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
-__all__ = ["Progress", "run_protocol"]
+__all__ = ["Progress", "describe_dedupe", "run_protocol"]
 
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
 _DEDUPE = "dedupe"
+_DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 
 
 class _TooLongError(Exception):
@@ -117,28 +122,47 @@ class _Running:
         """The turns that are missing, then dedupe, then the result."""
         self.spent_before, self.begun = self.state.seconds, self.clock()
         turns = self.plan.turns()
-        self._read_earlier(turns)
+        # Figures of earlier runs that count; those that do not are to be made again.
+        for turn in turns:
+            run = self.state.runs.get(turn.number)
+            if run is None:
+                continue
+            if run.status == "left out":
+                self.spoilt[turn.number] = ()
+            elif run.status == "failed":
+                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
+            else:
+                found = None
+                with contextlib.suppress(DataError):
+                    found = _read_chosen(self.root / turn.folder)
+                if found is not None and run.steps in (None, found.steps):
+                    self.figures[turn.number] = found
+                else:
+                    del self.state.runs[turn.number]
+                    note = f"{turn.folder} was made again: its record was damaged or gone."
+                    self.spoilt[turn.number] = (note,)
         # So that who looks into the folder finds out what is going on.
-        self._save()
         self._write()
         for turn in turns:
             if self._is_done(turn):
                 continue
-            if self._is_late(turn):
-                self.notes.append(
-                    f"Stopped by --max-minutes {self.plan.max_minutes:g} after "
-                    f"{max(0, turn.pair)} of {self.plan.pairs} pairs; the same command with more "
-                    "minutes goes on."
-                )
-                break
+            # Between two rounds of the arms: one that would end after the limit is not begun.
+            limit, size = self.plan.max_minutes, len(self.plan.arms)
+            if limit is not None and (turn.number - 1) % size == 0:
+                last = (self.state.runs.get(turn.number - back) for back in range(1, size + 1))
+                round_seconds = sum(run.seconds or 0.0 for run in last if run is not None)
+                if self._spent() + round_seconds > 60.0 * limit:
+                    self.notes.append(
+                        f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
+                        f"{self.plan.pairs} pairs; the same command with more minutes goes on."
+                    )
+                    break
             self.state.runs[turn.number] = self._run(turn)
             self.notes += self.spoilt.pop(turn.number, ())
-            self._save()
             self._write()
         is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
         if self.plan.dedupe is not None and not is_known:
-            self.state.dedupe = self._dedupe()
-            self._save()
+            self.state.dedupe = self._dedupe(self.plan.dedupe)
         return self._write()
 
     def _is_done(self, turn: Turn) -> bool:
@@ -147,20 +171,6 @@ class _Running:
     def _spent(self) -> float:
         """Seconds, over all sessions."""
         return self.spent_before + self.clock() - self.begun
-
-    def _save(self) -> None:
-        self.state.seconds = self._spent()
-        self.state.save()
-
-    def _is_late(self, turn: Turn) -> bool:
-        """Whether the time is up, between two rounds of the arms."""
-        limit, size = self.plan.max_minutes, len(self.plan.arms)
-        if limit is None or (turn.number - 1) % size:
-            return False
-        last = range(turn.number - size, turn.number)
-        runs = [self.state.runs[number] for number in last if number in self.state.runs]
-        # A round that would end after the limit is not begun.
-        return self._spent() + sum(run.seconds or 0.0 for run in runs) > 60.0 * limit
 
     def _run(self, turn: Turn) -> ArmRun:
         same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
@@ -180,18 +190,27 @@ class _Running:
         cache = self.page_cache(self.plan.drop_caches)
         command, environment = self._command(turn, folder)
         begin = self.clock()
-        self._tell(turn, 0.0)
+        self._tell(turn.arm.name, turn.pair, 0.0)
 
         def tick() -> None:
-            self._tell(turn, self.clock() - begin)
+            self._tell(turn.arm.name, turn.pair, self.clock() - begin)
             limit = self.plan.run_minutes
             if limit is not None and self.clock() - begin > 60.0 * limit:
                 raise _TooLongError(f"it had not ended after {limit:g} min, and was ended")
 
-        figures, code = None, None
+        figures, code, failure = None, None, ""
         try:
             code = self.launch(command, environment, folder / "log.txt", tick)
-            figures, failure = _read_run(folder, code)
+            if code:
+                failure = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
+            else:
+                figures = _read_chosen(folder)
+                summary = figures.summary
+                if summary.end_reason == "exception" and figures.steps:
+                    figures = None
+                    failure = f"exit code 0, but its training ended with an error: {summary.error}"
+        except DataError as error:
+            failure = f"it left no record: {error}"
         except _TooLongError as error:
             failure = str(error)
         seconds = self.clock() - begin
@@ -231,93 +250,84 @@ class _Running:
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
         return [*words, "--output", str(folder), "--", *command], environment
 
-    def _tell(self, turn: Turn, run_seconds: float) -> None:
+    def _tell(self, arm: str, pair: int, run_seconds: float) -> None:
         turns = self.plan.turns()
         done = [self.state.runs[one.number] for one in turns if self._is_done(one)]
         timed = [run.seconds for run in done if run.seconds is not None]
         left = None
-        if timed:
+        if timed and arm != _DEDUPE:
             mean = sum(timed) / len(timed)
             left = max(0.0, mean * (len(turns) - len(done)) - run_seconds)
             if self.plan.max_minutes is not None:
                 left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self._spent()))
         self.progress(
             Progress(
-                done=len(done),
+                done=len(turns) if arm == _DEDUPE else len(done),
                 total=len(turns),
-                arm=turn.arm.name,
-                pair=turn.pair,
+                arm=arm,
+                pair=pair,
                 pairs=self.plan.pairs,
                 run_seconds=run_seconds,
                 seconds_left=left,
             )
         )
 
-    def _dedupe(self) -> dict[str, Any]:
-        assert self.plan.dedupe is not None
+    def _dedupe(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Figures, and one sentence; or why there are none."""
+        folder = self.root / _DEDUPE
+        folder.mkdir(parents=True, exist_ok=True)
+        trial, result, log = (folder / name for name in ("trial.json", "result.json", "log.txt"))
+        result.unlink(missing_ok=True)
+        write_json(trial, config)
+        # Axolotl's function has to be its own here; ours is called by name.
+        variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
+        variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
         begin = self.clock()
-        count = len(self.plan.turns())
 
         def tick() -> None:
-            self.progress(
-                Progress(
-                    done=count,
-                    total=count,
-                    arm=_DEDUPE,
-                    pair=-2,
-                    pairs=self.plan.pairs,
-                    run_seconds=self.clock() - begin,
-                    seconds_left=None,
-                )
-            )
+            self._tell(_DEDUPE, -2, self.clock() - begin)
 
-        folder = self.root / _DEDUPE
-        found = run_dedupe(
-            self.plan.dedupe, folder, environment=self.environment, launch=self.launch, tick=tick
-        )
+        command = (sys.executable, "-m", _DEDUPE_WORKER, str(trial), str(result))
+        code = self.launch(command, variables, log, tick)
+        try:
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {"reason": f"it ended with exit code {code}", "log_tail": read_tail(log)}
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        return found
-
-    def _read_earlier(self, turns: Sequence[Turn]) -> None:
-        """Figures of the runs that count; those that do not are to be made again."""
-        for turn in turns:
-            run = self.state.runs.get(turn.number)
-            if run is None:
-                continue
-            if run.status == "left out":
-                self.spoilt[turn.number] = ()
-            elif run.status == "failed":
-                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
-            else:
-                try:
-                    found = _read_chosen(self.root / turn.folder)
-                    is_whole = run.steps in (None, found.steps)
-                except DataError:
-                    is_whole = False
-                if is_whole:
-                    self.figures[turn.number] = found
-                else:
-                    del self.state.runs[turn.number]
-                    note = f"{turn.folder} was made again: its record was damaged or gone."
-                    self.spoilt[turn.number] = (note,)
+        return describe_dedupe(found)
 
     def _write(self) -> ProtocolResult:
+        """Keep what is known by now."""
+        self.state.seconds = self._spent()
+        self.state.save()
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
         write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
         return protocol
 
 
-def _read_run(folder: Path, code: int) -> tuple[RunFigures | None, str]:
-    """The figures of a run; or why it does not count."""
-    if code:
-        return None, f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-    try:
-        found = _read_chosen(folder)
-    except DataError as error:
-        return None, f"it left no record: {error}"
-    if found.summary.end_reason == "exception" and found.steps:
-        return None, f"exit code 0, but its training ended with an error: {found.summary.error}"
-    return found, ""
+def describe_dedupe(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial of dedupe found, with the gain and one sentence."""
+    stock, ours = found.get("stock_seconds", ()), found.get("our_seconds", ())
+    count = min(len(stock), len(ours))
+    gain = paired_ratio(ours[:count], stock[:count])
+    if found.get("reason"):
+        sentence = f"Dedupe on its own was not measured: {found['reason']}."
+    else:
+        cut = ", the first ones" if found.get("is_cut") else ""
+        speed = f"{gain.value:,.1f}× the speed" if gain.value else "not compared"
+        if gain.low and gain.high:
+            speed += f" ({gain.low:,.1f} to {gain.high:,.1f})"
+        sentence = (
+            f"Dedupe on its own, {found['rows']:,} rows{cut}, {found['kept']:,} kept by both "
+            f"alike: {speed}."
+        )
+    return {
+        **found,
+        "speed_up": gain.value,
+        "speed_up_low": gain.low,
+        "speed_up_high": gain.high,
+        "sentence": sentence,
+    }
 
 
 def _read_chosen(folder: Path) -> RunFigures:

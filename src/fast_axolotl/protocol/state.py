@@ -76,8 +76,8 @@ def open_state(folder: Path, plan: Plan, *, now: float) -> State:
     if found.identity != identity:
         raise UsageError(
             f"{folder} holds a protocol of another command: "
-            f"{_difference(found.identity, identity)}; give another --output, or the command as it "
-            "was to continue that one"
+            f"{_first_difference(found.identity, identity)}; give another --output, or the command "
+            "as it was to continue that one"
         )
     return found
 
@@ -180,8 +180,8 @@ def _read(path: Path) -> State:
     )
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing that differs, as it was and as it is."""
+def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first thing that differs, as it was and as it is; of configurations only that key."""
     for name, value in now.items():
         if name != "arms" and before.get(name) != value:
             return f"{name} was {before.get(name)!r} and is {value!r} now"
@@ -189,20 +189,17 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for name, arm in now["arms"].items():
         if name not in arms:
             return f"it has no arm {name}"
-        for part, value in arm.items():
-            if arms[name].get(part) != value:
-                was, new = _first_difference(arms[name].get(part), value)
-                return f"{part} of {name} was {was!r} and is {new!r} now"
+        for part, new in arm.items():
+            was = arms[name].get(part)
+            if was == new:
+                continue
+            if isinstance(was, Mapping) and isinstance(new, Mapping):
+                for key in [*new, *was]:
+                    if was.get(key) != new.get(key):
+                        was, new = {key: was.get(key)}, {key: new.get(key)}
+                        break
+            elif isinstance(was, list) and isinstance(new, list):
+                was, new = " ".join(map(str, was)), " ".join(map(str, new))
+            return f"{part} of {name} was {was!r} and is {new!r} now"
     missing = [name for name in arms if name not in now["arms"]]
     return f"it has the arm {missing[0]}, too" if missing else "something differs"
-
-
-def _first_difference(before: Any, now: Any) -> tuple[Any, Any]:
-    """Of two configurations, only the first key that differs."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in [*now, *before]:
-            if before.get(key) != now.get(key):
-                return {key: before.get(key)}, {key: now.get(key)}
-    if isinstance(before, list) and isinstance(now, list):
-        return " ".join(map(str, before)), " ".join(map(str, now))
-    return before, now

@@ -101,7 +101,7 @@ _ALL = (
     *_quantiles("wait", "wait of a fetch", "no waits of single fetches were recorded"),
     Figure(
         "worst_percent_share", "worst 1 % of fetches", "share", "",
-        "waiting in the longest 1 % of fetches ÷ all waiting", "bins of 2 %",
+        "waiting in the longest 1 % of fetches ÷ all waiting", "the same bins",
         "no fetch waited longer than a microsecond",
     ),
     Figure(
@@ -213,28 +213,32 @@ _ALL = (
     *_quantiles("step", "step", "no times of single steps were recorded"),
     Figure(
         "model_flops_per_token", "FLOPs a token", "FLOP", "",
-        "see [FLOPs, MFU and HFU](#flops-mfu-and-hfu)",
+        "6·trained weights + 4·frozen weights + 12·L·H·Q·T: see "
+        "[FLOPs, MFU and HFU](#flops-mfu-and-hfu)",
+        "the convention's: a causal mask halves nothing",
     ),
     Figure(
         "model_flops_per_second", "FLOPs a second", "FLOP", "higher",
-        "`model_flops_per_token` · `tokens_per_second`",
+        "`model_flops_per_token` · `tokens_per_second`", "padding is no work",
     ),
     Figure(
-        "mfu", "MFU", "share", "higher", "`model_flops_per_second` ÷ (devices · peak)",
-        "exactly as good as the peak of the data sheet",
+        "mfu", "MFU", "share", "higher",
+        "`model_flops_per_second` ÷ (devices · dense peak of one device)",
+        "`None` where the peak is not known, and above 1, because one of its parts must be wrong",
     ),
     Figure(
         "hfu", "HFU", "share", "higher", "the same with recomputed activations counted",
-        "the convention's recomputation, a whole forward pass",
+        "the convention's recomputation: a whole forward pass",
     ),
     Figure(
         "peak_tflops", "peak of a device", "TFLOP/s", "",
-        "of the data sheet, dense, by the device's exact name; or `--peak-tflops`",
-        "clocks under load are lower",
+        "of the data sheet, dense, by the device's exact name and the type of the arithmetic; or "
+        "`--peak-tflops`", "clocks under load are lower",
     ),
     Figure(
         "matmul_share", "of the matmul rate", "share", "higher",
-        "`model_flops_per_second` ÷ the matmul rate measured on this device (`--matmul`)",
+        "`model_flops_per_second` ÷ (devices · the rate that large square matmuls reach on this "
+        "very device: `--matmul`)", "a rate of one second, before the training",
     ),
     Figure(
         "working_set_bytes", "working set (ΣPSS), steady", "bytes", "lower",
@@ -277,7 +281,8 @@ _ALL = (
         "limit_share", "limit, used", "share", "lower",
         "`working_set_peak_bytes` (ΣRSS where PSS cannot be read) ÷ the limit, or the largest "
         "VmHWM that one process is known to have had, where that is more",
-        "page cache that counts against a cgroup is not in it: it gives way",
+        "page cache that counts against a cgroup is not in it: it gives way; `None` where the "
+        "highest working set is",
         "the highest working set or the limit is not known",
     ),
     *(

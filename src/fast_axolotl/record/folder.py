@@ -28,9 +28,11 @@ __all__ = [
     "RankRecord",
     "RunRecord",
     "SystemRecord",
+    "check_folder",
     "dump_line",
     "find_protocol_runs",
     "leave_out_earlier_ranks",
+    "no_record",
     "parse_line",
     "read_run",
     "sort_in",
@@ -51,6 +53,17 @@ _KINDS: dict[str, type] = {
     "system": schema.SystemSample,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_LISTS: dict[type, str] = {
+    schema.Settings: "settings",
+    schema.StepBlock: "blocks",
+    schema.Mark: "marks",
+    schema.Phase: "phases",
+    schema.ModelShape: "models",
+    schema.FreeRun: "free_runs",
+    schema.ProfileWindow: "windows",
+    schema.Log: "logs",
+}
+"""Where a rank keeps its lines."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
 
 
@@ -73,20 +86,8 @@ class RankRecord:
         """Sort one line in."""
         if isinstance(line, schema.End):
             self.end = line
-            return
-        homes: dict[type, list[Any]] = {
-            schema.Settings: self.settings,
-            schema.StepBlock: self.blocks,
-            schema.Mark: self.marks,
-            schema.Phase: self.phases,
-            schema.ModelShape: self.models,
-            schema.FreeRun: self.free_runs,
-            schema.ProfileWindow: self.windows,
-            schema.Log: self.logs,
-        }
-        home = homes.get(type(line))
-        if home is not None:
-            home.append(line)
+        elif type(line) in _LISTS:
+            getattr(self, _LISTS[type(line)]).append(line)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -156,7 +157,9 @@ class LineWriter:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _move_aside(self.path)
+            if self.path.exists() and self.path.stat().st_size:
+                beside = (self.path.with_name(f"{self.path.name}.{n}") for n in itertools.count(1))
+                self.path.rename(next(free for free in beside if not free.exists()))
             self._file = self.path.open("wb")
         except OSError as error:
             self.failure = f"{self.path}: {error.strerror or error}"
@@ -186,15 +189,6 @@ class LineWriter:
                 self.failure = self.failure or f"{self.path}: {error.strerror or error}"
 
 
-def _move_aside(path: Path) -> None:
-    if not path.exists() or not path.stat().st_size:
-        return
-    numbers = itertools.count(1)
-    path.rename(
-        next(free for n in numbers if not (free := path.with_name(f"{path.name}.{n}")).exists())
-    )
-
-
 def dump_line(line: object) -> str:
     """One line as JSON, empty fields left out."""
     values: dict[str, Any] = {"kind": _NAMES[type(line)]}
@@ -211,10 +205,7 @@ def dump_line(line: object) -> str:
 def read_run(path: str | Path) -> RunRecord:
     """Read a record's folder."""
     folder = Path(path)
-    if not folder.exists():
-        raise MissingFileError("there is no such folder", path=str(folder))
-    if not folder.is_dir():
-        raise DataError("a record is a folder, and this is a file", path=str(folder))
+    check_folder(folder)
     record = RunRecord(path=str(folder))
     for file in sorted(folder.glob("rank-*.jsonl")):
         home = _read_file(file, record)
@@ -228,30 +219,35 @@ def read_run(path: str | Path) -> RunRecord:
         home = _read_file(system, record)
         record.system = home if isinstance(home, SystemRecord) else None
     if not record.ranks and record.system is None:
-        what = "; ".join(record.notes[:3]) or "there is neither rank-0.jsonl nor system.jsonl"
-        raise DataError(
-            _describe_protocol(folder)
-            or f"no record in here: {what}; make one with fast-axolotl run --measure -- COMMAND",
-            path=str(folder),
-        )
+        raise no_record(folder, "; ".join(record.notes[:3]))
     return record
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder."""
+    if not folder.exists():
+        raise MissingFileError("there is no such folder", path=str(folder))
+    if not folder.is_dir():
+        raise DataError("a record is a folder, and this is a file", path=str(folder))
+
+
+def no_record(folder: Path, reason: str = "") -> DataError:
+    """What to say of a folder without a record: one that holds a protocol has several below."""
+    reason = reason or "there is neither rank-0.jsonl nor system.jsonl"
+    text = f"no record in here: {reason}; make one with fast-axolotl run --measure -- COMMAND"
+    runs = sorted(find_protocol_runs(folder))
+    has_result = (folder / PROTOCOL_FILE).is_file()
+    words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
+    words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
+    if words:
+        commands = ", ".join(f"fast-axolotl {word}" for word in words)
+        text = f"this is the folder of a protocol, with a record for each run: {commands}"
+    return DataError(text, path=str(folder))
 
 
 def find_protocol_runs(folder: Path) -> set[Path]:
     """The folders of a protocol's runs that have recorded anything."""
     return {path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")}
-
-
-def _describe_protocol(folder: Path) -> str:
-    """What to do with a folder that holds a protocol; empty for any other."""
-    runs = sorted(find_protocol_runs(folder))
-    has_result = (folder / PROTOCOL_FILE).is_file()
-    words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
-    words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
-    if not words:
-        return ""
-    commands = ", ".join(f"fast-axolotl {word}" for word in words)
-    return f"this is the folder of a protocol, with a record for each run: {commands}"
 
 
 def leave_out_earlier_ranks(record: RunRecord) -> None:
@@ -278,10 +274,10 @@ def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | Non
             try:
                 line = parse_line(text)
             except UNREADABLE:
+                what = f"{file.name}: cut off in line {number}"
                 if text.endswith("\n"):
-                    record.notes.append(f"{file.name}, line {number}: not a line of a record")
-                else:
-                    record.notes.append(f"{file.name}: cut off in line {number}")
+                    what = f"{file.name}, line {number}: not a line of a record"
+                record.notes.append(what)
                 continue
             home = sort_in(home, line, file)
     return home

@@ -1,9 +1,13 @@
-"""Follows a record's folder while the run writes it, reading every line once.
+"""Follows a record's folder while the run writes it, for days and in bounded memory.
 
-Each call of ``poll`` looks for new files and reads what the known ones have grown by; a line whose
-end has not come yet waits for it. The record that results holds figures of the same value as one
-read at once, in bounded memory (see ``condensing``). A file that was put in the place of an earlier
+Each call of ``poll`` looks for new files and reads what the known ones have grown by, every line
+once; a line whose end has not come yet waits for it. A file that was put in the place of an earlier
 one, because a new run uses the folder, is read from its start.
+
+The record that results gives the same figures as one read at once. Blocks are sums, so two
+neighbours of one phase can become one: every ratio of sums stays as it was. What is lost is detail
+of long ago: of the slow fetches all but the worst, and the times of single steps. Of samples, whose
+counters only grow, every other one is let go, but never the highest.
 """
 
 from __future__ import annotations
@@ -13,21 +17,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fast_axolotl.errors import DataError, MissingFileError
-from fast_axolotl.record.condense import condense_blocks, condense_marks, condense_samples
+from fast_axolotl.errors import DataError
 from fast_axolotl.record.folder import (
     UNREADABLE,
     RankRecord,
     RunRecord,
     SystemRecord,
+    check_folder,
     find_protocol_runs,
     leave_out_earlier_ranks,
+    no_record,
     parse_line,
     sort_in,
 )
+from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
-from fast_axolotl.record.schema import StepBlock
+from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
 
 __all__ = [
     "MOST_SAMPLES",
@@ -35,6 +42,10 @@ __all__ = [
     "ProtocolFollower",
     "ProtocolStage",
     "RunFollower",
+    "condense_blocks",
+    "condense_marks",
+    "condense_samples",
+    "join_blocks",
     "restart_window",
 ]
 
@@ -45,12 +56,19 @@ _MOST_BLOCKS = 4096
 MOST_SAMPLES = 1024
 _MOST_MARKS = 1024
 _MOST_LOGS = 64
+_MOST_SLOW = 16
+"""Slow fetches of two blocks that became one."""
+_FIRST_MARKS = 64
 _MOST_NOTES = 20
 """Of one file."""
 _HEAD_BYTES = 256
 """By which a file is known again: they hold the kind of the first line, and when it was written."""
 _MOST_BYTES = 4_000_000
 """Read from one file in one call: what a long record takes of memory at a time."""
+
+_SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
+_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares")
+_COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 
 
 class RunFollower:
@@ -82,26 +100,27 @@ class RunFollower:
 
     def check(self) -> None:
         """Refuse a folder that is no record."""
-        if not self.folder.exists():
-            raise MissingFileError("there is no such folder", path=str(self.folder))
-        if not self.folder.is_dir():
-            raise DataError("a record is a folder, and this is a file", path=str(self.folder))
+        check_folder(self.folder)
         if not self._find_files():
-            raise DataError(
-                "no record in here: there is neither rank-0.jsonl nor system.jsonl; "
-                "make one with fast-axolotl run --measure -- COMMAND",
-                path=str(self.folder),
-            )
+            raise no_record(self.folder)
 
     def poll(self) -> int:
         """Read what is new; the number of new lines."""
         count = 0
         self.is_behind = False
         for path in self._find_files():
-            count += self._poll_file(path)
+            tail = self._tails.setdefault(path.name, _Tail(path))
+            try:
+                texts = tail.read()
+            except OSError:
+                # Moved or removed this very moment; if there is a new file, the next call finds it.
+                continue
+            self.is_behind = self.is_behind or tail.is_behind
+            for text in texts:
+                self._take(tail, text)
+            count += len(texts)
         if count:
             self._assemble()
-            self._condense()
         return count
 
     def reset(self) -> None:
@@ -110,18 +129,6 @@ class RunFollower:
 
     def _find_files(self) -> list[Path]:
         return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob("system.jsonl")]
-
-    def _poll_file(self, path: Path) -> int:
-        tail = self._tails.setdefault(path.name, _Tail(path))
-        try:
-            texts = tail.read()
-        except OSError:
-            # Moved or removed this very moment; if there is a new file, the next call finds it.
-            return 0
-        self.is_behind = self.is_behind or tail.is_behind
-        for text in texts:
-            self._take(tail, text)
-        return len(texts)
 
     def _take(self, tail: _Tail, text: bytes) -> None:
         tail.number += 1
@@ -143,8 +150,6 @@ class RunFollower:
         self.record.system = next((one for one in homes if isinstance(one, SystemRecord)), None)
         self.record.notes = [note for tail in self._tails.values() for note in tail.notes]
         leave_out_earlier_ranks(self.record)
-
-    def _condense(self) -> None:
         most = max(NEWEST + 32, _MOST_BLOCKS // max(1, len(self.record.ranks)))
         for rank in self.record.ranks.values():
             rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
@@ -192,7 +197,7 @@ class ProtocolFollower:
 
     @staticmethod
     def is_protocol(folder: str | Path) -> bool:
-        """Whether a folder is laid out as a protocol's: see ``comparison``."""
+        """Whether a folder is laid out as a protocol's: see ``protocol_result``."""
         root = Path(folder)
         if (root / PROTOCOL_FILE).is_file():
             return True
@@ -226,23 +231,27 @@ class ProtocolFollower:
         found = self._protocol
         if found is None:
             return None
-        done = [run for arm in found.arms for run in arm.runs]
-        number = max(0, _turn_of(self.run.folder)) if self.has_begun else 0
+        number, arm, pair = 0, "", None
+        if self.has_begun:
+            number = max(0, _turn_of(self.run.folder))
+            arm = self.run.folder.name.partition("-")[2]
+            if arm not in [one.name for one in found.arms]:
+                # A second training of a run has a number behind its arm.
+                arm = arm.rpartition("-")[0] or arm
+        if number and found.arms and found.planned_runs:
+            # Each arm has one run in a pair; warm-ups come first.
+            warmups = found.planned_runs // len(found.arms) - found.planned_pairs
+            pair = max(-1, (number - 1) // len(found.arms) - warmups)
+        seconds = [run.seconds for one in found.arms for run in one.runs]
         return ProtocolStage(
             run=number,
-            arm=self._find_arm(found) if self.has_begun else "",
-            pair=_pair_of(number, found),
+            arm=arm,
+            pair=pair,
             planned_runs=found.planned_runs,
             planned_pairs=found.planned_pairs,
-            done=len(done),
-            seconds_left=self._seconds_left(found, [run.seconds for run in done]),
+            done=len(seconds),
+            seconds_left=self._seconds_left(found.planned_runs - len(seconds), seconds),
         )
-
-    def _find_arm(self, found: ProtocolResult) -> str:
-        """A second training of a run has a number behind its arm."""
-        name = self.run.folder.name.partition("-")[2]
-        is_arm = name in [arm.name for arm in found.arms]
-        return name if is_arm else name.rpartition("-")[0] or name
 
     def check(self) -> None:
         """Refuse a folder in which no run has begun and none is to be expected."""
@@ -265,14 +274,17 @@ class ProtocolFollower:
 
     def _find_newest(self) -> Path | None:
         begun = find_protocol_runs(self.folder)
-        # One that was damaged is made again, after later ones.
-        going_on = {path for path in begun if _turn_of(path) not in self._done_turns}
-        return max(going_on or begun, key=_place_of, default=None)
-
-    @property
-    def _done_turns(self) -> set[int]:
         arms = self._protocol.arms if self._protocol is not None else ()
-        return {_turn_of(Path(run.folder)) for arm in arms for run in arm.runs}
+        done = {_turn_of(Path(run.folder)) for arm in arms for run in arm.runs}
+        # One that was damaged is made again, after later ones.
+        going_on = {path for path in begun if _turn_of(path) not in done}
+
+        def place(folder: Path) -> tuple[int, int]:
+            """The run's number, and that of the training in it."""
+            training = folder.name.rpartition("-")[2]
+            return _turn_of(folder), int(training) if training.isdecimal() else 1
+
+        return max(going_on or begun, key=place, default=None)
 
     def _read_protocol(self) -> None:
         try:
@@ -285,31 +297,15 @@ class ProtocolFollower:
             # A protocol is told by its runs, too; what was known stays.
             return
 
-    def _seconds_left(self, found: ProtocolResult, seconds: Sequence[float | None]) -> float | None:
+    def _seconds_left(self, left: int, seconds: Sequence[float | None]) -> float | None:
         """The mean of a run for each that is to come, and what remains of it for this one."""
         known = [one for one in seconds if one is not None]
-        left = found.planned_runs - len(seconds)
         if not known or left <= 0:
             return None
         mean = sum(known) / len(known)
         # The file is written when a run has ended, and the next begins.
         elapsed = self._now() - self._written[0] / 1e9
         return mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
-
-
-def _pair_of(number: int, found: ProtocolResult) -> int | None:
-    """Each arm has one run in a pair; warm-ups come first."""
-    arms = len(found.arms)
-    if not number or not arms or not found.planned_runs:
-        return None
-    warmups = found.planned_runs // arms - found.planned_pairs
-    return max(-1, (number - 1) // arms - warmups)
-
-
-def _place_of(folder: Path) -> tuple[int, int]:
-    """The run's number, and that of the training in it."""
-    number = folder.name.rpartition("-")[2]
-    return _turn_of(folder), int(number) if number.isdecimal() else 1
 
 
 def _turn_of(folder: Path) -> int:
@@ -360,3 +356,92 @@ class _Tail:
         self.is_behind = self._offset < size
         *whole, self._begun = (self._begun + found).split(b"\n")
         return [text for text in whole if text.strip()]
+
+
+def condense_blocks(blocks: list[StepBlock], *, most: int, newest: int) -> list[StepBlock]:
+    """At most about ``most`` blocks, the ``newest`` of them untouched."""
+    while len(blocks) > most:
+        old, joined = blocks[:-newest], []
+        index = 0
+        while index < len(old):
+            pair = old[index : index + 2]
+            knows_device = {block.device_wait_seconds is not None for block in pair}
+            if len(pair) == 2 and pair[0].phase == pair[1].phase and len(knows_device) == 1:
+                joined.append(join_blocks(*pair))
+                index += 2
+            else:
+                joined.append(pair[0])
+                index += 1
+        if len(joined) == len(old):
+            break
+        blocks = joined + blocks[-newest:]
+    return blocks
+
+
+def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
+    """Two blocks that follow each other as one."""
+    both = (first, second)
+    sums: dict[str, Any] = {}
+    for name in _SUMMED + _SAMPLED:
+        known = [value for block in both if (value := getattr(block, name)) is not None]
+        sums[name] = sum(known) if known else None
+    # What one of them fetched and did not count leaves no count of both.
+    fetched = [block for block in both if block.fetches]
+    for name in _COUNTED:
+        counts = [getattr(block, name) for block in fetched or both]
+        sums[name] = None if None in counts else sum(counts)
+    depths = [(block.queue_depth, block.fetches) for block in both if block.queue_depth is not None]
+    weight = sum(fetches for _, fetches in depths)
+    depth = depths[-1][0] if depths else None
+    if weight:
+        depth = sum(value * fetches for value, fetches in depths) / weight
+    slow = sorted((*first.slow, *second.slow), key=lambda fetch: -fetch.seconds)[:_MOST_SLOW]
+    has_device = first.device_waits is not None or second.device_waits is not None
+    return replace(
+        second,
+        first_step=first.first_step,
+        first_fetch=first.first_fetch,
+        **sums,
+        spans={
+            name: first.spans.get(name, 0.0) + second.spans.get(name, 0.0)
+            for name in {**first.spans, **second.spans}
+        },
+        queue_depth=depth,
+        host_waits=_merge(first.host_waits, second.host_waits),
+        device_waits=_merge(first.device_waits, second.device_waits) if has_device else None,
+        step_times=_merge(first.step_times, second.step_times),
+        slow=tuple(sorted(slow, key=lambda fetch: fetch.fetch)),
+        walls=None,
+        hosts=None,
+        devices=None,
+    )
+
+
+def _merge(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[str, int]:
+    merged = Histogram(first)
+    merged.merge(second or {})
+    return merged.take()
+
+
+def condense_samples(samples: list[SystemSample], *, most: int, newest: int) -> list[SystemSample]:
+    """At most about ``most`` samples, the ``newest`` of them untouched."""
+    while len(samples) > most:
+        highest = [
+            max(samples, key=lambda sample: getattr(sample, name) or 0)
+            for name in ("pss_bytes", "hwm_bytes")
+        ]
+        old, kept = samples[1:-newest], samples[:1]
+        for index in range(0, len(old), 2):
+            pair = old[index : index + 2]
+            best = max(pair, key=lambda sample: (sample.pss_bytes is not None, sample.t))
+            kept += [one for one in pair if one is best or any(one is peak for peak in highest)]
+        kept += samples[-newest:]
+        if len(kept) == len(samples):
+            break
+        samples = kept
+    return samples
+
+
+def condense_marks(marks: list[Mark], *, most: int) -> list[Mark]:
+    """The first, which tell how the run began, and the latest."""
+    return marks if len(marks) <= most else marks[:_FIRST_MARKS] + marks[-(most // 2) :]

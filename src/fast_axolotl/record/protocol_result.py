@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.record.catalogue import Better
 from fast_axolotl.record.codec import from_plain
 
 __all__ = [
@@ -24,8 +25,11 @@ __all__ = [
     "Cell",
     "Matrix",
     "MatrixRow",
+    "Outcome",
     "ProtocolResult",
 ]
+
+Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
 
 PROTOCOL_FILE = "protocol.json"
 """What makes a folder a protocol's."""
@@ -96,7 +100,7 @@ class Cell:
     difference_low: float | None = None
     """Lower end of its 95 % interval."""
     difference_high: float | None = None
-    outcome: Literal["better", "worse", "changed", "no detectable change", "not compared", ""] = ""
+    outcome: Outcome = ""
     reason: str = ""
     """Why there is no value, or no interval."""
 
@@ -109,7 +113,7 @@ class MatrixRow:
     """Field of ``RunSummary``."""
     label: str
     unit: str
-    better: Literal["higher", "lower", ""]
+    better: Better
     cells: tuple[Cell, ...]
     """In the order of the arms."""
 
@@ -161,11 +165,10 @@ class ProtocolResult:
             if data["schema"] != _SCHEMA:
                 raise ValueError(f"its schema is {data['schema']!r}")
             result = from_plain(cls, data)
+            arms = len(result.matrix.arms)
             for row in result.matrix.rows:
-                if len(row.cells) != len(result.matrix.arms):
-                    raise ValueError(
-                        f"{row.name} has {len(row.cells)} cells, {len(result.matrix.arms)} arms"
-                    )
+                if len(row.cells) != arms:
+                    raise ValueError(f"{row.name} has {len(row.cells)} cells, {arms} arms")
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error

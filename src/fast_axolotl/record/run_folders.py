@@ -5,12 +5,13 @@ Who watches the processes of a run writes into the folder of the first, for all 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.folder import RunRecord, SystemRecord, read_run
+from fast_axolotl.record.folder import RunRecord, read_run
 
 __all__ = ["choose_training", "find_folders", "next_folder", "read_training", "read_trainings"]
 
@@ -40,8 +41,14 @@ def read_training(folder: str | Path) -> RunRecord:
     """The record of one training; of a later one, with what was seen from outside."""
     record = read_run(folder)
     stem, _, number = Path(folder).name.rpartition("-")
-    if record.system is None and stem and number.isdecimal():
-        record.system = _find_watcher(Path(folder).with_name(stem), record)
+    if record.system is None and record.ranks and stem and number.isdecimal():
+        # The watcher of the first, where that run was still going on when this one began.
+        with contextlib.suppress(DataError):
+            system = read_run(Path(folder).with_name(stem)).system
+            begun = min(rank.start.time for rank in record.ranks.values())
+            if system is not None and system.samples:
+                until = system.start.time + system.samples[-1].t
+                record.system = system if system.start.time <= begun <= until else None
     return record
 
 
@@ -52,22 +59,9 @@ def read_trainings(run_dir: str | Path, since: float = 0.0) -> list[RunRecord]:
 
 def choose_training(records: Sequence[RunRecord]) -> RunRecord:
     """The one with the most steps, of equal ones the first: a number that noise does not change."""
-    return max(records, key=_count_steps)
 
+    def count_steps(record: RunRecord) -> int:
+        ranks = record.ranks.values()
+        return max((sum(block.steps for block in rank.blocks) for rank in ranks), default=0)
 
-def _find_watcher(first: Path, record: RunRecord) -> SystemRecord | None:
-    """Of the first training's folder, where that run was still going on when this one began."""
-    try:
-        system = read_run(first).system
-    except DataError:
-        return None
-    if system is None or not record.ranks or not system.samples:
-        return None
-    begun = min(rank.start.time for rank in record.ranks.values())
-    until = system.start.time + system.samples[-1].t
-    return system if system.start.time <= begun <= until else None
-
-
-def _count_steps(record: RunRecord) -> int:
-    ranks = record.ranks.values()
-    return max((sum(block.steps for block in rank.blocks) for rank in ranks), default=0)
+    return max(records, key=count_steps)

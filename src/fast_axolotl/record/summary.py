@@ -1,4 +1,4 @@
-"""The figures of a run and what they mean, computed from a record."""
+"""The figures of a run and its verdict, computed from a record; see ``catalogue``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Every figure of a run. ``None`` was not measured, and ``reasons`` says why.
+    """Every figure of a run. ``None`` was not measured, and ``reasons`` says why. What each figure
+    means, its unit and its formula stand in ``catalogue``.
 
     Rates and fractions are of the steady phase: warm-up left out, spans taken out. With several
     ranks, tokens, samples and bytes are sums over ranks; stall and step times are those of the rank
@@ -66,7 +67,6 @@ class RunSummary:
     deciding_rank: int | None
     """Whose stall and step times these are; ``None`` where no rank was recorded."""
     rank_skew: float | None
-    """(largest − median) ÷ median of the ranks' own time a step: wall less wait."""
 
     steps: int
     fetches: int
@@ -85,14 +85,12 @@ class RunSummary:
     wait_p99_seconds: float | None
     wait_max_seconds: float | None
     worst_percent_share: float | None
-    """Share of all waiting owed to the worst 1 % of fetches."""
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_fetches: float | None
     stall_period_rows: float | None
     stall_period_of: str
     """What the period follows: rows, shard, epoch, step."""
     cached_stall_fraction: float | None
-    """1 − T(one cached batch) ÷ T(real)."""
     queue_depth: float | None
     queue_capacity: int | None
     queue_drift_per_step: float | None
@@ -105,9 +103,7 @@ class RunSummary:
     bytes_per_second: float | None
     free_rows_per_second: float | None
     demand_rows_per_second: float | None
-    """What the model would take if it never waited."""
     headroom: float | None
-    """Free-running ÷ demand."""
 
     tokens_per_second: float | None
     trainable_tokens_per_second: float | None
@@ -115,7 +111,6 @@ class RunSummary:
     padding_share: float | None
     packing_efficiency: float | None
     mean_attended_length: float | None
-    """Σℓ² ÷ Σℓ of the sequences looked at."""
     steps_per_second: float | None
     step_p50_seconds: float | None
     step_p95_seconds: float | None
@@ -130,10 +125,8 @@ class RunSummary:
     peak_tflops: float | None
     peak_source: str
     matmul_share: float | None
-    """Model FLOPs ÷ the matmul rate measured on this device."""
 
     working_set_bytes: int | None
-    """Median ΣPSS of the steady phase."""
     working_set_peak_bytes: int | None
     rss_bytes: int | None
     anon_bytes: int | None
@@ -142,11 +135,9 @@ class RunSummary:
     hwm_bytes: int | None
     hwm_by_phase: dict[str, int]
     spike_ratio: float | None
-    """High-water mark ÷ steady resident size."""
     limit_bytes: int | None
     limit_share: float | None
     psi_memory_full: float | None
-    """Share of wall time."""
     psi_io_full: float | None
 
     read_bytes_per_second: float | None
@@ -163,7 +154,6 @@ class RunSummary:
     gpu_clock_mhz: float | None
 
     device_idle_fraction: float | None
-    """By the profiler window."""
     exposed_communication_fraction: float | None
     pure_communication_fraction: float | None
 

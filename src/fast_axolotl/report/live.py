@@ -13,8 +13,12 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from fast_axolotl.record import RunRecord, RunSummary, SystemRecord, SystemSample, SystemStart
-from fast_axolotl.record.condense import condense_samples
-from fast_axolotl.record.follower import MOST_SAMPLES, NEWEST, restart_window
+from fast_axolotl.record.follower import (
+    MOST_SAMPLES,
+    NEWEST,
+    condense_samples,
+    restart_window,
+)
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_screen import Display
 
