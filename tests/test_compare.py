@@ -134,6 +134,17 @@ def test_a_limit_that_cannot_be_checked_is_an_error(
         compare_folders(folders["stalling"], limits=[parse_check(limit)])
 
 
+def test_a_figure_that_an_earlier_version_did_not_record_is_an_error(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    result = json.loads((folders["even"] / "protocol.json").read_text())
+    rows = result["matrix"]["rows"]
+    result["matrix"]["rows"] = [row for row in rows if row["name"] != "mfu"]
+    (tmp_path / "protocol.json").write_text(json.dumps(result))
+    with pytest.raises(DataError, match="did not record mfu"):
+        compare_folders(tmp_path, limits=[parse_check("mfu < 0.9")])
+
+
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:
     other = make_protocol(
         tmp_path / "a", losses=lambda arm, run: (2.0, 1.5 if arm == "baseline" else 1.6)

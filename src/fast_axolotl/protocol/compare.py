@@ -222,7 +222,12 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
 
 
 def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
-    [row] = [row for row in matrix.rows if row.name == limit.name]
+    row = next((row for row in matrix.rows if row.name == limit.name), None)
+    if row is None:
+        raise DataError(
+            f"--fail-if {limit.text!r} cannot be checked: the version that wrote this protocol did "
+            f"not record {limit.name}; run fast-axolotl protocol again"
+        )
     for name, one in zip(matrix.arms, row.cells, strict=True):
         if one.value is None:
             raise DataError(
