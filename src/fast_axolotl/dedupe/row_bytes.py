@@ -49,7 +49,6 @@ _FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_si
 _WIDE_OFFSETS = (pa.types.is_large_list, pa.types.is_large_binary, pa.types.is_large_string)
 
 DIGEST_BYTES = 16
-
 _NO_NULLS = np.zeros(0, np.bool_)
 _NO_BYTES = np.zeros(0, np.uint8)
 _BYTES_PER_THREAD = 2 * 1024 * 1024

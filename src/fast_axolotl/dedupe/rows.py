@@ -37,7 +37,6 @@ _DECODED_BYTES = 32 * 1024 * 1024
 
 _PAIRS_PER_THREAD = 32_768
 _MOST_TRIES = 4
-_NO_DIGESTS = np.zeros(0, np.uint64)
 
 
 def unique_rows(
@@ -60,20 +59,36 @@ def unique_rows(
             "example pa.Table.from_pylist(rows)"
         )
     compared = table.select(_names(table, columns))
-    batches = compared.to_batches()
     for _ in range(_MOST_TRIES):
-        known = SeenRows() if seen is None else seen
-        _check_types(compared.schema, known)
-        digests = [digest_batch(batch, known.secret) for batch in batches]
-        joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, _NO_DIGESTS])
-        numbers = known.number(table.num_rows)
-        firsts = known.enter(joined, numbers)
+        numbers, firsts = _first_rows(compared, SeenRows() if seen is None else seen)
         if seen is None:
             repeats = np.flatnonzero(firsts != numbers)
-            if not _all_equal(batches, repeats, firsts[repeats]):
+            if not _all_equal(compared.to_batches(), repeats, firsts[repeats]):
                 continue
         return np.flatnonzero(firsts == numbers)
     raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
+
+
+def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
+    """The number of every row, counting on from call to call, and that of the first row like it.
+
+    On its own, so that the digests and a set of one call are gone before rows are compared.
+    """
+    types = [(field.name, plain_type(field.type)) for field in table.schema]
+    if seen.types is None:
+        seen.types = types
+    if seen.types != types:
+        known, here = (
+            ", ".join(f"{name}: {kind}" for name, kind in some) for some in (seen.types, types)
+        )
+        raise UsageError(
+            f"the rows seen so far have the columns {known}, and this table has {here}: cast it, "
+            "or use another SeenRows"
+        )
+    digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
+    joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, np.zeros(0, np.uint64)])
+    numbers = seen.number(table.num_rows)
+    return numbers, seen.enter(joined, numbers)
 
 
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
@@ -207,17 +222,3 @@ def _distinct(names: Sequence[str]) -> list[str]:
             f"the column name {repeated[0]!r} comes more than once: rename or drop one"
         )
     return list(names)
-
-
-def _check_types(schema: pa.Schema, seen: SeenRows) -> None:
-    types = [(field.name, plain_type(field.type)) for field in schema]
-    if seen.types is None:
-        seen.types = types
-    if seen.types != types:
-        known, here = (
-            ", ".join(f"{name}: {kind}" for name, kind in some) for some in (seen.types, types)
-        )
-        raise UsageError(
-            f"the rows seen so far have the columns {known}, and this table has {here}: cast it, "
-            "or use another SeenRows"
-        )
