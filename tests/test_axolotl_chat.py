@@ -1,7 +1,4 @@
-"""Conversations come out of ``tokenize_prompt`` exactly as from Axolotl's own.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Conversations come out of ``tokenize_prompt`` exactly as from Axolotl's own."""
 
 from __future__ import annotations
 

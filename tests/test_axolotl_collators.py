@@ -1,7 +1,4 @@
-"""Our collators and fetcher return what those of the real Axolotl return.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Our collators and fetcher return what those of the real Axolotl return."""
 
 from __future__ import annotations
 

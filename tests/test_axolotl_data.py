@@ -1,7 +1,4 @@
-"""Dedupe, saving and lengths are those of the real Axolotl, on every kind of dataset.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Dedupe, saving and lengths are those of the real Axolotl, on every kind of dataset."""
 
 from __future__ import annotations
 

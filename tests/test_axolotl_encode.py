@@ -1,7 +1,4 @@
-"""Our encoders give what those of the real Axolotl give, floats and random states included.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Our encoders give what those of the real Axolotl give, floats and random states included."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Length filters, truncation and position ids are those of the real Axolotl, caches included.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Length filters, truncation and position ids are those of the real Axolotl, caches included."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tokenised datasets are the tables that Axolotl makes; preferences get the verdicts it gives.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Tokenised datasets are the tables that Axolotl makes; preferences get the verdicts it gives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Streamed files through our reader: what Hugging Face and Axolotl give, and exact resume.
-
-Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
-"""
+"""Streamed files through our reader: what Hugging Face and Axolotl give, and exact resume."""
 
 from __future__ import annotations
 

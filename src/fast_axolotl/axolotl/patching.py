@@ -272,14 +272,6 @@ class Reliance:
 
     def check(self) -> None:
         """``Unfamiliar`` where one has been replaced by other means than ours."""
-        if self._waiting:
-            self._look()
-        for name, namespace, attribute, value in self._found:
-            held = namespace.get(attribute)
-            if held is not value and _beneath(held) is not _beneath(value):
-                raise Unfamiliar(f"{name} was replaced by someone else")
-
-    def _look(self) -> None:
         for name in list(self._waiting):
             found = _as_written(name)
             if found is None:
@@ -290,6 +282,10 @@ class Reliance:
             namespace = getattr(sys.modules.get(self._user), "__dict__", {})
             if "." not in name.partition(":")[2] and attribute in namespace:
                 self._found.append((name, namespace, attribute, value))
+        for name, namespace, attribute, value in self._found:
+            held = namespace.get(attribute)
+            if held is not value and _beneath(held) is not _beneath(value):
+                raise Unfamiliar(f"{name} was replaced by someone else")
 
 
 def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
@@ -311,7 +307,11 @@ def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
         inner, layers = below, layers + 1
     is_own = getattr(inner, "__module__", "") == module
     is_own = is_own and getattr(inner, "__qualname__", "") == path
-    if not is_own or layers > num_decorators(name):
+    lines = _definition(name)
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
+    definition = re.compile(rf"{indent}(?:async )?(?:def|class) ")
+    above = itertools.takewhile(lambda line: not definition.match(line), lines)
+    if not is_own or layers > sum(line.startswith(f"{indent}@") for line in above):
         raise Unfamiliar(f"{name} was replaced by someone else")
     return name, vars(owner), attribute, value
 
@@ -416,15 +416,6 @@ def fingerprint(name: str) -> str:
     """
     text = "\n".join(line.rstrip() for line in _definition(name))
     return hashlib.sha256(text.rstrip().encode()).hexdigest()[:16] if text else ""
-
-
-def num_decorators(name: str) -> int:
-    """How many decorators stand above a definition."""
-    lines = _definition(name)
-    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
-    definition = re.compile(rf"{indent}(?:async )?(?:def|class) ")
-    above = itertools.takewhile(lambda line: not definition.match(line), lines)
-    return sum(line.startswith(f"{indent}@") for line in above)
 
 
 @functools.cache
