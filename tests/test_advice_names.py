@@ -89,15 +89,6 @@ def test_an_action_is_one_sentence_or_two_for_any_settings(source: str) -> None:
         assert text[0].isupper()
 
 
-def test_only_the_framework_at_hand_is_named() -> None:
-    for source in SOURCES:
-        texts = set(all_actions(source))
-        assert any("TrainingArguments(" in text for text in texts) == (source == "transformers")
-        assert any("dataloader_num_workers: " in text for text in texts) == (source == "axolotl")
-        has_loader = source not in ("transformers", "axolotl")
-        assert any("DataLoader(num_workers=" in text for text in texts) == has_loader
-
-
 def test_what_ran_under_run_is_told_the_call_that_records_into_its_folder() -> None:
     base = summarise(make_run(system=make_system()))
     texts = {

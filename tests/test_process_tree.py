@@ -119,15 +119,6 @@ def test_what_a_waited_for_child_read_is_counted_once(root: Puppet, tree: Proces
     assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
 
 
-def test_what_a_waited_for_child_read_after_its_last_sample_is_counted_too(
-    root: Puppet, tree: ProcessTree
-) -> None:
-    before = chars(tree)
-    root.tell("fork a", "tell a read 8", "tell a exit")
-    root.tell("wait a")
-    assert chars(tree) - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-
-
 def test_of_a_child_that_nobody_waits_for_what_was_seen_stays_counted(
     root: Puppet, tree: ProcessTree
 ) -> None:

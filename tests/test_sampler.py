@@ -288,12 +288,6 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
     assert (last.read_chars or 0) >= 9_000_000
 
 
-def test_a_supervisor_is_not_counted_with_its_child(sleeper: subprocess.Popen[bytes]) -> None:
-    sampler = SystemSampler(sleeper.pid, gpu=NO_GPU)
-    assert sampler.sample().processes == 1
-    assert sampler.pids == (sleeper.pid,)
-
-
 def test_the_capacity_of_the_datas_device_is_in_the_first_line(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:

@@ -39,37 +39,6 @@ def test_without_a_trainer_a_step_is_a_fixed_number_of_fetches() -> None:
     )
 
 
-def test_all_micro_batches_fetched_up_front_belong_to_the_step_that_follows() -> None:
-    tracker = StepTracker(is_told=True)
-    for step in range(3):
-        for micro in range(4):
-            at = step * 100 + micro * 2
-            ended = fetch(tracker, at, at + 1)
-            if step and micro == 0:
-                assert (ended.end - ended.start, ended.host_wait_seconds) == (100, 4)
-                assert len(ended.fetches) == 4
-            else:
-                assert ended is None
-        assert tracker.tell(step * 100 + 90) is None
-    last = tracker.finish()
-    assert (last.start, last.end) == (200, 290)
-
-
-def test_a_batch_fetched_ahead_is_waited_for_in_the_step_before_it() -> None:
-    """accelerate: next(base) runs before the current batch is handed out."""
-    tracker = StepTracker(is_told=True)
-    fetch(tracker, 0, 3)
-    fetch(tracker, 3, 6)  # ahead
-    tracker.tell(16)
-    ended = []
-    for step in range(1, 4):
-        begin = step * 13 + 3.0
-        ended.append(fetch(tracker, begin, begin + 3))
-        tracker.tell(begin + 13)
-    assert [step and step.host_wait_seconds for step in ended] == [6, 3, 3]
-    assert [step and step.end - step.start for step in ended] == [16, 13, 13]
-
-
 def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> None:
     """Then the step's only fetch gave no batch, and the step still has its whole time."""
     tracker = StepTracker(is_told=True)

@@ -45,7 +45,7 @@ MAP_ROWS = 1_000
 # How a setting is called where it is set: in Axolotl's YAML, HF's arguments, or torch's loader.
 
 
-def name_setting(source: str, name: str, value: str) -> str:
+def _name_setting(source: str, name: str, value: str) -> str:
     """One that Axolotl and HF's trainer call alike; elsewhere it stands as HF calls it."""
     if source == "axolotl":
         return f"{name}: {value}"
@@ -53,7 +53,7 @@ def name_setting(source: str, name: str, value: str) -> str:
     return f"TrainingArguments({name}={shown})"
 
 
-def name_loader(source: str, **values: int | bool) -> str:
+def _name_loader(source: str, **values: int | bool) -> str:
     """Settings of the loader: ``num_workers``, ``prefetch_factor``, ``persistent_workers``."""
     if source == "axolotl":
         shown = (f"dataloader_{name}: {str(value).lower()}" for name, value in values.items())
@@ -63,7 +63,7 @@ def name_loader(source: str, **values: int | bool) -> str:
     return f"{'TrainingArguments' if prefix else 'DataLoader'}({joined})"
 
 
-def name_batch_size(source: str) -> str:
+def _name_batch_size(source: str) -> str:
     """Samples of a batch."""
     names = {"axolotl": "micro_batch_size", "transformers": "per_device_train_batch_size"}
     return names.get(source, "DataLoader(batch_size=…)")
@@ -108,15 +108,15 @@ def lower_working_set(evidence: Evidence) -> str:
     # Axolotl gives its prefetch to datasets that know their rows, not to streams.
     is_heard = not (source == "axolotl" and evidence.is_stream)
     if workers and prefetch and prefetch > MOST_READ_AHEAD and is_heard:
-        setting = name_loader(source, prefetch_factor=MOST_READ_AHEAD // 2)
+        setting = _name_loader(source, prefetch_factor=MOST_READ_AHEAD // 2)
         return f"Set {setting}; now {workers * prefetch:,} batches are kept ready."
     if workers and workers > 1:
-        setting = name_loader(source, num_workers=workers // 2)
+        setting = _name_loader(source, num_workers=workers // 2)
         return f"Set {setting}; now {workers} workers hold memory of their own."
     if evidence.is_stream:
         return (
             f"Lower the working set, or give the machine more memory: a smaller "
-            f"{name_batch_size(source)} comes first."
+            f"{_name_batch_size(source)} comes first."
         )
     if source == "axolotl":
         return (
@@ -150,14 +150,14 @@ def resolve_contradiction(evidence: Evidence, apart: float) -> str:
         return "Replay more than one batch, of the usual length: meter.watch(loader, replay=200)."
     workers = evidence.number("num_workers")
     if not workers:
-        setting = name_loader(evidence.source, num_workers=1)
+        setting = _name_loader(evidence.source, num_workers=1)
         return f"Set {setting}; the loader then no longer shares the interpreter with the model."
     if workers == 1:
         return (
             "Leave a core to the worker: torch.set_num_threads(CORES − 1) in training, or "
             "OMP_NUM_THREADS in its environment, and compare."
         )
-    setting = name_loader(evidence.source, num_workers=workers // 2)
+    setting = _name_loader(evidence.source, num_workers=workers // 2)
     return f"Leave cores to the model: set {setting} (now {workers}), and compare."
 
 
@@ -165,7 +165,7 @@ def talk_less(evidence: Evidence) -> str:
     """Communicate less often."""
     source, count = evidence.source, 2 * (evidence.number("gradient_accumulation") or 1)
     if source in ("axolotl", "transformers"):
-        change = f"Set {name_setting(source, 'gradient_accumulation_steps', str(count))}"
+        change = f"Set {_name_setting(source, 'gradient_accumulation_steps', str(count))}"
     elif source == "lightning":
         change = f"Set Trainer(accumulate_grad_batches={count})"
     else:
@@ -192,7 +192,7 @@ def compute_better(evidence: Evidence) -> str:
     """Leave the data alone, and where something else is plain, name it."""
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
-    larger = f"a larger {name_batch_size(source)}"
+    larger = f"a larger {_name_batch_size(source)}"
     is_trainer = source in ("axolotl", "transformers")
     if padding is not None and padding >= MUCH_PADDING and not evidence.setting("sample_packing"):
         change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}"
@@ -200,7 +200,7 @@ def compute_better(evidence: Evidence) -> str:
         if evidence.setting("torch_compile"):
             change = f"set {larger}"
         elif is_trainer:
-            change = f"set {name_setting(source, 'torch_compile', 'true')}, or {larger}"
+            change = f"set {_name_setting(source, 'torch_compile', 'true')}, or {larger}"
         else:
             change = f"call torch.compile(model), or set {larger}"
         change = f"The device idles {format_share(idle)} between kernels: {change}"
@@ -240,7 +240,7 @@ def feed(evidence: Evidence) -> str:
     if packs_a_stream and not is_ours and evidence.pattern != "rate" and not follows_files:
         # Axolotl packs so many rows of a stream, then so many more.
         has_workers = evidence.number("num_workers")
-        loader = "" if has_workers else name_loader(evidence.source, num_workers=1)
+        loader = "" if has_workers else _name_loader(evidence.source, num_workers=1)
         return (
             f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}."
         )
@@ -249,7 +249,7 @@ def feed(evidence: Evidence) -> str:
 
 def _use_our_reader(evidence: Evidence, *more: str) -> str:
     names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
-    settings = [*(name_setting(evidence.source, name, "true") for name in names), *more]
+    settings = [*(_name_setting(evidence.source, name, "true") for name in names), *more]
     return f"set {', '.join(filter(None, settings))}, and start Axolotl by fast-axolotl run --"
 
 
@@ -275,7 +275,7 @@ def _speed_up(evidence: Evidence) -> str:
             why = f"now {workers}, and {workers} ÷ (1 − stall) keep up"
         if is_dispatched:
             why += f". They work on rank 0, which reads for all {world} ranks"
-        return f"Set {name_loader(source, num_workers=count)}; {why}."
+        return f"Set {_name_loader(source, num_workers=count)}; {why}."
     if shards and (shards < workers or shards < cores):
         return (
             "Divide the data into more shards (files; num_shards of to_iterable_dataset): "
@@ -334,7 +334,7 @@ def _deepen(evidence: Evidence) -> str:
         values["prefetch_factor"] = max(2, math.ceil(wanted / each))
         ready = each * values["prefetch_factor"]
     effect = f"and hide waits {apart}" if ready >= wanted else f"of {wanted} between two waits"
-    setting = name_loader(evidence.source, **values)
+    setting = _name_loader(evidence.source, **values)
     return f"Set {setting}; {ready} batches are then ready, {effect}."
 
 
@@ -349,7 +349,7 @@ def _spread(evidence: Evidence) -> str:
         now = evidence.number("streaming_multipack_buffer_size") or STREAMED_PACK_ROWS
         fewer = max(LEAST_PACK_ROWS, now // 10)
         if fewer < now:
-            setting = name_setting(source, "streaming_multipack_buffer_size", str(fewer))
+            setting = _name_setting(source, "streaming_multipack_buffer_size", str(fewer))
             return f"Pack fewer rows at a time: set {setting} (now {now:,})."
     rows = figures.stall_period_rows
     if source != "axolotl" and rows is not None and abs(rows - MAP_ROWS) <= 0.05 * MAP_ROWS:
@@ -379,12 +379,12 @@ def _join_epochs(evidence: Evidence) -> str:
         more = min(2 * workers, *(limit for limit in limits if limit))
         change = "train on more rows an epoch"
         if more > workers:
-            change = f"set {name_loader(source, num_workers=more)}, so that batches come sooner"
+            change = f"set {_name_loader(source, num_workers=more)}, so that batches come sooner"
         return (
             f"Each epoch begins with new workers{cost}, and Axolotl has no setting that keeps "
             f"them: {change}."
         )
-    return f"Keep the workers between epochs: {name_loader(source, persistent_workers=True)}."
+    return f"Keep the workers between epochs: {_name_loader(source, persistent_workers=True)}."
 
 
 def _at_least(value: float) -> int:

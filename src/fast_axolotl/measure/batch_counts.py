@@ -186,10 +186,8 @@ class BatchCounter:
         is_one_row = not ids or isinstance(ids[0], int)
         rows = [ids] if is_one_row else ids
         found.samples = len(rows)
-        shapes = [getattr(row, "shape", None) for row in rows]
         found.padded_tokens = sum(
-            len(row) if shape is None else math.prod(shape)
-            for row, shape in zip(rows, shapes, strict=True)
+            math.prod(row.shape) if hasattr(row, "shape") else len(row) for row in rows
         )
         mask, labels = (_rows_of(batch.get(name), rows) for name in ("attention_mask", "labels"))
         if not all(_is_on_host(row) for row in (*rows, *(mask or ()), *(labels or ()))):

@@ -63,7 +63,7 @@ _RATES = {
 """Rate in a trainer's log → what is counted for it."""
 
 
-class StepSums:
+class _StepSums:
     """Sums over steps: their waits, and what their batches held."""
 
     __slots__ = ("counted", "waits")
@@ -100,7 +100,7 @@ class StepSums:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class _Block(StepSums):
+class _Block(_StepSums):
     """The steps of the block that is being filled."""
 
     def __init__(self, first: Step) -> None:
@@ -186,7 +186,7 @@ class BlockBuilder:
         self._begin_steady = begin_steady
         self._journal = journal
         self._block: _Block | None = None
-        self._sums: dict[PhaseName, StepSums] = {}
+        self._sums: dict[PhaseName, _StepSums] = {}
         self._waits = Histogram()
         self._slow_seconds: float | None = None
         """From which wait on a fetch is slow."""
@@ -225,7 +225,7 @@ class BlockBuilder:
         self._owed_seconds = max(0.0, -wall)
         wall = max(0.0, wall)
         if step.phase not in self._sums:
-            self._sums[step.phase] = StepSums()
+            self._sums[step.phase] = _StepSums()
         host_wait, device_wait = step.host_wait_seconds, step.device_wait_seconds
         self._sums[step.phase].add(step, wall, host_wait, device_wait)
         block.add(step, wall, host_wait, device_wait)

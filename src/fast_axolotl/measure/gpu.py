@@ -46,7 +46,8 @@ class NvmlReader(GpuReader):
         self._nvml = nvml
         count = nvml.nvmlDeviceGetCount()
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        self.names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles)
+        names = [nvml.nvmlDeviceGetName(handle) for handle in self._handles]
+        self.names = tuple(n.decode() if isinstance(n, bytes) else n for n in names)
         self._used: set[int] = set()
         self._reads = 0
 
@@ -100,7 +101,3 @@ def open_gpus() -> GpuReader:
     except pynvml.NVMLError as error:
         return GpuReader(f"NVML answers: {error}")
     return reader if reader.names else GpuReader("NVML finds no GPU")
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name

@@ -108,19 +108,9 @@ class Journal:
             what = "nothing is recorded" if self.is_refused else "recording has stopped"
             _log.warning("%s, the run goes on: %s", what, self._writer.failure)
 
-    def mark(
-        self,
-        name: str,
-        *,
-        at: float | None = None,
-        text: str = "",
-        step: int | None = None,
-        fetch: int | None = None,
-        row: int | None = None,
-    ) -> None:
-        """Note something that happened at a moment."""
-        t = self.since_start(at)
-        self.write(Mark(t=t, name=name, step=step, fetch=fetch, row=row, text=text))
+    def mark(self, name: str, *, at: float | None = None, text: str = "", **place: int) -> None:
+        """Note something that happened at a moment, and at which step, fetch and row."""
+        self.write(Mark(t=self.since_start(at), name=name, text=text, **place))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the numbers that a trainer logged."""
@@ -135,11 +125,8 @@ class Journal:
     def settings(self, values: Mapping[str, Any]) -> None:
         """Note settings, where they are new."""
         plain = {key: _plain(value) for key, value in values.items()}
-        new = {
-            key: value
-            for key, value in plain.items()
-            if key not in self.values or self.values[key] != value
-        }
+        known = self.values
+        new = {key: plain[key] for key in plain if key not in known or known[key] != plain[key]}
         if new:
             self.values.update(new)
             self.write(Settings(t=self.since_start(), values=new))

@@ -256,9 +256,21 @@ class Meter:
         leave out the begin of its first fetch.
         """
         now = self._clock()
-        if not self._span_name:
-            self._is_watch_fetch = False
-            self._begin_fetch(now, queue_depth)
+        if self._span_name:
+            return
+        tracker = self._tracker
+        if self._fetch_start is None:
+            if not tracker.has_begun:
+                self._journal.end_phase("start", now)
+                self._mark("first_fetch", now)
+            elif tracker.is_new_epoch:
+                self._mark("epoch", now)
+            self._take(tracker.begin_fetch(now))
+        tracker.see_queue(queue_depth)
+        self._is_watch_fetch = False
+        self._fetch_event = self._queue.record()
+        self._fetch_start = self._clock()
+        self._overhead_seconds += self._fetch_start - now
 
     @_guarded
     def fetch_end(self, batch: Any) -> None:
@@ -450,10 +462,12 @@ class Meter:
     # Inside.
 
     def _fetches(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        self._begin_watch_fetch()
         try:
-            iterator = iter(iterable)
+            iterator: Iterator[Any] | None = None
             while True:
+                self.fetch_begin()
+                self._is_watch_fetch = True
+                iterator = iter(iterable) if iterator is None else iterator
                 try:
                     batch = next(iterator)
                 except StopIteration:
@@ -464,33 +478,11 @@ class Meter:
                     self.fetch_end(batch)
                 yield batch
                 del batch
-                self._begin_watch_fetch()
         except GeneratorExit:
             raise
         except BaseException as error:
             self.fetch_failed(error)
             raise
-
-    @_guarded
-    def _begin_watch_fetch(self) -> None:
-        now = self._clock()
-        if not self._span_name:
-            self._begin_fetch(now, None)
-            self._is_watch_fetch = True
-
-    def _begin_fetch(self, now: float, queue_depth: int | None) -> None:
-        tracker = self._tracker
-        if self._fetch_start is None:
-            if not tracker.has_begun:
-                self._journal.end_phase("start", now)
-                self._mark("first_fetch", now)
-            elif tracker.is_new_epoch:
-                self._mark("epoch", now)
-            self._take(tracker.begin_fetch(now))
-        tracker.see_queue(queue_depth)
-        self._fetch_event = self._queue.record()
-        self._fetch_start = self._clock()
-        self._overhead_seconds += self._fetch_start - now
 
     def _end_wait(self, now: float) -> tuple[float, EventPair | None]:
         """Seconds that the host waited, and the events around them."""

@@ -18,7 +18,7 @@ from fast_axolotl.record import SystemRecord, SystemSample, SystemStart
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 
-__all__ = ["UNKNOWN", "Watched", "fold_system"]
+__all__ = ["Watched", "fold_system"]
 
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
@@ -31,7 +31,7 @@ CLOCKS_DIFFER_SECONDS = 10.0
 are at most five seconds apart."""
 
 
-UNKNOWN = {
+_UNKNOWN = {
     "stall": "who waits for whom is decided inside the process",
     "throughput": "rows, tokens and steps are counted inside the process",
     "mfu": "the model's shape is known inside the process",
@@ -156,7 +156,7 @@ class Watched:
             "memory_bytes": start.memory_bytes,
             "gpu_names": list(start.gpu_names),
             "reasons": reasons,
-            "unknown": UNKNOWN,
+            "unknown": _UNKNOWN,
         }
 
     def rate(self, name: str, *, num_samples: int = 2) -> float | None:

@@ -27,7 +27,20 @@ from fast_axolotl.measure.steps import count_warmup
 from fast_axolotl.record import Verdict, thresholds
 from fast_axolotl.record.units import count_words, format_share
 
-__all__ = ["judge"]
+__all__ = [
+    "communication",
+    "compute",
+    "contradiction",
+    "data",
+    "draining",
+    "io",
+    "judge",
+    "mixed",
+    "short",
+    "swap",
+    "unseen",
+    "warming",
+]
 
 _ASKED = (
     f"{thresholds.LEAST_FETCHES} fetches in {thresholds.LEAST_FETCHES_SECONDS:.0f} s or more, or "
