@@ -17,7 +17,7 @@ from fast_axolotl import deduplicate_indices, parallel_hash_rows
 from fast_axolotl.dedupe import hashing
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.kernels import sha256
-from support.processes import run_python
+from support.children import python_output
 
 pytestmark = pytest.mark.kernels
 
@@ -420,7 +420,7 @@ def test_the_lanes_fit_the_processor(features: dict[str, bool], lanes: int, long
 
 
 def test_few_rows_load_no_compiler() -> None:
-    run_python(
+    python_output(
         "-c",
         "import sys, pyarrow as pa\n"
         "from fast_axolotl import deduplicate_indices, parallel_hash_rows\n"
@@ -450,4 +450,4 @@ assert deduplicate_indices(rows + rows)[1] == list(dict.fromkeys(want))
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_every_access_is_in_bounds_with_any_number_of_lanes(lanes: int, tmp_path: Path) -> None:
     checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    run_python("-c", BOUNDS_CHECKED, str(lanes), **checks)
+    python_output("-c", BOUNDS_CHECKED, str(lanes), **checks)

@@ -13,7 +13,7 @@ import pytest
 from numba import types
 
 from fast_axolotl.kernels import jit, threads
-from support.processes import SOURCE, run_python
+from support.children import SOURCE, python_output
 
 pytestmark = pytest.mark.kernels
 
@@ -53,7 +53,7 @@ def test_threads_that_call_at_once_compile_once() -> None:
 
 
 def test_every_kernel_is_listed_and_none_compiles_before_it_is_called() -> None:
-    listed = run_python(
+    listed = python_output(
         *STRICT,
         "import json\n"
         "from fast_axolotl.kernels.jit import all_kernels\n"
@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     )
     for folder in ("/dev/null/cache", "/proc/cache"):
         home = {"HOME": folder, "XDG_CACHE_HOME": folder, "NUMBA_CACHE_DIR": folder}
-        assert run_python("-B", *STRICT, code, source=tmp_path, **home) == "[0, 1] False\n"
+        assert python_output("-B", *STRICT, code, source=tmp_path, **home) == "[0, 1] False\n"
 
 
 def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.Mo
 
 
 def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
-    run_python(
+    python_output(
         *STRICT,
         "import os, pyarrow as pa\n"
         "from fast_axolotl import unique_rows\n"
@@ -115,12 +115,12 @@ def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
 
 def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> None:
     command = ("-m", "fast_axolotl", "warmup")
-    result = json.loads(run_python(*command, "--json", NUMBA_CACHE_DIR=str(tmp_path)))
+    result = json.loads(python_output(*command, "--json", NUMBA_CACHE_DIR=str(tmp_path)))
     assert {item.name for item in jit.all_kernels()} < set(result["seconds"])
     assert result["kept"] is True
     assert result["total"] == pytest.approx(sum(result["seconds"].values()))
     assert list(tmp_path.rglob("*.nbi"))
-    assert "total" in run_python(*command, NUMBA_CACHE_DIR=str(tmp_path))
+    assert "total" in python_output(*command, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.parametrize("total_rows", [0, 1, 2, 7, 100])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences
 from fast_axolotl.errors import UsageError
-from support.processes import run_python
+from support.children import python_output
 from support.sequences import OUTPUTS, as_lists, flat
 
 pytestmark = pytest.mark.kernels
@@ -319,7 +319,7 @@ def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_fi
 
 
 def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
-    loaded = run_python(
+    loaded = python_output(
         "-c",
         "import sys; from fast_axolotl import pack_sequences, concatenate_and_pack, pad_sequences\n"
         "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True, too_long='split')\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fast_axolotl.errors import UsageError
 from fast_axolotl.packing import PackPlan, plan_packs
 from fast_axolotl.packing.plan import Method
-from support.processes import run_python
+from support.children import python_output
 
 pytestmark = pytest.mark.kernels
 
@@ -283,4 +283,4 @@ def test_limits_may_be_numpy_integers() -> None:
 
 def test_importing_packing_leaves_numba_and_pyarrow_alone() -> None:
     code = "import sys, fast_axolotl.packing; print({'numba', 'pyarrow'} & set(sys.modules))"
-    assert run_python("-c", code) == "set()\n"
+    assert python_output("-c", code) == "set()\n"

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import fast_axolotl
 
-SOURCE = str(Path(fast_axolotl.__file__).parents[1])
+SOURCE = Path(fast_axolotl.__file__).parents[1]
+"""The folder that holds the package under test."""
 FAST_AXOLOTL = (sys.executable, "-m", "fast_axolotl")
 
 
 def clean_environment(*folders: Path, **variables: str) -> dict[str, str]:
     """The environment of this process without our variables, with folders to import from."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
-    path = os.pathsep.join([*map(str, folders), SOURCE])
+    path = os.pathsep.join(map(str, [*folders, SOURCE]))
     return {**inherited, "PYTHONPATH": path, **variables}
 
 
@@ -44,3 +45,19 @@ def run_child(
 def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
     """A program of one string."""
     return run_child(sys.executable, "-c", code, **options)  # type: ignore[arg-type]
+
+
+def python_output(*arguments: str, source: Path = SOURCE, text: str = "", **variables: str) -> str:
+    """What ``python ARGUMENTS`` prints, which must succeed."""
+    path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
