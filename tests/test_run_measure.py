@@ -319,7 +319,7 @@ def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> N
     pid, terminal = pty.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": SOURCE})
+        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": str(SOURCE)})
     said = b""
     with suppress(OSError):  # the other end is closed
         while chunk := os.read(terminal, 1024):
