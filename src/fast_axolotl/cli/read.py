@@ -108,7 +108,8 @@ def _read_with_progress(
 
 
 def _print_tally(summary: ReadTally) -> None:
-    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
+    from fast_axolotl.record.units import format_bytes, format_seconds
+    from fast_axolotl.report.terminal import show_pairs
 
     pairs = [
         (

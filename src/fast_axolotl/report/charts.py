@@ -11,8 +11,14 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from fast_axolotl.report.downsampling import finite
-from fast_axolotl.report.figures import DATA_STALL
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.thresholds import DATA_STALL
+from fast_axolotl.record.units import (
+    count_words,
+    format_count,
+    format_seconds,
+    format_share,
+)
 from fast_axolotl.report.plot import (
     Chart,
     Curves,
@@ -34,8 +40,6 @@ from fast_axolotl.report.plot import (
     words,
 )
 from fast_axolotl.report.system_charts import disk_chart, gpu_chart, memory_chart
-from fast_axolotl.report.terminal import format_seconds, format_share
-from fast_axolotl.report.values import count_words, format_count
 
 __all__ = ["make_charts", "stall_chart"]
 

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.comparison import Arm, ArmRun, Protocol
-from fast_axolotl.record.losses import find_losses
-from fast_axolotl.report.values import format_length
+from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
+from fast_axolotl.record.units import format_duration
 
 __all__ = [
     "Report",
@@ -124,7 +123,7 @@ def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
     that goes on looks like one cut off.
     """
     alarms = []
-    logs = [] if record is None else find_losses(record)
+    logs = [] if record is None else record.find_losses()
     wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
     if wrong:
         is_nan = {math.isnan(line.values["loss"]) for line in wrong}
@@ -136,7 +135,7 @@ def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
             alarms.append(
                 f"{len(wrong):,} of {len(logs):,} losses are {kind}, the first at step {first:,}."
             )
-    after = format_length(summary.duration_seconds)
+    after = format_duration(summary.duration_seconds)
     error = f" ({' '.join(summary.error.split())})" if summary.error else ""
     ends = {
         "exception": f"An error ended the run after {after}{error}",

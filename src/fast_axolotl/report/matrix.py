@@ -7,23 +7,22 @@ Figures that no arm has are not rows; below the matrix stands why, and why an ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fast_axolotl.record.comparison import Arm, Cell, Matrix, MatrixRow, Protocol
+from fast_axolotl.record import RunSummary
+from fast_axolotl.record.catalogue import MATRIX
+from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
+from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
 from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms
+from fast_axolotl.report.figures import missing_reason
 from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import print_drawn, render_drawn
-from fast_axolotl.report.values import (
-    count_words,
-    escape_markdown,
-    format_change,
-    format_ratios,
-    format_value,
-)
+from fast_axolotl.report.values import escape_markdown, format_ratios
 
 __all__ = [
     "compare_plainly",
@@ -34,26 +33,6 @@ __all__ = [
     "show_comparison",
     "show_protocol",
 ]
-
-ROWS = (
-    ("rows_per_second", "reader", "rows/s", "higher"),
-    ("samples_per_second", "samples", "samples/s", "higher"),
-    ("working_set_bytes", "working set (ΣPSS), steady", "bytes", "lower"),
-    ("working_set_peak_bytes", "working set (ΣPSS), highest", "bytes", "lower"),
-    ("host_stall_fraction", "stall, by the host", "share", "lower"),
-    ("device_stall_fraction", "stall, by the device", "share", "lower"),
-    ("tokens_per_second", "real tokens", "tokens/s", "higher"),
-    ("trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher"),
-    ("padded_tokens_per_second", "padded tokens", "tokens/s", "higher"),
-    ("mfu", "MFU", "share", "higher"),
-    ("step_p50_seconds", "step, p50", "s", "lower"),
-    ("step_p95_seconds", "step, p95", "s", "lower"),
-    ("first_step_seconds", "first fetch to first step", "s", "lower"),
-    ("disk_share", "reads, of the disk's capacity", "share", ""),
-    ("swap_in_bytes_per_second", "swap in", "bytes/s", "lower"),
-    ("swap_out_bytes_per_second", "swap out", "bytes/s", "lower"),
-    ("duration_seconds", "the whole run", "s", "lower"),
-)
 
 _PIPE_WIDTH = 140
 _STYLES = {"better": "green", "worse": "bold red", "changed": "yellow"}
@@ -69,7 +48,7 @@ def render_protocol(protocol: ProtocolResult, *, width: int = _PIPE_WIDTH) -> st
     return render_drawn(lambda console: _print_protocol(console, protocol), width)
 
 
-def _print_protocol(console: Console, protocol: Protocol) -> None:
+def _print_protocol(console: Console, protocol: ProtocolResult) -> None:
     console.print(Text(protocol.title, style="bold"))
     if protocol.are_losses_equal is False:
         console.print(Text(protocol.losses, style="bold white on red"))
@@ -176,13 +155,24 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
 def compare_plainly(runs: Sequence[ReportRun]) -> Matrix:
     """Single runs beside each other, with no ratio and no judgement."""
     rows = []
-    for name, label, unit, better in ROWS:
-        values = [getattr(run.summary, name) for run in runs]
-        cells = tuple(
-            Cell(value=value, reason=run.summary.reasons.get(name, "") if value is None else "")
-            for run, value in zip(runs, values, strict=True)
+    known = {field.name for field in fields(RunSummary)}
+    for figure in MATRIX:
+        if figure.name not in known:
+            continue
+        cells = []
+        for run in runs:
+            value = getattr(run.summary, figure.name)
+            reason = missing_reason(run.summary, figure.name) if value is None else ""
+            cells.append(Cell(value=value, reason=reason))
+        rows.append(
+            MatrixRow(
+                name=figure.name,
+                label=figure.label,
+                unit=figure.unit,
+                better=figure.better,
+                cells=tuple(cells),
+            )
         )
-        rows.append(MatrixRow(name=name, label=label, unit=unit, better=better, cells=cells))  # type: ignore[arg-type]
     return Matrix(arms=tuple(run.name for run in runs), rows=tuple(rows))
 
 
@@ -272,7 +262,7 @@ def _facts(protocol: ProtocolResult) -> list[str]:
 
 
 def _course(protocol: ProtocolResult) -> str:
-    """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3.0 min``."""
+    """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s``."""
     parts = [count_words(protocol.pairs, "pair")]
     if protocol.pairs < protocol.planned_pairs:
         parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
@@ -288,7 +278,7 @@ def _course(protocol: ProtocolResult) -> str:
         each = f"{count_words(warmups[0], 'warm-up')} of each arm"
         total = f"{count_words(sum(warmups), 'warm-up')} in all"
         parts.append(f"after {each if len(set(warmups)) == 1 else total}")
-    return f"{', '.join(parts)}; {protocol.seconds / 60:.1f} min"
+    return f"{', '.join(parts)}; {format_duration(protocol.seconds)}"
 
 
 def _measured_rows(matrix: Matrix) -> list[MatrixRow]:

@@ -20,7 +20,11 @@ from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record import Verdict
-from fast_axolotl.record.comparison import Arm, Cell, MatrixRow, Protocol, without_nan
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.protocol_result import Arm, Cell, MatrixRow, ProtocolResult
+from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
     Report,
@@ -33,20 +37,13 @@ from fast_axolotl.report.content import (
     no_counted_run,
     shown_run,
 )
-from fast_axolotl.report.downsampling import finite, keep_extremes
-from fast_axolotl.report.figures import GROUPS, Group, format_row, read_figure
+from fast_axolotl.report.downsampling import keep_extremes
+from fast_axolotl.report.figures import GROUPS, Group, format_row, missing_reason, read_figure
 from fast_axolotl.report.matrix import compare_plainly
 from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
 from fast_axolotl.report.show import verdict_title
-from fast_axolotl.report.values import (
-    count_words,
-    describe_change,
-    describe_value,
-    format_date,
-    format_length,
-    format_value,
-)
+from fast_axolotl.report.values import describe_change, describe_value
 
 __all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "render_report", "report_data"]
 
@@ -103,12 +100,12 @@ _VERDICT_TONES = {
 _OUTCOME_TONES = {"better": "good", "worse": "bad", "changed": "warn"}
 
 _TILES = (
-    ("stall_fraction", "waiting for data", "share"),
-    ("tokens_per_second", "real tokens", "tokens/s"),
-    ("rows_per_second", "reader", "rows/s"),
-    ("step_p50_seconds", "step, median", "s"),
-    ("mfu", "MFU", "share"),
-    ("working_set_bytes", "working set", "bytes"),
+    ("stall_fraction", "waiting for data"),
+    ("tokens_per_second", "real tokens"),
+    ("rows_per_second", "reader"),
+    ("step_p50_seconds", "step, median"),
+    ("mfu", "MFU"),
+    ("working_set_bytes", "working set"),
 )
 _ARM_ALONE = ("text", "which", "stall", "failed")
 """Parts of a card that a single run has not."""
@@ -143,7 +140,7 @@ def render_report(report: Report) -> str:
     def as_json(value: Any) -> Any:
         """Nothing in it can end the script that it stands in."""
         forms: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": str}
-        return jinja2.utils.htmlsafe_json_dumps(without_nan(value), **forms)
+        return jinja2.utils.htmlsafe_json_dumps(to_plain(value), **forms)
 
     # Fewer points where the data would grow beyond its share of the page.
     points = MOST_POINTS
@@ -227,7 +224,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
     shown = report.runs[:MOST_RUNS]
     pairs = [(run.record, run.summary) for run in shown]
     together = steps_together(pairs, most_points=most_points)
-    data: dict[str, Any] = without_nan(
+    data: dict[str, Any] = to_plain(
         {
             "title": report.title,
             "made": report.made,
@@ -236,7 +233,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
             "runs": [
                 {
                     "name": run.name,
-                    "summary": asdict(run.summary),
+                    "summary": run.summary,
                     "series": read_series(
                         run.record, run.summary, most_points=most_points, together=steps
                     ),
@@ -259,7 +256,7 @@ def _subtitle(report: Report) -> str:
         return format_date(report.made)
     machine = [environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
     known = [value for value in machine if isinstance(value, str) and value]
-    return " · ".join([format_date(started), format_length(seconds), *known])
+    return " · ".join([format_date(started), format_duration(seconds), *known])
 
 
 def _verdicts(report: Report) -> dict[str, Any]:
@@ -270,7 +267,7 @@ def _verdicts(report: Report) -> dict[str, Any]:
         counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
         done = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
         pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
-        course = f"{pairs}, {done}, in {format_length(protocol.seconds)}."
+        course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}."
         if protocol.losses and protocol.are_losses_equal is not False:
             course += f" {protocol.losses}"
         return {
@@ -287,15 +284,15 @@ def _verdicts(report: Report) -> dict[str, Any]:
         card = {"name": run.name, "tone": tone, "badges": [(tone, verdict_title(verdict))]}
         cards.append({**asdict(verdict), **card, **dict.fromkeys(_ARM_ALONE, "")})
     tiles = [
-        (label, format_value(value, unit))
-        for name, label, unit in _TILES
+        (label, FIGURES[name].format(value))
+        for name, label in _TILES
         if len(report.runs) == 1 and (value := getattr(report.runs[0].summary, name)) is not None
     ]
     answer = cards[0] if len(cards) == 1 else None
     return {"answer": answer, "tiles": tiles, "cards": cards, "progress": "", "course": ""}
 
 
-def _arm_card(arm: Arm, protocol: Protocol, run: ReportRun | None) -> dict[str, Any]:
+def _arm_card(arm: Arm, protocol: ProtocolResult, run: ReportRun | None) -> dict[str, Any]:
     kind, _, subtype = arm.verdict.partition(" ")
     tone = _VERDICT_TONES.get(kind, "plain")
     badges = []
@@ -413,7 +410,7 @@ def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:
         for name in row.fields:
             for run in runs:
                 if read_figure(run.summary, name) is None:
-                    reason = run.summary.reasons.get(name, "it was not recorded")
+                    reason = missing_reason(run.summary, name)
                     missing.setdefault(reason, {})[row.label] = None
                 else:
                     is_empty = False
@@ -440,13 +437,13 @@ def _ranks(run: ReportRun) -> tuple[str, list[TableRow]]:
     return run.name, rows
 
 
-def _protocol_tables(protocol: Protocol) -> dict[str, Any]:
+def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:
     """Its commands, its runs in the order of their numbers, and the ends of logs."""
     runs: list[TableRow] = []
     for arm in protocol.arms:
         for run in arm.runs:
             state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
-            took = "–" if run.seconds is None else format_length(run.seconds)
+            took = "–" if run.seconds is None else format_duration(run.seconds)
             pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
             runs.append((run.folder, (arm.name, pair, state, took, run.page_cache or "–"), ""))
 
@@ -478,13 +475,13 @@ def _tables(report: Report) -> list[dict[str, Any]]:
         ends, measured, spans = [], [], []
         for one in summaries:
             error = f": {one.error}" if one.error else ""
-            ends.append(f"{one.end_reason}{error}, after {format_length(one.duration_seconds)}")
+            ends.append(f"{one.end_reason}{error}, after {format_duration(one.duration_seconds)}")
             measured.append(
                 f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
-                f"{format_length(one.measured_seconds)}; "
+                f"{format_duration(one.measured_seconds)}; "
                 f"{count_words(one.warmup_steps, 'step')} of warm-up left out"
             )
-            taken = [f"{name} {format_length(value)}" for name, value in one.span_seconds.items()]
+            taken = [f"{name} {format_duration(value)}" for name, value in one.span_seconds.items()]
             spans.append(" · ".join(taken) or "–")
         rows: list[TableRow] = [
             ("folder", [one.run_dir for one in summaries], ""),

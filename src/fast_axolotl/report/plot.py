@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fast_axolotl.record import RunSummary
-from fast_axolotl.report.downsampling import finite
+from fast_axolotl.record.arithmetic import finite
 
 __all__ = [
     "Chart",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 from rich.console import Console
@@ -18,17 +18,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
-from fast_axolotl.record.comparison import without_nan
-from fast_axolotl.report.content import find_alarms
-from fast_axolotl.report.figures import GROUPS, Group, format_row, read_figure
-from fast_axolotl.report.terminal import (
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.units import (
+    count_words,
     format_bytes,
+    format_count,
+    format_date,
     format_seconds,
     format_share,
-    print_drawn,
-    render_drawn,
 )
-from fast_axolotl.report.values import count_words, describe_value, format_count, format_date
+from fast_axolotl.report.content import find_alarms
+from fast_axolotl.report.figures import GROUPS, Group, format_row, missing_reason, read_figure
+from fast_axolotl.report.terminal import print_drawn, render_drawn
+from fast_axolotl.report.values import describe_value
 
 __all__ = [
     "VERDICT_STYLES",
@@ -184,7 +186,7 @@ def _print_course(console: Console, summary: RunSummary) -> None:
     if summary.flops_convention:
         pairs.append(("FLOPs", summary.flops_convention))
     if summary.hwm_by_phase:
-        tops = [f"{name} {value / 1e9:,.2f} GB" for name, value in summary.hwm_by_phase.items()]
+        tops = [f"{name} {format_bytes(value)}" for name, value in summary.hwm_by_phase.items()]
         pairs.append(("high-water marks", " · ".join(tops)))
     pairs += [("note", note) for note in summary.notes]
     _print_heading(console, "The run")
@@ -196,9 +198,7 @@ def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
     _print_heading(console, group.title)
     names = [name for row in group.rows for name in row.fields]
     reasons = {
-        name: summary.reasons.get(name, "it was not recorded")
-        for name in names
-        if read_figure(summary, name) is None
+        name: missing_reason(summary, name) for name in names if read_figure(summary, name) is None
     }
     if len(reasons) == len(names) and len(set(reasons.values())) == 1:
         _print_bullet(console, reasons[names[0]], mark="–", style="dim")
@@ -226,9 +226,6 @@ def _print_ranks(console: Console, summary: RunSummary) -> None:
     if len(summary.ranks) < 2:
         return
 
-    def or_dash(value: float | None, form: Callable[[float], str]) -> str:
-        return "–" if value is None else form(value)
-
     _print_heading(console, "Ranks")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", ""):
@@ -240,8 +237,8 @@ def _print_ranks(console: Console, summary: RunSummary) -> None:
             format_share(rank.host_stall_fraction),
             f"{rank.steps:,}",
             format_seconds(rank.step_p50_seconds),
-            or_dash(rank.samples_per_second, "{:,.1f}".format),
-            or_dash(rank.tokens_per_second, "{:,.0f}".format),
+            format_count(rank.samples_per_second),
+            format_count(rank.tokens_per_second),
             "" if rank.is_finished else "unfinished",
         )
     _print_indented(console, table)
@@ -275,7 +272,7 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
         if getattr(summary, name) is not None:
             figures.append((label, text))
         elif name != "mfu":  # for those who asked for it
-            missing.setdefault(summary.reasons.get(name, "not recorded"), []).append(label)
+            missing.setdefault(missing_reason(summary, name), []).append(label)
     print_rows(figures, "cyan")
     for reason, labels in missing.items():
         print_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fast_axolotl.record.units import format_bytes, format_duration, format_share
 from fast_axolotl.report.plot import (
     Chart,
     Curves,
@@ -21,8 +22,6 @@ from fast_axolotl.report.plot import (
     time_axes,
     words,
 )
-from fast_axolotl.report.terminal import format_bytes, format_share
-from fast_axolotl.report.values import format_length
 
 __all__ = ["disk_chart", "gpu_chart", "memory_chart"]
 
@@ -121,7 +120,7 @@ def _memory_text(run: Curves) -> str:
     samples = zip(memory["t"], memory.get("pss_bytes", []), strict=False)
     times = [t for t, value in samples if value is not None]
     if times and times[-1] < _LEAST_SAMPLED * memory["t"][-1]:
-        last, end = format_length(times[-1]), format_length(memory["t"][-1])
+        last, end = format_duration(times[-1]), format_duration(memory["t"][-1])
         parts.append(f"The working set was last sampled at {last} of {end}.")
     return " ".join(parts) or "No size was sampled."
 

@@ -24,10 +24,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fast_axolotl.report.values import describe_left
+
 __all__ = [
-    "format_bytes",
-    "format_seconds",
-    "format_share",
     "phase_progress",
     "print_drawn",
     "protocol_progress",
@@ -126,13 +125,6 @@ def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int]
 def protocol_progress() -> Iterator[Update]:
     """How far a protocol is: a bar in a terminal, else one line for every run."""
 
-    def describe_left(seconds: float | None) -> str:
-        if seconds is None:
-            return ""
-        return (
-            f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
-        )
-
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         printed = ("", -1)
@@ -164,29 +156,10 @@ def protocol_progress() -> Iterator[Update]:
                 completed=done,
                 total=total or None,
                 runs=f"{done}/{total} runs" if total else "",
-                left=describe_left(left),
+                left="" if left is None else describe_left(left),
             )
 
         yield draw
-
-
-def format_bytes(value: float | None) -> str:
-    """In MB or GB; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    return f"{value / 1e9:,.2f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"
-
-
-def format_seconds(value: float | None) -> str:
-    """In ms or s; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
-
-
-def format_share(share: float | None) -> str:
-    """In per cent; a dash for what was not measured."""
-    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def _console() -> Console:
