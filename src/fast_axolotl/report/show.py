@@ -7,7 +7,6 @@ where the whole summary would push its own verdict out of sight.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import IO, Any
@@ -18,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
-from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.units import (
     count_words,
     format_bytes,
@@ -37,7 +35,6 @@ __all__ = [
     "render_summary",
     "show_short_summary",
     "show_summary",
-    "summary_to_json",
     "verdict_title",
 ]
 
@@ -83,11 +80,6 @@ def render_summary(
 ) -> str:
     """What is printed to a pipe, as text."""
     return render_drawn(lambda console: _print_all(console, summary, record), width)
-
-
-def summary_to_json(summary: RunSummary) -> str:
-    """The whole summary as JSON; what is no number is ``null``."""
-    return json.dumps(to_plain(summary), indent=2, ensure_ascii=False, default=str)
 
 
 def verdict_title(verdict: Verdict) -> str:
