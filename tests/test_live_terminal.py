@@ -25,8 +25,8 @@ from fast_axolotl.measure import procfs
 from fast_axolotl.protocol.state import hold
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
-from support.records import make_rank, make_run, make_system, steady
-from test_following import ORDER, write_protocol, write_run
+from support.records import make_rank, make_run, make_system, steady, write_run
+from test_following import ORDER, write_protocol
 
 pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 

@@ -15,31 +15,16 @@ from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol import plan_commands
-from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
-from support.records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady, write_run
 from support.reports import make_protocol, middle_of_a_protocol
 
 
-def write_record(record: RunRecord, folder: Path) -> Path:
-    for number, rank in record.ranks.items():
-        writer = LineWriter(folder / f"rank-{number}.jsonl")
-        for line in (rank.start, *rank.settings, *rank.marks, *rank.blocks, rank.end):
-            if line is not None:
-                writer.write(line)
-        writer.close()
-    if record.system is not None:
-        writer = LineWriter(folder / "system.jsonl")
-        for line in (record.system.start, *record.system.samples):
-            writer.write(line)
-        writer.close()
-    return folder
-
-
 def some_run(folder: Path, share: float = 0.3) -> Path:
-    return write_record(make_run(make_rank(wait=steady(share)), system=make_system()), folder)
+    write_run(folder, make_run(make_rank(wait=steady(share)), system=make_system()))
+    return folder
 
 
 def some_protocol(folder: Path, protocol: ProtocolResult | None = None) -> Path:
@@ -170,10 +155,10 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_a_later_training_of_a_run_has_what_was_seen_from_outside(tmp_path: Path) -> None:
     some_run(tmp_path / "run")
-    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "run-2")
+    write_run(tmp_path / "run-2", make_run(make_rank(wait=steady(0.3))))
     [shown] = make_report([tmp_path / "run-2"], now=0.0).runs
     assert shown.record.system is not None
-    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "other-2")
+    write_run(tmp_path / "other-2", make_run(make_rank(wait=steady(0.3))))
     [shown] = make_report([tmp_path / "other-2"], now=0.0).runs
     assert shown.record.system is None
 
@@ -216,7 +201,8 @@ def test_markdown_has_the_runs_that_are_given_beside_a_protocol(tmp_path: Path) 
 
 def test_markdown_of_runs_tells_why_a_figure_is_missing(tmp_path: Path) -> None:
     comment = tmp_path / "comment.md"
-    bare = write_record(make_run(make_rank()), tmp_path / "bare")
+    bare = tmp_path / "bare"
+    write_run(bare, make_run(make_rank()))
     report([some_run(tmp_path / "whole"), bare], markdown=comment)
     text = comment.read_text(encoding="utf-8")
     assert "- Not measured in bare: working set" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.record import (
@@ -20,6 +21,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
+from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
@@ -237,3 +239,22 @@ def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecor
     return RunRecord(
         path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks}, system=system
     )
+
+
+def lines_of(one: RankRecord | SystemRecord) -> list[str]:
+    """A made-up rank or watcher as the lines of its file."""
+    middle = (
+        one.samples
+        if isinstance(one, SystemRecord)
+        else [*one.settings, *one.marks, *one.models, *one.blocks, *one.phases, *one.logs]
+    )
+    ends = [] if one.end is None else [one.end]
+    return [dump_line(line) + "\n" for line in [one.start, *middle, *ends]]
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rank in record.ranks.items():
+        (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
+    if record.system is not None:
+        (folder / "system.jsonl").write_text("".join(lines_of(record.system)))
