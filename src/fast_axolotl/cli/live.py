@@ -119,8 +119,8 @@ class LiveRun:
     def show(self, is_running: Callable[[], bool]) -> None:
         """Draw until the command ends; if somebody quits before, show its output as it comes."""
         from fast_axolotl.measure.summary import summarise
+        from fast_axolotl.protocol.child import read_last_lines
         from fast_axolotl.record.follower import RunFollower
-        from fast_axolotl.record.log_tail import read_last_lines
         from fast_axolotl.report.live import LiveView
 
         log = self._log
@@ -156,7 +156,7 @@ class LiveRun:
 
     def print_end(self, code: int) -> None:
         """Where the output is; of a command that failed, its end, and what may have led to it."""
-        from fast_axolotl.record.log_tail import read_last_lines
+        from fast_axolotl.protocol.child import read_last_lines
 
         if self._log is None:
             return
