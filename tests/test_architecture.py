@@ -88,7 +88,7 @@ PACKAGES_ON_DEMAND = {
     "collate": {"torch"},
     "measure": {"pynvml", "torch"},
     "system": {"psutil"},
-    "report": {"plotly"},
+    "report": {"jinja2", "plotly"},
     "integrations": {
         "axolotl",
         "datasets",

@@ -340,7 +340,7 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
-    assert re.search(r"^ +\d s  Waiting  working set [\d.]+ MB", done.stderr, re.MULTILINE)
+    assert re.search(r"^ +\d s  Waiting  working set [\d.]+ [kM]B", done.stderr, re.MULTILINE)
     assert "the command ended" in done.stderr
     assert "Disk and swap" in done.stderr, "every figure, where it is no terminal"
     assert "keeps the keyboard" not in done.stderr

@@ -41,7 +41,14 @@ from fast_axolotl.report.plot import (
 )
 from fast_axolotl.report.system_charts import disk_chart, gpu_chart, memory_chart
 
-__all__ = ["make_charts", "stall_chart"]
+__all__ = [
+    "loss_chart",
+    "make_charts",
+    "rank_chart",
+    "stall_chart",
+    "throughput_chart",
+    "waits_chart",
+]
 
 _LEAST_MARKED = 20
 _MOST_DWARFING = 5
@@ -71,13 +78,13 @@ def make_charts(runs: Sequence[Curves]) -> list[Chart]:
     """The charts that there is something to draw for."""
     charts = (
         stall_chart(runs),
-        _rank_chart(runs),
-        _throughput_chart(runs),
+        rank_chart(runs),
+        throughput_chart(runs),
         memory_chart(runs),
         disk_chart(runs),
-        _waits_chart(runs),
+        waits_chart(runs),
         gpu_chart(runs),
-        _loss_chart(runs),
+        loss_chart(runs),
     )
     return [chart for chart in charts if chart is not None]
 
@@ -146,11 +153,19 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 ),
             ],
         }
-        traces = [
-            *_step_traces(run, times, scale),
-            *_mark_traces(run, times, scale, top, beyond),
-            *_stall_traces(run, times),
-        ]
+        traces = _step_traces(run, times, scale)
+        traces += _mark_traces(run, times, scale, top, beyond)
+        if run.has("stall"):
+            x, host = run.ref("stall", "t", times.by), run.ref("stall", "host")
+            dots = dots_if(len(run.series["stall"]["t"]) == 1, size=8)
+            more = {"yaxis": "y2", "form": ".1%", **dots}
+            if "device" in run.series["stall"]:
+                device = run.ref("stall", "device")
+                traces.append(area(x, device, "wait", "stall of the device", **more))
+                dotted = {"width": 1.2, "dash": "dot"}
+                traces.append(line(x, host, "host", "by the host's clock", **dotted, **more))
+            else:
+                traces.append(area(x, host, "wait", "stall", **more))
         figure = {"traces": traces, "layout": layout, "height": 380, "right": 40}
         panels.append(Panel(name=run.name, text=_stall_text(run, beyond), figure=figure))
     legend = [Legend(role="step", label="time of a step")]
@@ -289,19 +304,6 @@ def _outliers(run: Curves) -> list[tuple[float, int, int, float]]:
     return long or sorted(sorted(points, key=lambda point: -point[3])[:_LEAST_MARKED])
 
 
-def _stall_traces(run: Curves, times: Scale) -> list[Figure]:
-    if not run.has("stall"):
-        return []
-    x, host = run.ref("stall", "t", times.by), run.ref("stall", "host")
-    more = {"yaxis": "y2", "form": ".1%", **dots_if(len(run.series["stall"]["t"]) == 1, size=8)}
-    if "device" not in run.series["stall"]:
-        return [area(x, host, "wait", "stall", **more)]
-    return [
-        area(x, run.ref("stall", "device"), "wait", "stall of the device", **more),
-        line(x, host, "host", "by the host's clock", width=1.2, dash="dot", **more),
-    ]
-
-
 def _stall_text(run: Curves, beyond: Beyond) -> str:
     summary = run.summary
     parts = []
@@ -336,7 +338,7 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
     return " ".join(parts) or "No step was recorded, so there is nothing to draw."
 
 
-def _rank_chart(runs: Sequence[Curves]) -> Chart | None:
+def rank_chart(runs: Sequence[Curves]) -> Chart | None:
     """The stall of every rank."""
     if all(len(run.summary.ranks) < 2 for run in runs):
         return None
@@ -387,7 +389,7 @@ def _rank_chart(runs: Sequence[Curves]) -> Chart | None:
     )
 
 
-def _throughput_chart(runs: Sequence[Curves]) -> Chart | None:
+def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     """Rows a second at the boundary of loader and model, and tokens."""
     columns = {
         run.place: next(
@@ -448,7 +450,19 @@ def _throughput_chart(runs: Sequence[Curves]) -> Chart | None:
                 y = run.ref("throughput", "real_tokens_per_second")
                 traces.append(area(x, y, "pss", "tokens/s", yaxis="y2", **more))
         figure = {"traces": traces, "layout": layout, "height": 320 if tokens else 240}
-        panels.append(Panel(name=run.name, text=_throughput_text(run, noun), figure=figure))
+        summary = run.summary
+        rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
+        parts = []
+        if rate is not None:
+            parts.append(f"{format_count(rate)} {noun} a second in the steady phase.")
+        if summary.tokens_per_second is not None:
+            parts.append(f"{format_count(summary.tokens_per_second)} real tokens a second.")
+        if noun == "rows" and demand is not None:
+            parts.append(f"The model would take {format_count(demand)} rows a second.")
+        if summary.free_rows_per_second is not None:
+            parts.append(f"The loader alone gave {format_count(summary.free_rows_per_second)}.")
+        text = " ".join(parts) or "The run has no steady phase; the curve is of its warm-up."
+        panels.append(Panel(name=run.name, text=text, figure=figure))
     label = f"{' or '.join(sorted(set(nouns.values())))} a second"
     legend = [Legend(role="step", label=label, shape="area")]
     if tokens:
@@ -464,23 +478,7 @@ def _throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     )
 
 
-def _throughput_text(run: Curves, noun: str) -> str:
-    summary = run.summary
-    rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
-    parts = []
-    if rate is not None:
-        parts.append(f"{format_count(rate)} {noun} a second in the steady phase.")
-    if summary.tokens_per_second is not None:
-        parts.append(f"{format_count(summary.tokens_per_second)} real tokens a second.")
-    if noun == "rows" and summary.demand_rows_per_second is not None:
-        demand = format_count(summary.demand_rows_per_second)
-        parts.append(f"The model would take {demand} rows a second.")
-    if summary.free_rows_per_second is not None:
-        parts.append(f"The loader alone gave {format_count(summary.free_rows_per_second)}.")
-    return " ".join(parts) or "The run has no steady phase; the curve is of its warm-up."
-
-
-def _waits_chart(runs: Sequence[Curves]) -> Chart | None:
+def waits_chart(runs: Sequence[Curves]) -> Chart | None:
     """The distribution of the waits of single fetches."""
     waits = [run.series["waits"] for run in runs if run.has("waits")]
     if not waits:
@@ -527,7 +525,18 @@ def _waits_chart(runs: Sequence[Curves]) -> Chart | None:
         if len(own) == 1:
             curve |= {"mode": "markers", "marker": {"size": 8, "color": colour("wait")}}
         figure = {"traces": [bars, curve], "layout": layout, "height": 260}
-        panels.append(Panel(name=run.name, text=_waits_text(run), figure=figure))
+        summary = run.summary
+        parts = [f"{count_words(run.series['waits']['fetches'], 'fetch')}."]
+        if summary.wait_p50_seconds is not None and summary.wait_p95_seconds is not None:
+            parts.append(
+                f"Half waited {_format_wait(summary.wait_p50_seconds)} or less, 95 % "
+                f"{_format_wait(summary.wait_p95_seconds)} or less, the longest "
+                f"{_format_wait(summary.wait_max_seconds or 0.0)}."
+            )
+        if summary.worst_percent_share is not None:
+            share = f"{100 * summary.worst_percent_share:.0f} %"
+            parts.append(f"The worst 1 % of them make up {share} of all waiting.")
+        panels.append(Panel(name=run.name, text=" ".join(parts), figure=figure))
     return Chart(
         name="waits",
         title="Waits of single fetches",
@@ -546,22 +555,7 @@ def _format_wait(seconds: float) -> str:
     return f"{format_count(seconds * scale.by)} {scale.unit}"
 
 
-def _waits_text(run: Curves) -> str:
-    summary = run.summary
-    parts = [f"{count_words(run.series['waits']['fetches'], 'fetch')}."]
-    if summary.wait_p50_seconds is not None and summary.wait_p95_seconds is not None:
-        parts.append(
-            f"Half waited {_format_wait(summary.wait_p50_seconds)} or less, 95 % "
-            f"{_format_wait(summary.wait_p95_seconds)} or less, the longest "
-            f"{_format_wait(summary.wait_max_seconds or 0.0)}."
-        )
-    if summary.worst_percent_share is not None:
-        share = f"{100 * summary.worst_percent_share:.0f} %"
-        parts.append(f"The worst 1 % of them make up {share} of all waiting.")
-    return " ".join(parts)
-
-
-def _loss_chart(runs: Sequence[Curves]) -> Chart | None:
+def loss_chart(runs: Sequence[Curves]) -> Chart | None:
     """The trainer's own losses, all runs in one figure: curves on top of each other are equal."""
     shown = [run for run in runs if run.has("losses")]
     if not shown:

@@ -82,6 +82,10 @@ class _Section:
 def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = None) -> list[Text]:
     """The lines of a frame, each at most ``width`` wide, at most ``height`` of them."""
     width = max(width, _LEAST_WIDTH)
+    keys = Text()
+    for key, what in state.keys:
+        keys.append(f" {key} ", style="reverse")
+        keys.append(f" {what}  ")
     # How many ranks to try to show, the most first.
     for most_ranks in [_MOST_RANKS] if height is None else [max(2, height // 3), 6, 4, 2]:
         ranks = _Section(_ranks(frame, width, most_ranks), 8)
@@ -95,7 +99,7 @@ def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = 
             ranks,
             _Section(_log(frame, width, height), 12),
             _Section([Text("")], 15),
-            _Section(_footer(state, width), 2),
+            _Section([_cut(keys.copy(), width)] if keys and not state.ending else [], 2),
         ]
         kept = [section for section in sections if section.lines]
         while height is not None and sum(len(one.lines) for one in kept) > height and kept[1:]:
@@ -395,16 +399,6 @@ def _log(frame: Frame, width: int, height: int | None) -> list[Text]:
     most = _MOST_LOG_LINES if height is None else max(1, min(_MOST_LOG_LINES, height // 4))
     lines = [Text("─" * width, style="dim")]
     return lines + [_cut(Text(line, style="dim"), width) for line in frame.log[-most:]]
-
-
-def _footer(state: ViewState, width: int) -> list[Text]:
-    if state.ending or not state.keys:
-        return []
-    line = Text()
-    for key, what in state.keys:
-        line.append(f" {key} ", style="reverse")
-        line.append(f" {what}  ")
-    return [_cut(line, width)]
 
 
 def format_line(frame: Frame, *, ending: str = "") -> str:

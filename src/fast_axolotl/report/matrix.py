@@ -257,28 +257,24 @@ def _facts(protocol: ProtocolResult) -> list[str]:
     lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
     if protocol.arms:
-        lines.append(_course(protocol))
+        # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
+        parts = [count_words(protocol.pairs, "pair")]
+        if protocol.pairs < protocol.planned_pairs:
+            parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
+        if protocol.order:
+            letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
+            names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+            order = " ".join(letters[name] for name in protocol.order)
+            parts.append(f"in the order {order} ({names})")
+        warmups = [
+            sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
+        ]
+        if any(warmups):
+            each = f"{count_words(warmups[0], 'warm-up')} of each arm"
+            total = f"{count_words(sum(warmups), 'warm-up')} in all"
+            parts.append(f"after {each if len(set(warmups)) == 1 else total}")
+        lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
-
-
-def _course(protocol: ProtocolResult) -> str:
-    """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s``."""
-    parts = [count_words(protocol.pairs, "pair")]
-    if protocol.pairs < protocol.planned_pairs:
-        parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
-    if protocol.order:
-        letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
-        names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
-        order = " ".join(letters[name] for name in protocol.order)
-        parts.append(f"in the order {order} ({names})")
-    warmups = [
-        sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
-    ]
-    if any(warmups):
-        each = f"{count_words(warmups[0], 'warm-up')} of each arm"
-        total = f"{count_words(sum(warmups), 'warm-up')} in all"
-        parts.append(f"after {each if len(set(warmups)) == 1 else total}")
-    return f"{', '.join(parts)}; {format_duration(protocol.seconds)}"
 
 
 def _measured_rows(matrix: Matrix) -> list[MatrixRow]:

@@ -23,7 +23,7 @@ from fast_axolotl.record import Verdict
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.protocol_result import Arm, Cell, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Arm, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
@@ -368,6 +368,17 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         cells = []
         for cell, arm in zip(row.cells, matrix.arms, strict=False):
             change, interval = describe_change(cell, row)
+            picture = None
+            if cell.ratio and cell.low and cell.high:
+                # On a logarithmic scale, 104 wide: a bar for the interval, a dot for the ratio.
+                low, middle, high = (
+                    52 + 43 * max(-1.0, min(1.0, math.log(value) / half))
+                    for value in (cell.low, cell.ratio, cell.high)
+                )
+                arrow = "M98 2L103 7L98 12Z" if cell.ratio > 1 else "M6 2L1 7L6 12Z"
+                is_beyond = abs(math.log(cell.ratio)) > half
+                picture = {"low": low, "middle": middle, "width": max(2.0, high - low)}
+                picture["arrow"] = arrow if is_beyond else ""
             cells.append(
                 {
                     "arm": arm,
@@ -375,27 +386,13 @@ def _matrix(report: Report) -> dict[str, Any] | None:
                     "outcome": cell.outcome,
                     "change": change,
                     "interval": interval,
-                    "picture": _picture(cell, half),
+                    "picture": picture,
                     "reason": "" if cell.reason in shared else cell.reason,
                 }
             )
         rows.append({"label": row.label, "better": row.better, "cells": cells})
     lines = [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()]
     return {"arms": matrix.arms, "rows": rows, "notes": notes, "missing": lines}
-
-
-def _picture(cell: Cell, half: float) -> dict[str, Any] | None:
-    """An interval on a logarithmic scale, 104 wide: a bar, and a dot for the ratio."""
-    if not cell.ratio or not cell.low or not cell.high:
-        return None
-    low, middle, high = (
-        52 + 43 * max(-1.0, min(1.0, math.log(value) / half))
-        for value in (cell.low, cell.ratio, cell.high)
-    )
-    arrow = ""
-    if abs(math.log(cell.ratio)) > half:
-        arrow = "M98 2L103 7L98 12Z" if cell.ratio > 1 else "M6 2L1 7L6 12Z"
-    return {"low": low, "middle": middle, "width": max(2.0, high - low), "arrow": arrow}
 
 
 def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:

@@ -79,7 +79,15 @@ def read_series(
     zero = min([*starts, *([system.start.time] if system is not None else [])], default=0.0)
     series: Columns = {"rank": summary.deciding_rank}
     if summary.deciding_rank is not None:
-        rank = _with_counted_phases(record.ranks[summary.deciding_rank], summary.first_steady_step)
+        # As in the figures, what comes before their first step is warm-up.
+        rank, first = record.ranks[summary.deciding_rank], summary.first_steady_step
+        blocks = [
+            replace(block, phase="warmup")
+            if block.phase == "steady" and (first is None or block.first_step < first)
+            else block
+            for block in rank.blocks
+        ]
+        rank = replace(rank, blocks=blocks)
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
         series["steps"] = _steps(rank, offset, is_device, together)
@@ -96,18 +104,6 @@ def read_series(
         series["disk"] = _disk(system, offset, most_points // 2)
         series["gpus"] = _gpus(system, offset, most_points // 2)
     return {name: value for name, value in series.items() if value not in ({}, [])}
-
-
-def _with_counted_phases(rank: RankRecord, first_step: int | None) -> RankRecord:
-    """With the phases of the figures: what comes before their first step is warm-up."""
-
-    def is_left_out(block: StepBlock) -> bool:
-        return block.phase == "steady" and (first_step is None or block.first_step < first_step)
-
-    blocks = [
-        replace(block, phase="warmup") if is_left_out(block) else block for block in rank.blocks
-    ]
-    return replace(rank, blocks=blocks)
 
 
 def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> Columns:

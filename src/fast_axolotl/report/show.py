@@ -259,8 +259,25 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
     why = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(verdict.evidence)]
     print_rows([*why, *([("Next", verdict.action)] if verdict.action else [])], "bold")
     console.print()
-    figures, missing = [], dict[str, list[str]]()
-    for label, name, text in _short_figures(summary):
+    p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
+    first = format_seconds(summary.first_step_seconds)
+    memory = [format_bytes(summary.working_set_bytes)]
+    if summary.working_set_peak_bytes is not None:
+        memory.append(f"highest {format_bytes(summary.working_set_peak_bytes)}")
+    if summary.limit_bytes and summary.limit_share is not None:
+        memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
+    all_figures = (
+        ("stall", "stall_fraction", f"{format_share(summary.stall_fraction)} of the steady time"),
+        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
+        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
+        ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
+        ("MFU", "mfu", f"{format_share(summary.mfu)} of the peak"),
+        ("working set", "working_set_bytes", ", ".join(memory)),
+        ("first step", "first_step_seconds", f"{first} after the first fetch began"),
+    )
+    figures: list[tuple[str, str]] = []
+    missing: dict[str, list[str]] = {}
+    for label, name, text in all_figures:
         if getattr(summary, name) is not None:
             figures.append((label, text))
         elif name != "mfu":  # for those who asked for it
@@ -276,23 +293,3 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
     command = f"fast-axolotl show {shlex.quote(record.path)}"
     console.print(Text(f"Every figure: {command}"), soft_wrap=True)
-
-
-def _short_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
-    """Label, field of the summary, and the figure in words."""
-    p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
-    first = format_seconds(summary.first_step_seconds)
-    memory = [format_bytes(summary.working_set_bytes)]
-    if summary.working_set_peak_bytes is not None:
-        memory.append(f"highest {format_bytes(summary.working_set_peak_bytes)}")
-    if summary.limit_bytes and summary.limit_share is not None:
-        memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
-    return [
-        ("stall", "stall_fraction", f"{format_share(summary.stall_fraction)} of the steady time"),
-        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
-        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
-        ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
-        ("MFU", "mfu", f"{format_share(summary.mfu)} of the peak"),
-        ("working set", "working_set_bytes", ", ".join(memory)),
-        ("first step", "first_step_seconds", f"{first} after the first fetch began"),
-    ]

@@ -82,7 +82,28 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
             layout["shapes"].append(shape)
             layout["annotations"].append(label)
         figure = {"traces": traces, "layout": layout, "height": 260}
-        panels.append(Panel(name=run.name, text=_memory_text(run), figure=figure))
+        summary = run.summary
+        parts = []
+        if summary.working_set_bytes is not None:
+            parts.append(
+                f"Working set {format_bytes(summary.working_set_bytes)}, at most "
+                f"{format_bytes(summary.working_set_peak_bytes)}."
+            )
+        if parts and summary.limit_bytes is not None and summary.limit_share is not None:
+            share = format_share(summary.limit_share)
+            parts.append(f"That is {share} of the limit, {format_bytes(summary.limit_bytes)}.")
+        if summary.hwm_bytes is not None:
+            spike = summary.spike_ratio
+            ratio = "" if spike is None else f", {spike:.2f} × the resident size"
+            parts.append(f"High-water mark {format_bytes(summary.hwm_bytes)}{ratio}.")
+        # Reading the working set costs time, so that it may be sampled seldom.
+        samples = zip(memory["t"], memory.get("pss_bytes", []), strict=False)
+        sampled = [t for t, value in samples if value is not None]
+        if sampled and sampled[-1] < _LEAST_SAMPLED * memory["t"][-1]:
+            last, end = format_duration(sampled[-1]), format_duration(memory["t"][-1])
+            parts.append(f"The working set was last sampled at {last} of {end}.")
+        text = " ".join(parts) or "No size was sampled."
+        panels.append(Panel(name=run.name, text=text, figure=figure))
     legend = [
         Legend(role="pss", label="working set (ΣPSS)", shape="area"),
         Legend(role="anon", label="anonymous"),
@@ -98,31 +119,6 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         legend=tuple(legend),
         panels=tuple(panels),
     )
-
-
-def _memory_text(run: Curves) -> str:
-    summary = run.summary
-    parts = []
-    if summary.working_set_bytes is not None:
-        parts.append(
-            f"Working set {format_bytes(summary.working_set_bytes)}, at most "
-            f"{format_bytes(summary.working_set_peak_bytes)}."
-        )
-    if parts and summary.limit_bytes is not None and summary.limit_share is not None:
-        share = format_share(summary.limit_share)
-        parts.append(f"That is {share} of the limit, {format_bytes(summary.limit_bytes)}.")
-    if summary.hwm_bytes is not None:
-        spike = summary.spike_ratio
-        ratio = "" if spike is None else f", {spike:.2f} × the resident size"
-        parts.append(f"High-water mark {format_bytes(summary.hwm_bytes)}{ratio}.")
-    # Reading the working set costs time, so that it may be sampled seldom.
-    memory = run.series["memory"]
-    samples = zip(memory["t"], memory.get("pss_bytes", []), strict=False)
-    times = [t for t, value in samples if value is not None]
-    if times and times[-1] < _LEAST_SAMPLED * memory["t"][-1]:
-        last, end = format_duration(times[-1]), format_duration(memory["t"][-1])
-        parts.append(f"The working set was last sampled at {last} of {end}.")
-    return " ".join(parts) or "No size was sampled."
 
 
 def disk_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -173,7 +169,26 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             ends = [0, 1.12 * swap * swaps.by]
             layout["yaxis2"] = axis("swap", swaps.unit, range=ends, domain=[0, 0.4])
         figure = {"traces": traces, "layout": layout, "height": 320 if swap else 240}
-        panels.append(Panel(name=run.name, text=_disk_text(run), figure=figure))
+        summary = run.summary
+        parts = []
+        if summary.read_bytes_per_second is not None:
+            share = ""
+            if summary.disk_share is not None and summary.disk_bytes_per_second is not None:
+                most = format_bytes(summary.disk_bytes_per_second)
+                used = format_share(summary.disk_share)
+                share = f", {used} of the {most}/s that the device gives"
+            parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from the device{share}.")
+        if summary.read_chars_per_second is not None:
+            parts.append(f"{format_bytes(summary.read_chars_per_second)}/s asked for by reads.")
+        is_sampled = any(
+            run.series["disk"].get(f"swap_{way}_bytes_per_second") for way in ("in", "out")
+        )
+        if is_sampled and not _highest_swap(run):
+            parts.append("The machine did not swap.")
+        elif summary.swap_in_bytes_per_second is not None:
+            parts.append(f"Swapped in {format_bytes(summary.swap_in_bytes_per_second)}/s.")
+        text = " ".join(parts) or "Nothing was counted."
+        panels.append(Panel(name=run.name, text=text, figure=figure))
     legend = [
         Legend(role="step", label="read from the device", shape="area"),
         Legend(role="calls", label="asked for by reads, cached or not"),
@@ -197,27 +212,6 @@ def _highest_swap(run: Curves) -> float:
     return largest(
         run.series["disk"].get(f"swap_{way}_bytes_per_second", []) for way in ("in", "out")
     )
-
-
-def _disk_text(run: Curves) -> str:
-    summary = run.summary
-    parts = []
-    if summary.read_bytes_per_second is not None:
-        share = ""
-        if summary.disk_share is not None and summary.disk_bytes_per_second is not None:
-            used, capacity = format_share(summary.disk_share), summary.disk_bytes_per_second
-            share = f", {used} of the {format_bytes(capacity)}/s that the device gives"
-        parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from the device{share}.")
-    if summary.read_chars_per_second is not None:
-        parts.append(f"{format_bytes(summary.read_chars_per_second)}/s asked for by reads.")
-    is_sampled = any(
-        run.series["disk"].get(f"swap_{way}_bytes_per_second") for way in ("in", "out")
-    )
-    if is_sampled and not _highest_swap(run):
-        parts.append("The machine did not swap.")
-    elif summary.swap_in_bytes_per_second is not None:
-        parts.append(f"Swapped in {format_bytes(summary.swap_in_bytes_per_second)}/s.")
-    return " ".join(parts) or "Nothing was counted."
 
 
 def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
