@@ -13,12 +13,7 @@ from collections.abc import Sequence
 
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import (
-    count_words,
-    format_count,
-    format_seconds,
-    format_share,
-)
+from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 from fast_axolotl.report.plot import (
     Chart,
     Curves,
@@ -162,8 +157,8 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
             if "device" in run.series["stall"]:
                 device = run.ref("stall", "device")
                 traces.append(area(x, device, "wait", "stall of the device", **more))
-                dotted = {"width": 1.2, "dash": "dot"}
-                traces.append(line(x, host, "host", "by the host's clock", **dotted, **more))
+                name = "by the host's clock"
+                traces.append(line(x, host, "host", name, width=1.2, dash="dot", **more))
             else:
                 traces.append(area(x, host, "wait", "stall", **more))
         figure = {"traces": traces, "layout": layout, "height": 380, "right": 40}
@@ -252,12 +247,7 @@ def _mark_traces(
     run: Curves, times: Scale, scale: Scale, top: float, beyond: Beyond
 ) -> list[Figure]:
     """Outliers among the fetches, and steps beyond the scale."""
-    mark = {
-        "type": "scatter",
-        "mode": "markers",
-        "cliponaxis": False,
-        "hovertemplate": "%{text}",
-    }
+    mark = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hovertemplate": "%{text}"}
     traces: list[Figure] = []
     outliers = _outliers(run)
     if outliers:
@@ -444,8 +434,8 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
             "shapes": shapes,
         }
         if tokens:
-            ends = {"range": [0, tokens * 1.12], "domain": [0, 0.4]}
-            layout["yaxis2"] = axis("tokens/s", tickformat="~s", **ends)
+            ends = [0, tokens * 1.12]
+            layout["yaxis2"] = axis("tokens/s", tickformat="~s", range=ends, domain=[0, 0.4])
             if "real_tokens_per_second" in throughput:
                 y = run.ref("throughput", "real_tokens_per_second")
                 traces.append(area(x, y, "pss", "tokens/s", yaxis="y2", **more))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
 from fast_axolotl.record.units import format_duration
 
 __all__ = [
+    "VERDICTS",
     "Report",
     "ReportRun",
     "counted_runs",
@@ -23,7 +25,29 @@ __all__ = [
     "find_alarms",
     "no_counted_run",
     "shown_run",
+    "verdict_title",
 ]
+
+
+class VerdictLook(NamedTuple):
+    """How a kind of verdict is shown."""
+
+    title: str
+    style: str
+    """In a terminal."""
+    tone: str
+    """On a page."""
+
+
+VERDICTS = {
+    "inconclusive": VerdictLook("Inconclusive", "bold white on grey35", "plain"),
+    "swap": VerdictLook("Swap-bound", "bold white on red", "bad"),
+    "io": VerdictLook("I/O-bound", "bold white on red", "bad"),
+    "data": VerdictLook("Data-bound", "bold white on red", "bad"),
+    "communication": VerdictLook("Communication-bound", "bold white on dark_orange3", "warn"),
+    "compute": VerdictLook("Compute-bound", "bold white on green4", "good"),
+    "mixed": VerdictLook("Mixed", "bold black on yellow", "warn"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +76,12 @@ class Report:
     """When the page was made, in seconds since 1970."""
     version: str
     """Version of this package."""
+
+
+def verdict_title(kind: str, subtype: str) -> str:
+    """``Data-bound (burst)``."""
+    title = VERDICTS[kind].title
+    return f"{title} ({subtype})" if subtype else title
 
 
 def counted_runs(arm: Arm) -> list[ArmRun]:

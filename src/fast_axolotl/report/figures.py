@@ -12,9 +12,21 @@ from typing import Any
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.units import format_count
+from fast_axolotl.record.summary import RankSummary
+from fast_axolotl.record.units import format_count, format_seconds, format_share
 
-__all__ = ["GROUPS", "Group", "Row", "format_row", "missing_reason", "read_figure"]
+__all__ = [
+    "GROUPS",
+    "RANK_COLUMNS",
+    "Group",
+    "Row",
+    "format_row",
+    "missing_reason",
+    "rank_row",
+    "read_figure",
+]
+
+RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,20 @@ def format_row(summary: RunSummary, row: Row) -> str:
         shown = [f"{part} {text}".strip() for part, text in zip(row.parts, shown, strict=True)]
     source = getattr(summary, row.source) if row.source else ""
     return " · ".join(shown) + (f"  ({source})" if source else "")
+
+
+def rank_row(rank: RankSummary) -> tuple[str, ...]:
+    """A rank as a row of ``RANK_COLUMNS``."""
+    return (
+        str(rank.rank),
+        format_share(rank.stall_fraction),
+        format_share(rank.host_stall_fraction),
+        f"{rank.steps:,}",
+        format_seconds(rank.step_p50_seconds),
+        format_count(rank.samples_per_second),
+        format_count(rank.tokens_per_second),
+        "" if rank.is_finished else "unfinished",
+    )
 
 
 def _row(
@@ -144,9 +170,7 @@ GROUPS = (
             _row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
             _row("steps_per_second"),
             _row(
-                *(f"step_{name}_seconds" for name in _SPREAD),
-                label="time of a step",
-                parts=_SPREAD,
+                *(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD
             ),
         ),
     ),

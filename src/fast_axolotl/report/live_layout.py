@@ -25,8 +25,8 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
+from fast_axolotl.report.content import VERDICTS, verdict_title
 from fast_axolotl.report.live_frame import Frame, RankLine
-from fast_axolotl.report.show import VERDICT_STYLES, verdict_title
 from fast_axolotl.report.values import describe_left
 
 __all__ = ["Keys", "ViewState", "describe_state", "format_line", "lay_out", "stage_parts"]
@@ -194,7 +194,9 @@ def _verdict(frame: Frame, width: int) -> list[_Section]:
     """The verdict, and what to do."""
     title, headline, action = _describe_verdict(frame)
     verdict = frame.summary.verdict
-    line = Text.assemble((f" {title or verdict_title(verdict)} ", VERDICT_STYLES[verdict.kind]))
+    line = Text.assemble(
+        (f" {title or verdict_title(verdict.kind, verdict.subtype)} ", VERDICTS[verdict.kind].style)
+    )
     if not frame.is_over and not title:
         line.append(" so far", style="dim")
     if width < _NARROW:
@@ -407,7 +409,10 @@ def format_line(frame: Frame, *, ending: str = "") -> str:
     title, _, _ = _describe_verdict(frame)
     state, _ = describe_state(frame, ViewState(ending=ending))
     parts = [" · ".join(frame.stage)] if frame.stage else []
-    parts += [f"{summary.duration_seconds:6.0f} s", title or verdict_title(summary.verdict)]
+    parts += [
+        f"{summary.duration_seconds:6.0f} s",
+        title or verdict_title(summary.verdict.kind, summary.verdict.subtype),
+    ]
     if state != "running":
         parts.append(state)
     if frame.step is not None:

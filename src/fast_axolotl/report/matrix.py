@@ -18,9 +18,8 @@ from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import MATRIX
 from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
-from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms
+from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms, verdict_title
 from fast_axolotl.report.figures import missing_reason
-from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.terminal import print_drawn, render_drawn
 from fast_axolotl.report.values import escape_markdown, format_ratios
 
@@ -135,7 +134,9 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
         name = f"{escape_markdown(run.name)}: " if len(runs) > 1 else ""
         for alarm in find_alarms(run.summary, run.record):
             lines += [f"> **{name}{escape_markdown(alarm)}**", ""]
-        title, headline = map(escape_markdown, (verdict_title(verdict), verdict.headline))
+        title, headline = map(
+            escape_markdown, (verdict_title(verdict.kind, verdict.subtype), verdict.headline)
+        )
         lines += [f"**{name}{title}.** {headline}", ""]
         lines += [f"- {escape_markdown(line)}" for line in verdict.evidence]
         lines += [""] if verdict.evidence else []

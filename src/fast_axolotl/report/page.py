@@ -19,7 +19,6 @@ from importlib import import_module
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.record import Verdict
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
@@ -27,6 +26,7 @@ from fast_axolotl.record.protocol_result import Arm, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
+    VERDICTS,
     Report,
     ReportRun,
     counted_runs,
@@ -36,13 +36,21 @@ from fast_axolotl.report.content import (
     find_alarms,
     no_counted_run,
     shown_run,
+    verdict_title,
 )
 from fast_axolotl.report.downsampling import keep_extremes
-from fast_axolotl.report.figures import GROUPS, Group, format_row, missing_reason, read_figure
+from fast_axolotl.report.figures import (
+    GROUPS,
+    RANK_COLUMNS,
+    Group,
+    format_row,
+    missing_reason,
+    rank_row,
+    read_figure,
+)
 from fast_axolotl.report.matrix import compare_plainly
 from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
-from fast_axolotl.report.show import verdict_title
 from fast_axolotl.report.values import describe_change, describe_value
 
 __all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "render_report", "report_data"]
@@ -88,15 +96,6 @@ _MOST_LARGE = 320
 _SHARED = 5
 """Cells of the matrix with the same reason from which on it is told once for all."""
 
-_VERDICT_TONES = {
-    "compute": "good",
-    "mixed": "warn",
-    "communication": "warn",
-    "inconclusive": "plain",
-    "data": "bad",
-    "io": "bad",
-    "swap": "bad",
-}
 _OUTCOME_TONES = {"better": "good", "worse": "bad", "changed": "warn"}
 
 _TILES = (
@@ -109,7 +108,6 @@ _TILES = (
 )
 _ARM_ALONE = ("text", "which", "stall", "failed")
 """Parts of a card that a single run has not."""
-_RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 _ONE_EACH = (
     "One run each: how much of a difference is chance cannot be told. "
@@ -200,8 +198,12 @@ def render_report(report: Report) -> str:
         drawn=describe_drawn(report),
         run_names=["", *(run.name for run in report.runs)] if len(report.runs) > 1 else [],
         groups=[_group(group, report.runs) for group in GROUPS] if report.runs else [],
-        rank_columns=_RANK_COLUMNS,
-        ranks=[_ranks(run) for run in report.runs if len(run.summary.ranks) > 1],
+        rank_columns=RANK_COLUMNS,
+        ranks=[
+            (run.name, [(name, values, "") for name, *values in map(rank_row, run.summary.ranks)])
+            for run in report.runs
+            if len(run.summary.ranks) > 1
+        ],
         **(_protocol_tables(report.protocol) if report.protocol is not None else {}),
         tables=tables,
         data=embedded,
@@ -280,8 +282,12 @@ def _verdicts(report: Report) -> dict[str, Any]:
     cards = []
     for run in report.runs:
         verdict = run.summary.verdict
-        tone = _VERDICT_TONES[verdict.kind]
-        card = {"name": run.name, "tone": tone, "badges": [(tone, verdict_title(verdict))]}
+        tone = VERDICTS[verdict.kind].tone
+        card = {
+            "name": run.name,
+            "tone": tone,
+            "badges": [(tone, verdict_title(verdict.kind, verdict.subtype))],
+        }
         cards.append({**asdict(verdict), **card, **dict.fromkeys(_ARM_ALONE, "")})
     tiles = [
         (label, FIGURES[name].format(value))
@@ -294,11 +300,8 @@ def _verdicts(report: Report) -> dict[str, Any]:
 
 def _arm_card(arm: Arm, protocol: ProtocolResult, run: ReportRun | None) -> dict[str, Any]:
     kind, _, subtype = arm.verdict.partition(" ")
-    tone = _VERDICT_TONES.get(kind, "plain")
-    badges = []
-    if kind in _VERDICT_TONES:
-        verdict = Verdict(kind=kind, subtype=subtype, headline="")  # type: ignore[arg-type]
-        badges.append((tone, verdict_title(verdict)))
+    tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
+    badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
     shown = shown_run(arm)
     if shown is not None and shown.pair < 0:
         badges.append(("plain", "warm-up run"))
@@ -368,7 +371,7 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         cells = []
         for cell, arm in zip(row.cells, matrix.arms, strict=False):
             change, interval = describe_change(cell, row)
-            picture = None
+            picture: dict[str, Any] | None = None
             if cell.ratio and cell.low and cell.high:
                 # On a logarithmic scale, 104 wide: a bar for the interval, a dot for the ratio.
                 low, middle, high = (
@@ -418,22 +421,6 @@ def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:
     return {"title": group.title, "rows": rows, "reasons": reasons}
 
 
-def _ranks(run: ReportRun) -> tuple[str, list[TableRow]]:
-    rows: list[TableRow] = []
-    for rank in run.summary.ranks:
-        values = (
-            format_value(rank.stall_fraction, "share"),
-            format_value(rank.host_stall_fraction, "share"),
-            f"{rank.steps:,}",
-            format_value(rank.step_p50_seconds, "s"),
-            format_value(rank.samples_per_second, ""),
-            format_value(rank.tokens_per_second, ""),
-            "" if rank.is_finished else "unfinished",
-        )
-        rows.append((str(rank.rank), values, ""))
-    return run.name, rows
-
-
 def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:
     """Its commands, its runs in the order of their numbers, and the ends of logs."""
     runs: list[TableRow] = []
@@ -467,7 +454,7 @@ def _tables(report: Report) -> list[dict[str, Any]]:
     """The course of the runs, their settings, and the environment."""
     names = ["", *(run.name for run in report.runs)]
     summaries = [run.summary for run in report.runs]
-    tables = []
+    tables: list[dict[str, Any]] = []
     if summaries:
         ends, measured, spans = [], [], []
         for one in summaries:
@@ -517,8 +504,9 @@ def _tables(report: Report) -> list[dict[str, Any]]:
             # One column where all agree.
             head, rows = [], [(key, shown[:1], "") for key, shown, _ in rows]
         if rows:
-            table = {"name": name, "title": name.title(), "head": head, "rows": rows}
-            tables.append({**table, "is_open": True})
+            title = name.title()
+            table = {"name": name, "title": title, "head": head, "rows": rows, "is_open": True}
+            tables.append(table)
     return tables
 
 

@@ -379,7 +379,7 @@ def _gpus(system: SystemRecord, offset: float, most: int) -> Columns:
     samples = [sample for sample in system.samples if sample.gpus]
     utilization: list[float | None] = []
     for sample in samples:
-        known = [gpu.utilization for gpu in sample.gpus if finite(gpu.utilization) is not None]
+        known = [share for gpu in sample.gpus if (share := finite(gpu.utilization)) is not None]
         utilization.append(sum(known) / len(known) if known else None)
     memory = [
         max((gpu.memory_bytes for gpu in sample.gpus if gpu.memory_bytes), default=None)
@@ -390,10 +390,7 @@ def _gpus(system: SystemRecord, offset: float, most: int) -> Columns:
 
 
 def _thin(
-    times: Sequence[float],
-    columns: Mapping[str, Column],
-    most: int,
-    watched: Sequence[Column] = (),
+    times: Sequence[float], columns: Mapping[str, Column], most: int, watched: Sequence[Column] = ()
 ) -> Columns:
     """At most so many rows, with the extremes of the columns that are watched, or of all."""
     kept = keep_extremes(watched or list(columns.values()), most)

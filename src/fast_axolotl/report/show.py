@@ -25,17 +25,23 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.content import find_alarms
-from fast_axolotl.report.figures import GROUPS, Group, format_row, missing_reason, read_figure
+from fast_axolotl.report.content import VERDICTS, find_alarms, verdict_title
+from fast_axolotl.report.figures import (
+    GROUPS,
+    RANK_COLUMNS,
+    Group,
+    format_row,
+    missing_reason,
+    rank_row,
+    read_figure,
+)
 from fast_axolotl.report.terminal import print_drawn, render_drawn
 from fast_axolotl.report.values import describe_value
 
 __all__ = [
-    "VERDICT_STYLES",
     "render_summary",
     "show_short_summary",
     "show_summary",
-    "verdict_title",
 ]
 
 _PIPE_WIDTH = 100
@@ -43,29 +49,7 @@ _LABEL_WIDTH = 25
 _SHORT_LABEL_WIDTH = 11
 _MOST_NOTES = 2
 
-_TITLES = {
-    "inconclusive": "Inconclusive",
-    "swap": "Swap-bound",
-    "io": "I/O-bound",
-    "data": "Data-bound",
-    "communication": "Communication-bound",
-    "compute": "Compute-bound",
-    "mixed": "Mixed",
-}
-VERDICT_STYLES = {
-    "inconclusive": "bold white on grey35",
-    "swap": "bold white on red",
-    "io": "bold white on red",
-    "data": "bold white on red",
-    "communication": "bold white on dark_orange3",
-    "compute": "bold white on green4",
-    "mixed": "bold black on yellow",
-}
-_PATTERNS = {
-    "steady": "all along",
-    "burst": "in bursts",
-    "periodic": "rarely, and then long",
-}
+_PATTERNS = {"steady": "all along", "burst": "in bursts", "periodic": "rarely, and then long"}
 
 
 def show_summary(
@@ -80,12 +64,6 @@ def render_summary(
 ) -> str:
     """What is printed to a pipe, as text."""
     return render_drawn(lambda console: _print_all(console, summary, record), width)
-
-
-def verdict_title(verdict: Verdict) -> str:
-    """``Data-bound (burst)``."""
-    title = _TITLES[verdict.kind]
-    return f"{title} ({verdict.subtype})" if verdict.subtype else title
 
 
 def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) -> None:
@@ -106,7 +84,14 @@ def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) 
     _print_course(console, summary)
     for group in GROUPS:
         _print_group(console, summary, group)
-    _print_ranks(console, summary)
+    if len(summary.ranks) > 1:
+        _print_heading(console, "Ranks")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in RANK_COLUMNS:
+            table.add_column(name, justify="right")
+        for rank in summary.ranks:
+            table.add_row(*rank_row(rank))
+        _print_indented(console, table)
     values: Mapping[str, Mapping[str, Any]] = {
         "Settings": summary.settings,
         "Environment": summary.environment,
@@ -118,7 +103,9 @@ def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) 
 
 
 def _print_verdict(console: Console, verdict: Verdict) -> None:
-    title = Text(f" {verdict_title(verdict)} ", style=VERDICT_STYLES[verdict.kind])
+    title = Text(
+        f" {verdict_title(verdict.kind, verdict.subtype)} ", style=VERDICTS[verdict.kind].style
+    )
     console.print(Text.assemble(title, " ", (verdict.headline, "bold")))
 
 
@@ -212,28 +199,6 @@ def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
     _print_pairs(console, pairs)
     for reason, labels in missing.items():
         _print_bullet(console, f"{', '.join(labels)}: {reason}", mark="–", style="dim")
-
-
-def _print_ranks(console: Console, summary: RunSummary) -> None:
-    if len(summary.ranks) < 2:
-        return
-
-    _print_heading(console, "Ranks")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", ""):
-        table.add_column(name, justify="right")
-    for rank in summary.ranks:
-        table.add_row(
-            str(rank.rank),
-            format_share(rank.stall_fraction),
-            format_share(rank.host_stall_fraction),
-            f"{rank.steps:,}",
-            format_seconds(rank.step_p50_seconds),
-            format_count(rank.samples_per_second),
-            format_count(rank.tokens_per_second),
-            "" if rank.is_finished else "unfinished",
-        )
-    _print_indented(console, table)
 
 
 def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str]) -> None:

@@ -39,10 +39,11 @@ _MEMORY = (
 _UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COMMAND does."
 
 
-def _limit(value: float, text: str) -> tuple[Figure, Figure]:
+def _add_limit(layout: Figure, value: float, text: str) -> None:
     """A dashed line over the whole width, and the words on it."""
     place = {"xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": value}
-    return across(value, "limit", width=1.2, dash="dash"), words(text, "limit", **place)
+    layout["shapes"].append(across(value, "limit", width=1.2, dash="dash"))
+    layout["annotations"].append(words(text, "limit", **place))
 
 
 def memory_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -78,9 +79,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         }
         limit = run.summary.limit_bytes
         if limit and limit <= top:
-            shape, label = _limit(limit * scale.by, "limit")
-            layout["shapes"].append(shape)
-            layout["annotations"].append(label)
+            _add_limit(layout, limit * scale.by, "limit")
         figure = {"traces": traces, "layout": layout, "height": 260}
         summary = run.summary
         parts = []
@@ -162,9 +161,7 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             "annotations": [],
         }
         if run.summary.disk_bytes_per_second:
-            shape, label = _limit(run.summary.disk_bytes_per_second * reads.by, "capacity")
-            layout["shapes"].append(shape)
-            layout["annotations"].append(label)
+            _add_limit(layout, run.summary.disk_bytes_per_second * reads.by, "capacity")
         if swap:
             ends = [0, 1.12 * swap * swaps.by]
             layout["yaxis2"] = axis("swap", swaps.unit, range=ends, domain=[0, 0.4])

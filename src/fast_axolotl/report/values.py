@@ -9,13 +9,7 @@ from typing import Any
 from fast_axolotl.record.protocol_result import Cell, MatrixRow
 from fast_axolotl.record.units import format_change
 
-__all__ = [
-    "describe_change",
-    "describe_left",
-    "describe_value",
-    "escape_markdown",
-    "format_ratios",
-]
+__all__ = ["describe_change", "describe_left", "describe_value", "escape_markdown", "format_ratios"]
 
 _MOST_DECIMALS = 5
 """Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
