@@ -26,6 +26,7 @@ from fast_axolotl.report.live_layout import (
     stage_parts,
 )
 from fast_axolotl.report.live_screen import LineDisplay, open_display
+from fast_axolotl.report.series import read_series
 from support.records import GIGABYTE, make_rank, make_run, make_system, steady
 
 KEYS = ViewState(keys=(("p", "pause"), ("q", "quit")))
@@ -105,16 +106,6 @@ def test_a_narrow_terminal_tells_what_the_highest_mark_stands_for() -> None:
 STAGE = ProtocolStage(
     run=3, arm="candidate", pair=0, planned_runs=6, planned_pairs=2, done=2, seconds_left=40.0
 )
-
-
-def test_which_run_of_a_protocol_this_is_stands_below_the_title_and_before_a_line() -> None:
-    frame = frame_of(running(), stage=stage_parts(STAGE))
-    told = "run 3 of 6 · candidate · pair 1 of 2 · about 40 s left"
-    assert text_of(frame).splitlines()[1] == told
-    assert format_line(frame).startswith(f"{told}      59 s  Data-bound (rate)  step 905")
-    narrow = text_of(frame, width=30, height=20).splitlines()
-    assert "run 3 of 6 · candidate" in narrow
-    assert "pair 1 of 2 · about 40 s left" in narrow
 
 
 def test_the_words_for_a_stage() -> None:
@@ -228,6 +219,16 @@ def test_device_waits_count_where_there_are_any_and_the_host_s_stand_beside() ->
     frame = frame_of(make_run(rank))
     assert frame.stall_now == pytest.approx(0.02)
     assert "2.0 % now · 2.0 % overall · host 98.0 %" in text_of(frame)
+
+
+def test_device_waits_of_half_of_the_time_are_not_the_stall_of_the_run_anywhere() -> None:
+    record = make_run(make_rank(wait=steady(0.5), device_wait=steady(0.02), end=None))
+    blocks = record.ranks[0].blocks
+    blocks[::2] = [dataclasses.replace(one, device_wait_seconds=None) for one in blocks[::2]]
+    summary = summarise(record)
+    assert summary.stall_source == "host"
+    assert frame_of(record).stall_now == pytest.approx(summary.stall_fraction, abs=0.01)
+    assert "device" not in read_series(record, summary)["stall"]
 
 
 def test_what_is_no_number_breaks_nothing() -> None:

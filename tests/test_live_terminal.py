@@ -357,18 +357,12 @@ def watch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_record_that_has_ended_is_one_frame(tmp_path: Path) -> None:
-    write_run(tmp_path, make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    done = watch(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "the run finished" in done.stdout
-    assert f"Every figure: fast-axolotl show {tmp_path}" in done.stdout
-
-
 def test_the_command_that_follows_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "out dir [x]"
     write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    assert f"Every figure: fast-axolotl show '{folder}'" in watch(folder).stdout
+    done = watch(folder)
+    assert "the run finished" in done.stdout
+    assert f"Every figure: fast-axolotl show '{folder}'" in done.stdout
     protocol = tmp_path / "p 1"
     make_protocol(protocol, done=6)
     assert f"The answer: fast-axolotl report '{protocol}'" in watch(protocol).stdout

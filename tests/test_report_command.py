@@ -101,15 +101,6 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert [run.name for run in make_report(folders, now=0.0).runs] == ["a/run", "b/run"]
 
 
-def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.html"
-    report([some_protocol(tmp_path / "protocol")], output=page, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["files"] == [{"path": str(page), "bytes": page.stat().st_size}]
-    assert [run["verdict"] for run in found["runs"]] == ["data"] * 3
-    assert found["answer"].startswith("Streaming helps")
-
-
 def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> None:
     run = some_run(tmp_path / "run")
     page, other = tmp_path / "page.html", tmp_path / "train.yml"
@@ -197,16 +188,6 @@ def test_markdown_has_the_runs_that_are_given_beside_a_protocol(tmp_path: Path) 
     assert "| figure | baseline |" in rest
     report(folders[:1], markdown=comment)
     assert "| figure |" not in comment.read_text(encoding="utf-8")
-
-
-def test_markdown_of_runs_tells_why_a_figure_is_missing(tmp_path: Path) -> None:
-    comment = tmp_path / "comment.md"
-    bare = tmp_path / "bare"
-    write_run(bare, make_run(make_rank()))
-    report([some_run(tmp_path / "whole"), bare], markdown=comment)
-    text = comment.read_text(encoding="utf-8")
-    assert "- Not measured in bare: working set" in text
-    assert "nobody sampled the process tree" in text
 
 
 def test_a_demo_refuses_its_file_before_it_begins(

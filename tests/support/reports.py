@@ -13,6 +13,7 @@ import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
+from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.protocol_result import Arm, ArmRun, Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.content import Report, ReportRun
 from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
@@ -217,72 +218,42 @@ def _arm(
 
 
 def make_matrix(names: tuple[str, ...]) -> Matrix:
+    unsampled = Cell(value=None, outcome="not compared", reason="nobody sampled the process tree")
+    unchanged: dict[str, Any] = {"outcome": "no detectable change", "reason": "near 0 in both arms"}
+    difference = {"difference": 0.0, "difference_low": 0.0, "difference_high": 0.0}
+    near_zero = Cell(value=0.0, **difference, **unchanged)
+    unknown = Cell(value=None, reason="the peak of this device is not known")
     rows = (
-        _row("rows_per_second", "reader", "rows/s", "higher", 412.0, (1.31, 1.48), 0.02),
-        _row("working_set_bytes", "working set", "bytes", "lower", 9.4e9, (0.82, 0.61), 0.03),
-        _row(
-            "host_stall_fraction", "stall, by the host", "share", "lower", 0.341, (0.36, 0.04), 0.1
-        ),
-        _row(
-            "tokens_per_second", "real tokens", "tokens/s", "higher", 51_200.0, (1.31, 1.48), 0.02
-        ),
-        _row("step_p50_seconds", "step, p50", "s", "lower", 0.0812, (0.995, 0.99), 0.02),
-        _row("step_p95_seconds", "step, p95", "s", "lower", 0.31, (1.08, 0.31), 0.05),
-        MatrixRow(
-            name="mfu",
-            label="MFU",
-            unit="share",
-            better="higher",
-            cells=(Cell(value=None, reason="the peak of this device is not known"),) * 3,
-        ),
-        MatrixRow(
-            name="swap_in_bytes_per_second",
-            label="swap in",
-            unit="bytes/s",
-            better="lower",
-            cells=(
-                Cell(value=0.0),
-                Cell(
-                    value=0.0,
-                    difference=0.0,
-                    difference_low=0.0,
-                    difference_high=0.0,
-                    outcome="no detectable change",
-                    reason="near 0 in both arms",
-                ),
-                Cell(value=None, outcome="not compared", reason="nobody sampled the process tree"),
-            ),
-        ),
+        _row("rows_per_second", _cells("higher", 412.0, (1.31, 1.48), 0.02)),
+        _row("working_set_bytes", _cells("lower", 9.4e9, (0.82, 0.61), 0.03)),
+        _row("host_stall_fraction", _cells("lower", 0.341, (0.36, 0.04), 0.1)),
+        _row("tokens_per_second", _cells("higher", 51_200.0, (1.31, 1.48), 0.02)),
+        _row("step_p50_seconds", _cells("lower", 0.0812, (0.995, 0.99), 0.02)),
+        _row("step_p95_seconds", _cells("lower", 0.31, (1.08, 0.31), 0.05)),
+        _row("mfu", (unknown,) * 3),
+        _row("swap_in_bytes_per_second", (Cell(value=0.0), near_zero, unsampled)),
     )
     return Matrix(arms=names, rows=rows, notes=("tokens_per_second is the figure that decides.",))
 
 
-def _row(
-    name: str,
-    label: str,
-    unit: str,
-    better: Any,
-    base: float,
-    ratios: tuple[float, float],
-    spread: float,
-) -> MatrixRow:
+def _row(name: str, cells: Sequence[Cell]) -> MatrixRow:
+    figure = FIGURES[name]
+    return MatrixRow(
+        name=name, label=figure.label, unit=figure.unit, better=figure.better, cells=tuple(cells)
+    )
+
+
+def _cells(better: str, base: float, ratios: Sequence[float], spread: float) -> list[Cell]:
     cells = [Cell(value=base, values=(base,) * 5)]
     for ratio in ratios:
         low, high = ratio * (1 - spread), ratio * (1 + spread)
         outcome: Any = "no detectable change"
         if low > 1 or high < 1:
             outcome = "better" if (low > 1) == (better == "higher") else "worse"
-        cells.append(
-            Cell(
-                value=base * ratio,
-                values=(base * ratio,) * 5,
-                ratio=ratio,
-                low=low,
-                high=high,
-                outcome=outcome,
-            )
-        )
-    return MatrixRow(name=name, label=label, unit=unit, better=better, cells=tuple(cells))
+        value = base * ratio
+        interval = {"ratio": ratio, "low": low, "high": high}
+        cells.append(Cell(value=value, values=(value,) * 5, outcome=outcome, **interval))
+    return cells
 
 
 def protocol_report(**options: Any) -> Report:
