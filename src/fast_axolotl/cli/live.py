@@ -118,13 +118,13 @@ class LiveRun:
 
     def show(self, is_running: Callable[[], bool]) -> None:
         """Draw until the command ends; if somebody quits before, show its output as it comes."""
-        from fast_axolotl.measure.summary import summarise
-        from fast_axolotl.protocol.child import read_last_lines
-        from fast_axolotl.record.follower import RunFollower
-        from fast_axolotl.report.live import LiveView
-
         log = self._log
         try:
+            from fast_axolotl.measure.summary import summarise
+            from fast_axolotl.protocol.child import read_last_lines
+            from fast_axolotl.record.follower import RunFollower
+            from fast_axolotl.report.live import LiveView
+
             ending = LiveView(
                 RunFollower(self._folder),
                 summarise,

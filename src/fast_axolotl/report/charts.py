@@ -101,7 +101,7 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
             panels.append(Panel(name=run.name, text=text))
             continue
         beyond = _points_beyond(run, top)
-        layout = {
+        layout: Figure = {
             "xaxis": {**time, "anchor": "y2"},
             "yaxis": axis("step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]),
             "yaxis2": axis(
@@ -111,43 +111,20 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 tickformat=".0%",
                 nticks=4,
             ),
-            "shapes": [
-                *phase_shapes(run, times),
-                *(
-                    {
-                        **across(t * times.by, "accent", axis="x", alpha=0.55, width=1, dash="dot"),
-                        "layer": "below",
-                    }
-                    for marks in run.series.get("marks", {}).values()
-                    for t in marks["t"]
-                ),
-                across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"),
-            ],
-            "annotations": [
-                words(
-                    f"{100 * DATA_STALL:.0f} %",
-                    "muted",
-                    xref="paper",
-                    x=1,
-                    xanchor="left",
-                    yref="y2",
-                    y=DATA_STALL,
-                    yanchor="middle",
-                ),
-                *(
-                    words(
-                        html.escape(plain_name(_PHASE_WORDS.get(phase["name"], phase["name"]))),
-                        "muted",
-                        xref="x",
-                        x=phase["begin"] * times.by,
-                        xanchor="left",
-                        yref="paper",
-                        y=1,
-                    )
-                    for phase in run.series.get("phases", [])
-                ),
-            ],
+            "shapes": phase_shapes(run, times),
+            "annotations": [],
         }
+        marks = [t * times.by for one in run.series.get("marks", {}).values() for t in one["t"]]
+        dotted: Figure = {"axis": "x", "alpha": 0.55, "layer": "below", "width": 1, "dash": "dot"}
+        layout["shapes"] += [across(t, "accent", **dotted) for t in marks]
+        layout["shapes"].append(across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"))
+        place = {"xref": "paper", "yref": "y2", "xanchor": "left", "yanchor": "middle"}
+        label = words(f"{100 * DATA_STALL:.0f} %", "muted", 1, DATA_STALL, **place)
+        layout["annotations"].append(label)
+        for phase in run.series.get("phases", []):
+            name = html.escape(plain_name(_PHASE_WORDS.get(phase["name"], phase["name"])))
+            label = words(name, "muted", phase["begin"] * times.by, 1, xanchor="left")
+            layout["annotations"].append(label)
         traces = _step_traces(run, times, scale)
         traces += _mark_traces(run, times, scale, top, beyond)
         if run.has("stall"):
@@ -165,12 +142,12 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         panels.append(Panel(name=run.name, text=_stall_text(run, beyond), figure=figure))
     legend = [Legend(role="step", label="time of a step")]
     if any("low" in run.series["steps"] for run in shown):
-        label = "shortest to longest step of a point"
-        legend.append(Legend(role="step", label=label, shape="area"))
+        spread = "shortest to longest step of a point"
+        legend.append(Legend(role="step", label=spread, shape="area"))
     legend.append(Legend(role="wait", label="of it waiting for data", shape="area"))
     if any(run.has("slow") for run in runs):
-        label = "outlier: a fetch that waited far longer than most"
-        legend.append(Legend(role="wait", label=label, shape="mark"))
+        outlier = "outlier: a fetch that waited far longer than most"
+        legend.append(Legend(role="wait", label=outlier, shape="mark"))
     if any("device" in one for one in stalls):
         legend.append(Legend(role="host", label="waiting by the host's clock", shape="dashed"))
     if any(run.has("marks") for run in runs):
@@ -207,12 +184,9 @@ def _points_beyond(run: Curves, top: float) -> Beyond:
     points = []
     for row, high in enumerate(_longest_steps(run)):
         if high > top:
-            first = steps["step"][row]
-            where = (
-                f"at step {numbers[row]:,}"
-                if numbers[row] is not None
-                else (f"among steps {first:,} to {first + steps['steps'][row] - 1:,}")
-            )
+            where, first = f"at step {numbers[row] or 0:,}", steps["step"][row]
+            if numbers[row] is None:
+                where = f"among steps {first:,} to {first + steps['steps'][row] - 1:,}"
             points.append((steps["t"][row], where, high))
     return points
 
@@ -581,10 +555,7 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
         "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
         "yaxis": axis("loss"),
         "shapes": [across(step, "bad", axis="x", width=2) for step in ends],
-        "annotations": [
-            words(f"NaN or infinite: step {step:,}", "bad", xref="x", x=step, yref="paper", y=1)
-            for step in ends
-        ],
+        "annotations": [words(f"NaN or infinite: step {step:,}", "bad", step, 1) for step in ends],
     }
     figure = {"traces": traces, "layout": layout, "height": 260}
     same = " Where runs learned the same, their curves lie on each other." if parts[1:] else ""

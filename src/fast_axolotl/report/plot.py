@@ -203,7 +203,9 @@ def dots_if(is_single: bool, **marker: Any) -> Figure:
     return {"mode": "lines+markers", **({"marker": marker} if marker else {})}
 
 
-def across(value: float, role: str, *, axis: str = "y", alpha: float = 1.0, **style: Any) -> Figure:
+def across(
+    value: float, role: str, *, axis: str = "y", alpha: float = 1.0, layer: str = "", **style: Any
+) -> Figure:
     """A line over the whole width at a height, or over the whole height at a place."""
     at, along = ("y", "x") if axis[0] == "y" else ("x", "y")
     return {
@@ -215,13 +217,24 @@ def across(value: float, role: str, *, axis: str = "y", alpha: float = 1.0, **st
         f"{at}0": value,
         f"{at}1": value,
         "line": {"color": colour(role, alpha), **style},
+        **({"layer": layer} if layer else {}),
     }
 
 
-def words(text: str, role: str, **place: Any) -> Figure:
+def words(
+    text: str,
+    role: str,
+    x: float,
+    y: float,
+    *,
+    xref: str = "x",
+    yref: str = "paper",
+    **anchors: str,
+) -> Figure:
     """A few words at a place of a figure."""
     font = {"color": colour(role), "size": 11}
-    return {"text": text, "showarrow": False, "yanchor": "bottom", "font": font, **place}
+    place = {"xref": xref, "x": x, "yref": yref, "y": y, "yanchor": "bottom", **anchors}
+    return {"text": text, "showarrow": False, "font": font, **place}
 
 
 def phase_shapes(run: Curves, times: Scale) -> list[Figure]:

@@ -41,9 +41,9 @@ _UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COM
 
 def _add_limit(layout: Figure, value: float, text: str) -> None:
     """A dashed line over the whole width, and the words on it."""
-    place = {"xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": value}
+    label = words(text, "limit", 1, value, xref="paper", yref="y", xanchor="right")
     layout["shapes"].append(across(value, "limit", width=1.2, dash="dash"))
-    layout["annotations"].append(words(text, "limit", **place))
+    layout["annotations"].append(label)
 
 
 def memory_chart(runs: Sequence[Curves]) -> Chart | None:
