@@ -90,7 +90,15 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     if not shown:
         return None
     times, axes = time_axes(runs, "steps")
-    top = max(map(_find_top, shown)) or 1.0
+    # The scale ends above all steady steps, unless a handful of them dwarfs the rest.
+    top = 0.0
+    for run in shown:
+        longest = _longest_steps(run)
+        pairs = zip(longest, run.series["steps"]["is_steady"], strict=True)
+        ordered = sorted([high for high, is_steady in pairs if is_steady] or longest, reverse=True)
+        is_dwarfed = len(ordered) > 4 * _MOST_DWARFING and ordered[0] > 5 * ordered[_MOST_DWARFING]
+        top = max(top, 1.5 * ordered[_MOST_DWARFING] if is_dwarfed else 1.08 * ordered[0])
+    top = top or 1.0
     scale = choose_scale("seconds", top)
     stalls = [run.series["stall"] for run in runs if run.has("stall")]
     share = max((largest([one["host"], one.get("device", [])]) for one in stalls), default=0.0)
@@ -166,16 +174,6 @@ def _longest_steps(run: Curves) -> list[float]:
     """Of every point."""
     steps = run.series["steps"]
     return [value or 0.0 for value in steps.get("high", steps["mean"])]
-
-
-def _find_top(run: Curves) -> float:
-    """Where the scale ends: above all steady steps, unless a handful of them dwarfs the rest."""
-    longest = _longest_steps(run)
-    steady = zip(longest, run.series["steps"]["is_steady"], strict=True)
-    ordered = sorted([high for high, is_steady in steady if is_steady] or longest, reverse=True)
-    if len(ordered) > 4 * _MOST_DWARFING and ordered[0] > 5 * ordered[_MOST_DWARFING]:
-        return 1.5 * ordered[_MOST_DWARFING]
-    return 1.08 * ordered[0]
 
 
 def _points_beyond(run: Curves, top: float) -> Beyond:

@@ -114,13 +114,34 @@ def make_frame(
 ) -> Frame:
     """The frame of a record as it is now."""
     ranks = [record.ranks[number] for number in sorted(record.ranks)]
-    lines = _rank_lines(ranks, summary)
+    recent = [_recent(rank) for rank in ranks]
+    summaries = {rank.rank: rank for rank in summary.ranks}
+    lines = []
+    for rank, blocks in zip(ranks, recent, strict=True):
+        totals, known = WaitTotals(), summaries.get(rank.start.rank)
+        for block in blocks:
+            totals.add_block(block)
+        stall, step = totals.stall_fraction, ratio(totals.wall_seconds, totals.steps)
+        if known is not None and known.stall_fraction is not None:
+            stall = known.stall_fraction
+        if known is not None and known.step_p50_seconds is not None:
+            step = known.step_p50_seconds
+        lines.append(
+            RankLine(
+                rank=rank.start.rank,
+                stall=stall,
+                stall_now=totals.stall_fraction,
+                step_seconds=step,
+                samples_per_second=_rate(blocks, "samples"),
+                tokens_per_second=_rate(blocks, "real_tokens"),
+                state="" if rank.end is None else rank.end.reason,
+            )
+        )
     # The ranks whose waits are the run's.
     deciding = list(range(len(ranks)))
     if any(rank.values.get("dispatcher") for rank in ranks):
         deciding = [at for at in deciding if ranks[at].start.rank == 0] or deciding
     marks, mark_seconds = _stall_marks([ranks[at] for at in deciding])
-    recent = [_recent(rank) for rank in ranks]
     rows_now = _sum_rates(recent, "rows")
     if rows_now is None and not summary.settings.get("sample_packing"):
         # Of packed samples the rows are unknown, unless they were counted.
@@ -150,7 +171,7 @@ def make_frame(
         swap_in_now=_growth(samples, "swap_in_bytes"),
         swap_out_now=_growth(samples, "swap_out_bytes"),
         gpus=() if last is None else last.gpus,
-        ranks=lines,
+        ranks=tuple(lines),
         stepless_seconds=stepless_seconds if ranks else None,
         window_seconds=window_seconds,
         is_over=is_over,
@@ -183,33 +204,6 @@ def _sum_rates(recent: Sequence[Sequence[StepBlock]], name: str) -> float | None
     fetching = [blocks for blocks in recent if any(block.fetches for block in blocks)]
     rates = [_rate(blocks, name) for blocks in fetching]
     return None if not rates or None in rates else sum(rate or 0.0 for rate in rates)
-
-
-def _rank_lines(ranks: Sequence[RankRecord], summary: RunSummary) -> tuple[RankLine, ...]:
-    summaries = {rank.rank: rank for rank in summary.ranks}
-    lines = []
-    for rank in ranks:
-        blocks, known = _recent(rank), summaries.get(rank.start.rank)
-        totals = WaitTotals()
-        for block in blocks:
-            totals.add_block(block)
-        stall, step = totals.stall_fraction, ratio(totals.wall_seconds, totals.steps)
-        if known is not None and known.stall_fraction is not None:
-            stall = known.stall_fraction
-        if known is not None and known.step_p50_seconds is not None:
-            step = known.step_p50_seconds
-        lines.append(
-            RankLine(
-                rank=rank.start.rank,
-                stall=stall,
-                stall_now=totals.stall_fraction,
-                step_seconds=step,
-                samples_per_second=_rate(blocks, "samples"),
-                tokens_per_second=_rate(blocks, "real_tokens"),
-                state="" if rank.end is None else rank.end.reason,
-            )
-        )
-    return tuple(lines)
 
 
 def _stall_marks(ranks: Sequence[RankRecord]) -> tuple[tuple[StallMark, ...], float]:

@@ -22,7 +22,7 @@ from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.protocol_result import Arm, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
@@ -264,6 +264,7 @@ def _subtitle(report: Report) -> str:
 def _verdicts(report: Report) -> dict[str, Any]:
     """What bounds the run, why, and what to do; of several, a card each."""
     protocol = report.protocol
+    cards: list[dict[str, Any]] = []
     if protocol is not None:
         runs = {run.name: run for run in reversed(report.runs)}
         counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
@@ -272,14 +273,43 @@ def _verdicts(report: Report) -> dict[str, Any]:
         course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}."
         if protocol.losses and protocol.are_losses_equal is not False:
             course += f" {protocol.losses}"
+        for arm in protocol.arms:
+            kind, _, subtype = arm.verdict.partition(" ")
+            tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
+            badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
+            shown = shown_run(arm)
+            if shown is not None and shown.pair < 0:
+                badges.append(("plain", "warm-up run"))
+            # What the matrix has of all runs; the headline is of the one that is shown.
+            source = runs[arm.name].summary.stall_source if arm.name in runs else ""
+            name = f"{source or 'host'}_stall_fraction"
+            stalls = [
+                format_value(cell.value, "share")
+                for row in protocol.matrix.rows
+                for cell, column in zip(row.cells, protocol.matrix.arms, strict=False)
+                if row.name == name and column == arm.name and finite(cell.value) is not None
+            ]
+            failed = sum(run.status == "failed" for run in arm.runs)
+            cards.append(
+                {
+                    "name": arm.name,
+                    "text": arm.text,
+                    "tone": tone,
+                    "badges": badges,
+                    "headline": arm.headline or no_counted_run(protocol),
+                    "action": arm.action,
+                    "which": describe_run(arm),
+                    "stall": f"Median stall of its runs: {stalls[0]}." if stalls else "",
+                    "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
+                }
+            )
         return {
             "answer": None,
             "tiles": [],
-            "cards": [_arm_card(arm, protocol, runs.get(arm.name)) for arm in protocol.arms],
+            "cards": cards,
             "progress": describe_progress(protocol),
             "course": course if protocol.arms else "",
         }
-    cards = []
     for run in report.runs:
         verdict = run.summary.verdict
         tone = VERDICTS[verdict.kind].tone
@@ -296,34 +326,6 @@ def _verdicts(report: Report) -> dict[str, Any]:
     ]
     answer = cards[0] if len(cards) == 1 else None
     return {"answer": answer, "tiles": tiles, "cards": cards, "progress": "", "course": ""}
-
-
-def _arm_card(arm: Arm, protocol: ProtocolResult, run: ReportRun | None) -> dict[str, Any]:
-    kind, _, subtype = arm.verdict.partition(" ")
-    tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
-    badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
-    shown = shown_run(arm)
-    if shown is not None and shown.pair < 0:
-        badges.append(("plain", "warm-up run"))
-    # What the matrix has of all runs; the headline is of the one that is shown.
-    source = (run.summary.stall_source if run is not None else "") or "host"
-    place = protocol.matrix.arms.index(arm.name) if arm.name in protocol.matrix.arms else -1
-    rows = [row for row in protocol.matrix.rows if row.name == f"{source}_stall_fraction"]
-    stall = finite(rows[0].cells[place].value) if rows and place >= 0 else None
-    failed = sum(one.status == "failed" for one in arm.runs)
-    return {
-        "name": arm.name,
-        "text": arm.text,
-        "tone": tone,
-        "badges": badges,
-        "headline": arm.headline or no_counted_run(protocol),
-        "action": arm.action,
-        "which": describe_run(arm),
-        "stall": ""
-        if stall is None
-        else f"Median stall of its runs: {format_value(stall, 'share')}.",
-        "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
-    }
 
 
 def _matrix(report: Report) -> dict[str, Any] | None:

@@ -94,7 +94,14 @@ def read_series(
         series["stall"] = _stall(rank, offset, is_device)
         series["phases"] = _phases(rank, offset)
         series["slow"] = _slow(rank, offset)
-        series["marks"] = _marks(rank, offset)
+        # Boundaries of shards and epochs are thinned evenly where there are very many.
+        series["marks"] = {}
+        for name in ("shard", "epoch"):
+            t = [offset + mark.t for mark in rank.marks if mark.name == name]
+            every = max(1, math.ceil(len(t) / _MOST_MARKS))
+            if t:
+                mark = {"all": len(t), "every": every, "t": round_figures(t[::every], 7)}
+                series["marks"][name] = mark
         series["waits"] = _waits(rank, is_device)
         series["losses"] = _losses(record, most_points)
         series["throughput"] = _throughput(record, zero)
@@ -287,17 +294,6 @@ def _slow(rank: RankRecord, offset: float) -> Columns:
         "row": list(rows),
         "seconds": round_figures(seconds),
     }
-
-
-def _marks(rank: RankRecord, offset: float) -> Columns:
-    """Boundaries of shards and epochs; evenly thinned where there are very many."""
-    marks: Columns = {}
-    for name in ("shard", "epoch"):
-        times = [offset + mark.t for mark in rank.marks if mark.name == name]
-        every = max(1, math.ceil(len(times) / _MOST_MARKS))
-        if times:
-            marks[name] = {"all": len(times), "every": every, "t": round_figures(times[::every], 7)}
-    return marks
 
 
 def _waits(rank: RankRecord, is_device: bool) -> Columns:
