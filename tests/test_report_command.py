@@ -19,7 +19,7 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
 from support.records import make_rank, make_run, make_system, steady, write_run
-from support.reports import make_protocol, middle_of_a_protocol
+from support.reports import make_protocol
 
 
 def some_run(folder: Path, share: float = 0.3) -> Path:
@@ -75,12 +75,6 @@ def test_a_protocol_that_tells_which_run_stands_for_an_arm_is_followed(tmp_path:
     some_run(folder / arms[0].runs[2].folder)
     made = make_report([folder], now=0.0)
     assert made.runs[0].summary.run_dir.endswith("runs/07-baseline")
-
-
-def test_before_any_run_counts_the_warm_up_is_shown(tmp_path: Path) -> None:
-    folder = some_protocol(tmp_path / "protocol", middle_of_a_protocol())
-    made = make_report([folder], now=0.0)
-    assert [run.summary.run_dir[-11:] for run in made.runs] == ["01-baseline", "/02-drop-in"]
 
 
 def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:
@@ -175,19 +169,6 @@ def test_what_is_no_file_and_one_name_for_two_forms_are_refused(tmp_path: Path) 
     with pytest.raises(UsageError, match="a file each"):
         report([run], output=tmp_path / "one", markdown=tmp_path / "one")
     assert not (tmp_path / "one").exists()
-
-
-def test_markdown_has_the_runs_that_are_given_beside_a_protocol(tmp_path: Path) -> None:
-    comment = tmp_path / "comment.md"
-    folders = [some_protocol(tmp_path / "protocol"), some_run(tmp_path / "baseline")]
-    report(folders, markdown=comment)
-    text = comment.read_text(encoding="utf-8")
-    answer, _, rest = text.partition("\n## baseline\n")
-    assert "Streaming helps" in answer
-    assert rest.startswith("\n**Data-bound (rate).**")
-    assert "| figure | baseline |" in rest
-    report(folders[:1], markdown=comment)
-    assert "| figure |" not in comment.read_text(encoding="utf-8")
 
 
 def test_a_demo_refuses_its_file_before_it_begins(

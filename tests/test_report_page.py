@@ -323,21 +323,6 @@ def test_charts_and_cards_say_which_run_of_an_arm_they_are_of() -> None:
         assert words in charts
 
 
-def test_a_protocol_in_the_middle_says_how_far_it_is() -> None:
-    protocol = middle_of_a_protocol()
-    report = as_report(lively_run(seconds=10), names=["baseline"], protocol=protocol)
-    html = render_report(report)
-    top = html[: html.index('id="charts"')]
-    assert "2 of 6 runs done, no pair yet." in top
-    assert "No counted run yet." in top
-    assert "No figure was measured" not in top
-    assert top.count(">warm-up run</span>") == 2
-    assert "01-baseline, a warm-up run" in html[html.index('id="charts"') :]
-    assert '<a href="#runs">' in html
-    whole = render_report(as_report(protocol=make_protocol()))
-    assert "runs done" not in whole[: whole.index('id="report-data"')]
-
-
 def test_a_protocol_that_was_stopped_is_not_called_running() -> None:
     protocol = replace(make_protocol(fails=False), planned_runs=30, planned_pairs=10)
     top = render_report(as_report(protocol=protocol)).partition('id="matrix"')[0]
@@ -427,14 +412,6 @@ def test_runs_are_in_the_order_of_their_numbers() -> None:
     names = ("09-baseline", "11-drop-in", "99-drop-in", "100-baseline")
     places = [shown.index(f"runs/{name}") for name in names]
     assert places == sorted(places)
-
-
-def test_a_page_tells_what_a_figure_is_and_where_a_peak_comes_from() -> None:
-    report = as_report(lively_run(seconds=10))
-    summary = replace(report.runs[0].summary, peak_tflops=989.0, peak_source="the data sheet")
-    html = render_report(replace(report, runs=(replace(report.runs[0], summary=summary),)))
-    assert "989 TFLOP/s  (the data sheet)" in html
-    assert "<bdi>padding<small>of all positions</small></bdi>" in html
 
 
 def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
