@@ -243,22 +243,24 @@ def _spread(
     """Waits of the blocks and their part of warm-up, shared out to the marks that they cover."""
     spread: dict[int, tuple[WaitTotals, float]] = {}
     for block in blocks:
-        device = block.device_wait_seconds
-        if not math.isfinite(block.t + _seconds(block) + block.host_wait_seconds + (device or 0.0)):
+        wall, host, device = block.wall_seconds, block.host_wait_seconds, block.device_wait_seconds
+        seconds = _seconds(block)
+        if not math.isfinite(block.t + seconds + host + (device or 0.0)):
             continue
+        warmup_share = 1.0 if block.phase == "warmup" else 0.0
         end = (rank.start.time + block.t) / mark_seconds
-        length = max(_seconds(block) / mark_seconds, 1e-9)
+        length = max(seconds / mark_seconds, 1e-9)
         begin = end - min(length, MOST_MARKS)
         for place in range(int(begin), int(end) + 1):
             part = (min(end, place + 1) - max(begin, place)) / length
             if part > 0:
-                totals, warmup = spread.get(place, (WaitTotals(), 0.0))
+                totals, warmup = spread.get(place) or (WaitTotals(), 0.0)
                 totals.add(
-                    wall_seconds=part * block.wall_seconds,
-                    host_wait_seconds=part * block.host_wait_seconds,
+                    wall_seconds=part * wall,
+                    host_wait_seconds=part * host,
                     device_wait_seconds=None if device is None else part * device,
                 )
-                spread[place] = totals, warmup + (part if block.phase == "warmup" else 0.0)
+                spread[place] = totals, warmup + part * warmup_share
     return spread
 
 

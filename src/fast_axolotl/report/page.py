@@ -124,22 +124,8 @@ TableRow = tuple[str, Sequence[str], str]
 
 def render_report(report: Report) -> str:
     """The page."""
-    library = _packed_plotly()
-    jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["plain_name"] = plain_name
-
-    def as_json(value: Any) -> Any:
-        """Nothing in it can end the script that it stands in."""
-        forms: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": str}
-        return jinja2.utils.htmlsafe_json_dumps(to_plain(value), **forms)
-
+    library, template = _packed_plotly(), _template()
+    as_json = template.environment.globals["as_json"]
     # Fewer points where the data would grow beyond its share of the page.
     points = MOST_POINTS
     data = report_data(report, most_points=points)
@@ -170,18 +156,10 @@ def render_report(report: Report) -> str:
         **{one["name"]: (one["title"], True) for one in tables if one["name"] != "course"},
         "definitions": ("What the words mean", True),
     }
-    page: str = environment.get_template("report.html").render(
+    page: str = template.render(
         report=report,
         protocol=report.protocol,
-        generator=GENERATOR,
         made=format_date(report.made),
-        colours=COLOURS,
-        tones=_OUTCOME_TONES,
-        most_runs=MOST_RUNS,
-        most_large=_MOST_LARGE,
-        asset=lambda name: jinja2.utils.markupsafe.Markup(
-            environment.loader.get_source(environment, name)[0]
-        ),
         titles=[report.title]
         if report.protocol is not None or not report.runs
         else [run.name for run in report.runs],
@@ -207,7 +185,7 @@ def render_report(report: Report) -> str:
         **(_protocol_tables(report.protocol) if report.protocol is not None else {}),
         tables=tables,
         data=embedded,
-        figures=as_json(figures),
+        figures=as_json(to_plain(figures)),
         library=library,
     )
     # White space between inline elements would show.
@@ -520,6 +498,40 @@ def _load(name: str, purpose: str) -> Any:
         raise MissingExtraError(
             f"{purpose}, which is not installed: pip install 'fast-axolotl[report]'"
         ) from error
+
+
+@cache
+def _template() -> Any:
+    """The page, compiled, with what is the same for every report."""
+    jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
+    loader = jinja2.PackageLoader("fast_axolotl.report", "assets")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+    def as_json(value: Any) -> Any:
+        """Nothing in it can end the script that it stands in."""
+        forms: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": str}
+        return jinja2.utils.htmlsafe_json_dumps(value, **forms)
+
+    def asset(name: str) -> Any:
+        return jinja2.utils.markupsafe.Markup(loader.get_source(environment, name)[0])
+
+    environment.filters["plain_name"] = plain_name
+    environment.globals.update(
+        as_json=as_json,
+        asset=asset,
+        colours=COLOURS,
+        generator=GENERATOR,
+        most_large=_MOST_LARGE,
+        most_runs=MOST_RUNS,
+        tones=_OUTCOME_TONES,
+    )
+    return environment.get_template("report.html")
 
 
 @cache
