@@ -185,12 +185,17 @@ def _table(matrix: Matrix) -> Table:
         table.add_column(name, justify="right")
         table.add_column(f"÷ {matrix.arms[0]}, 95 %")
     for row in _measured_rows(matrix):
-        cells = [Text(row.label), Text(format_value(row.cells[0].value, row.unit))]
-        for cell in row.cells[1:]:
-            cells.append(Text(format_value(cell.value, row.unit)))
-            cells.append(Text(_change(cell, row.unit), style=_STYLES.get(cell.outcome, "")))
-        table.add_row(*cells)
+        table.add_row(*(Text(text, style=style) for text, style in _styled_cells(row)))
     return table
+
+
+def _styled_cells(row: MatrixRow) -> list[tuple[str, str]]:
+    """Label, value of the baseline, and of each other arm the value and its change."""
+    cells = [(row.label, ""), (format_value(row.cells[0].value, row.unit), "")]
+    for cell in row.cells[1:]:
+        cells.append((format_value(cell.value, row.unit), ""))
+        cells.append((_change(cell, row.unit), _STYLES.get(cell.outcome, "")))
+    return cells
 
 
 def _matrix_lines(matrix: Matrix) -> list[str]:
@@ -202,12 +207,8 @@ def _matrix_lines(matrix: Matrix) -> list[str]:
         header += [name, f"÷ {baseline}, 95 %"]
     lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * len(others)])]
     for row in _measured_rows(matrix):
-        cells = [escape_markdown(row.label), format_value(row.cells[0].value, row.unit)]
-        for cell in row.cells[1:]:
-            change = escape_markdown(_change(cell, row.unit))
-            cells.append(format_value(cell.value, row.unit))
-            cells.append(f"**{change}**" if cell.outcome in _STYLES else change)
-        lines.append(_line(cells))
+        cells = ((escape_markdown(text), style) for text, style in _styled_cells(row))
+        lines.append(_line([f"**{text}**" if style else text for text, style in cells]))
     return lines
 
 
