@@ -18,6 +18,7 @@ __all__ = [
     "VERDICTS",
     "Report",
     "ReportRun",
+    "VerdictLook",
     "counted_runs",
     "describe_drawn",
     "describe_progress",
