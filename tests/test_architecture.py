@@ -85,7 +85,7 @@ PACKAGES_ON_DEMAND = {
     "packing": {"pyarrow", "torch"},
     "measure": {"pynvml", "torch"},
     "system": {"psutil"},
-    "report": {"plotly"},
+    "report": {"jinja2", "plotly"},
     "axolotl": {"axolotl", "datasets", "torch", "transformers", "wrapt"},
     "integrations": {
         "axolotl",

@@ -11,7 +11,7 @@ import pytest
 
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import End, RankRecord, RunRecord, StepBlock, SystemRecord, read_run
+from fast_axolotl.record import End, StepBlock, read_run
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.follower import (
@@ -23,27 +23,7 @@ from fast_axolotl.record.follower import (
 )
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, ArmRun, Matrix, ProtocolResult
 from fast_axolotl.record.schema import Mark
-from support.records import every, make_rank, make_run, make_system, steady
-
-
-def lines_of(one: RankRecord | SystemRecord) -> list[str]:
-    """A made-up rank or watcher as the lines of its file."""
-    middle = (
-        one.samples
-        if isinstance(one, SystemRecord)
-        else [*one.settings, *one.marks, *one.models, *one.blocks, *one.phases, *one.logs]
-    )
-    ends = [] if one.end is None else [one.end]
-    return [dump_line(line) + "\n" for line in [one.start, *middle, *ends]]
-
-
-def write_run(folder: Path, record: RunRecord) -> None:
-    folder.mkdir(exist_ok=True)
-    for number, rank in record.ranks.items():
-        (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
-    if record.system is not None:
-        (folder / "system.jsonl").write_text("".join(lines_of(record.system)))
-
+from support.records import every, lines_of, make_rank, make_run, make_system, steady, write_run
 
 ORDER = ("baseline", "candidate", "candidate", "baseline", "baseline", "candidate")
 """Of a protocol with one warm-up and two pairs."""

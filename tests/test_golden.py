@@ -68,7 +68,7 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    from fast_axolotl.report.short_summary import show_short_summary
+    from fast_axolotl.report.show import show_short_summary
 
     record, summary = read(folder)
     with terminal(80) as (out, _):
@@ -106,8 +106,7 @@ def cut_at(run: Path, moment: float, target: Path) -> None:
 def live_frames(folder: str) -> Iterator[tuple[str, str]]:
     from fast_axolotl.record.follower import ProtocolStage
     from fast_axolotl.report.live_frame import make_frame
-    from fast_axolotl.report.live_layout import ViewState, lay_out
-    from fast_axolotl.report.live_wording import format_line, stage_parts
+    from fast_axolotl.report.live_layout import ViewState, format_line, lay_out, stage_parts
 
     record, summary = read(folder)
     stage = ProtocolStage(
@@ -513,7 +512,7 @@ def test_what_reading_and_deduplicating_report(
     monkeypatch.chdir(tmp_path)
     text = "\n".join(command(*shlex.split(line)).text([line]) for line in WORK)
     # Times, rates and sizes are of this machine.
-    text = re.sub(r"[\d,.]+ (ms|s|MB|rows/s)\b", "N", text)
+    text = re.sub(r"[\d,.]+ (µs|ms|s|k?B|MB|rows/s)\b", "N", text)
     text = re.sub(r"(rows/s\s+|(?:second|bytes|set)\w*\"?:\s+)[\d,.e-]+", r"\1N", text)
     check("work.txt", text)
 

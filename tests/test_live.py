@@ -14,19 +14,19 @@ from rich.cells import cell_len
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.child import read_last_lines
-from fast_axolotl.record import DeviceSample, Log, RunRecord, RunSummary, SystemSample, SystemStart
+from fast_axolotl.record import Log, RunRecord, RunSummary, SystemSample, SystemStart
 from fast_axolotl.record.follower import ProtocolStage
 from fast_axolotl.report.live import LiveView, SampledProcess
 from fast_axolotl.report.live_frame import Frame, make_frame
-from fast_axolotl.report.live_layout import ViewState, lay_out
-from fast_axolotl.report.live_screen import LineDisplay, open_display
-from fast_axolotl.report.live_wording import (
-    clock_time,
-    describe_verdict,
+from fast_axolotl.report.live_layout import (
+    ViewState,
+    describe_state,
     format_line,
+    lay_out,
     stage_parts,
 )
-from fast_axolotl.report.marks import draw_bar, find_ceiling, mark_of
+from fast_axolotl.report.live_screen import LineDisplay, open_display
+from fast_axolotl.report.series import read_series
 from support.records import GIGABYTE, make_rank, make_run, make_system, steady
 
 KEYS = ViewState(keys=(("p", "pause"), ("q", "quit")))
@@ -58,21 +58,6 @@ def many_ranks(number: int) -> RunRecord:
         for rank in range(number)
     ]
     return make_run(*ranks, system=make_system(end=None))
-
-
-def test_the_verdict_comes_first_then_what_to_do_then_the_figures() -> None:
-    text = text_of(frame_of(running()))
-    lines = text.splitlines()
-    assert lines[0].startswith("fast-axolotl runs/a  0:59 · step 905 · running")
-    assert lines[1].startswith(" Data-bound (rate)  so far The loader is too slow: 30.0 %")
-    assert lines[2].startswith("→ ")
-    assert "30.0 % now · 30.0 % overall · a mark is 1 s, the top 50 %" in text
-    assert "rows/s       560 now · 560 overall" in text
-    assert "tokens/s     7,000 now · 7,000 overall" in text
-    assert "4.00 GB of 64.00 GB · 6.2 %" in text
-    assert "250.0 MB/s of 1.00 GB/s · 25.0 %" in text
-    assert "swap         none" in text
-    assert lines[-1].split() == ["p", "pause", "q", "quit"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 64])
@@ -113,16 +98,6 @@ def test_a_low_terminal_keeps_the_verdict_and_the_stall() -> None:
     assert "→" not in text
 
 
-def test_there_is_a_line_for_every_rank_as_far_as_the_height_goes() -> None:
-    text = text_of(frame_of(many_ranks(4)), height=40)
-    rows = [line.split() for line in text.splitlines()]
-    assert ["rank", "stall", "now", "step", "samples/s", "tokens/s"] in rows
-    [second] = [row for row in rows if row[:1] == ["1"]]
-    assert second[1:5] == ["2.5", "%", "2.5", "%"]
-    assert second[-1] == "exception"
-    assert text_of(frame_of(many_ranks(1))).count("rank") == 0
-
-
 def test_a_narrow_terminal_tells_what_the_highest_mark_stands_for() -> None:
     text = text_of(frame_of(running(0.46)), width=59, height=20)
     assert "46.0 % now · 46.0 % overall · top 50 %" in text
@@ -131,16 +106,6 @@ def test_a_narrow_terminal_tells_what_the_highest_mark_stands_for() -> None:
 STAGE = ProtocolStage(
     run=3, arm="candidate", pair=0, planned_runs=6, planned_pairs=2, done=2, seconds_left=40.0
 )
-
-
-def test_which_run_of_a_protocol_this_is_stands_below_the_title_and_before_a_line() -> None:
-    frame = frame_of(running(), stage=stage_parts(STAGE))
-    told = "run 3 of 6 · candidate · pair 1 of 2 · about 40 s left"
-    assert text_of(frame).splitlines()[1] == told
-    assert format_line(frame).startswith(f"{told}      59 s  Data-bound (rate)  step 905")
-    narrow = text_of(frame, width=30, height=20).splitlines()
-    assert "run 3 of 6 · candidate" in narrow
-    assert "pair 1 of 2 · about 40 s left" in narrow
 
 
 def test_the_words_for_a_stage() -> None:
@@ -256,6 +221,16 @@ def test_device_waits_count_where_there_are_any_and_the_host_s_stand_beside() ->
     assert "2.0 % now · 2.0 % overall · host 98.0 %" in text_of(frame)
 
 
+def test_device_waits_of_half_of_the_time_are_not_the_stall_of_the_run_anywhere() -> None:
+    record = make_run(make_rank(wait=steady(0.5), device_wait=steady(0.02), end=None))
+    blocks = record.ranks[0].blocks
+    blocks[::2] = [dataclasses.replace(one, device_wait_seconds=None) for one in blocks[::2]]
+    summary = summarise(record)
+    assert summary.stall_source == "host"
+    assert frame_of(record).stall_now == pytest.approx(summary.stall_fraction, abs=0.01)
+    assert "device" not in read_series(record, summary)["stall"]
+
+
 def test_what_is_no_number_breaks_nothing() -> None:
     record = running()
     blocks = record.ranks[0].blocks
@@ -269,40 +244,11 @@ def test_what_is_no_number_breaks_nothing() -> None:
     assert format_line(frame_of(record))
 
 
-def test_swap_gpus_loss_and_queue_have_their_places() -> None:
-    rank = make_rank(
-        wait=steady(0.2), end=None, queue=lambda step: 3.0, settings={"num_workers": 2}
-    )
-    rank.add(Log(t=1.0, step=3, values={"loss": 1.25}))
-    system = make_system(end=None, swap_in_bytes=2e6, swap_out_bytes=1e6)
-    gpu = DeviceSample(index=0, utilization=0.97, memory_bytes=70 * GIGABYTE)
-    system.samples[-1] = dataclasses.replace(system.samples[-1], gpus=(gpu,))
-    text = text_of(frame_of(make_run(rank, system=system)))
-    assert "· loss 1.25 ·" in text
-    assert "ready queue  3.0" in text
-    assert "swap         in 2.0 MB/s · out 1.0 MB/s" in text
-    assert "GPU          0: 97.0 % 70.00 GB" in text
-
-
 def test_a_plain_line_holds_the_same() -> None:
-    line = format_line(frame_of(running()))
-    assert line == (
-        "    59 s  Data-bound (rate)  step 905  stall 30.0 % now 30.0 % overall  560 rows/s  "
-        "7,000 tokens/s  working set 4.00 GB of 64.00 GB  disk 25.0 %"
-    )
     assert format_line(frame_of(many_ranks(3))).endswith("stall by rank 0 2.0 %, 1 2.5 %, 2 3.0 %")
     assert format_line(frame_of(many_ranks(40))).endswith(
         "39 21.5 %, 38 21.0 %, 37 20.5 %, 37 others less"
     )
-
-
-def test_marks_bars_and_times() -> None:
-    assert "".join(map(mark_of, [None, 0.0, 0.124, 0.5, 1.0, 7.0, math.nan])) == " ▁▁▄██ "
-    assert find_ceiling([None, 0.05]) == 0.1
-    assert find_ceiling([0.3, math.nan]) == 0.5
-    assert find_ceiling([3.0]) == 1.0
-    assert [draw_bar(share, 4) for share in (None, 0.5, 2.0)] == ["░░░░", "██░░", "████"]
-    assert [clock_time(one) for one in (0.2, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
 
 
 def test_the_end_of_a_log_is_shown_without_escapes_and_overwritten_progress(
@@ -482,7 +428,7 @@ def test_a_process_that_is_sampled_is_a_source_without_ranks() -> None:
     assert "From outside" in text_of(frame)
     assert "processes    2 · 1.50 cores busy" in text_of(frame)
     assert "stall  " not in text_of(frame)
-    assert describe_verdict(frame).action.endswith("fast-axolotl run --measure -- COMMAND")
+    assert "fast-axolotl run --measure -- COMMAND" in text_of(frame)
     source.reset()
     assert len(system.samples) == 1
 
@@ -497,3 +443,23 @@ def test_without_a_terminal_there_are_lines() -> None:
         assert lines.wait(1.0) == ""
     assert slept == [1.0]
     assert text.getvalue().count("\n") == 1
+
+
+def test_a_run_that_has_ended_is_not_said_to_make_no_step() -> None:
+    for end, words in (
+        ("finished", "training has ended"),
+        ("exception", "training failed"),
+        ("interrupted", "training was interrupted"),
+    ):
+        record = make_run(make_rank(end=end))
+        frame = make_frame(record, summarise(record), title="", stepless_seconds=15.0)
+        assert describe_state(frame, ViewState()) == (words, "bold")
+        assert words in format_line(frame)
+        assert describe_state(frame, ViewState(ending="q was pressed"))[0] == "q was pressed"
+    for ranks in (
+        [make_rank(world_size=2)],
+        [make_rank(world_size=2), make_rank(rank=1, end=None)],
+    ):
+        record = make_run(*ranks)
+        frame = make_frame(record, summarise(record), title="", stepless_seconds=15.0)
+        assert describe_state(frame, ViewState())[0] == "no step for 0:15"

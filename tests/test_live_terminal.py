@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +23,9 @@ from fast_axolotl.measure import procfs
 from fast_axolotl.protocol.state import hold
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
-from support.records import make_rank, make_run, make_system, steady
-from test_following import ORDER, write_protocol, write_run
+from support.records import make_rank, make_run, make_system, steady, write_run
+from test_following import ORDER, write_protocol
+from test_watch import run as watch
 
 pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
 
@@ -96,7 +95,10 @@ class Terminal:
     def is_put_back(self) -> bool:
         return termios.tcgetattr(self.inner) == self.before
 
-    def close(self) -> None:
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -109,15 +111,6 @@ class Terminal:
             return False
         self.text += os.read(self.screen, 65536).decode(errors="replace")
         return True
-
-
-@contextlib.contextmanager
-def terminal(folder: Path, *arguments: str | int | Path, width: int = 80) -> Iterator[Terminal]:
-    opened = Terminal(folder, *arguments, width=width)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ def plain(text: str) -> str:
 
 
 def test_keys_pause_reset_and_quit_and_the_terminal_is_put_back(unfinished: Path) -> None:
-    with terminal(unfinished.parent, "watch", unfinished) as one:
+    with Terminal(unfinished.parent, "watch", unfinished) as one:
         seen = one.wait_for(" quit")
         assert OTHER_SCREEN in seen
         assert HIDE_CURSOR in seen
@@ -159,7 +152,7 @@ def test_keys_pause_reset_and_quit_and_the_terminal_is_put_back(unfinished: Path
 def test_a_signal_leaves_no_trace_on_the_terminal(
     unfinished: Path, number: signal.Signals, code: int
 ) -> None:
-    with terminal(unfinished.parent, "watch", unfinished) as one:
+    with Terminal(unfinished.parent, "watch", unfinished) as one:
         one.wait_for(" quit")
         one.process.send_signal(number)
         assert one.wait() == code
@@ -169,7 +162,7 @@ def test_a_signal_leaves_no_trace_on_the_terminal(
 
 
 def test_the_view_ends_with_the_run(unfinished: Path) -> None:
-    with terminal(unfinished.parent, "watch", unfinished) as one:
+    with Terminal(unfinished.parent, "watch", unfinished) as one:
         one.wait_for(" quit")
         for name in ("rank-0.jsonl", "system.jsonl"):
             with (unfinished / name).open("a") as file:
@@ -180,7 +173,7 @@ def test_the_view_ends_with_the_run(unfinished: Path) -> None:
 
 
 def test_a_new_size_is_drawn_at_once_and_nothing_is_wider(unfinished: Path) -> None:
-    with terminal(unfinished.parent, "watch", unfinished, width=120) as one:
+    with Terminal(unfinished.parent, "watch", unfinished, width=120) as one:
         one.wait_for("a mark is 1 s")
         one.resize(40, 20)
         one.wait_for("memory")
@@ -192,7 +185,7 @@ def test_a_new_size_is_drawn_at_once_and_nothing_is_wider(unfinished: Path) -> N
 
 
 def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(unfinished: Path) -> None:
-    with terminal(unfinished.parent, "watch", unfinished) as one:
+    with Terminal(unfinished.parent, "watch", unfinished) as one:
         one.wait_for(" quit")
         one.process.send_signal(signal.SIGTSTP)
         one.wait_for(BACK)
@@ -219,7 +212,7 @@ def test_a_process_is_watched_from_outside_and_its_table_follows(tmp_path: Path)
         subprocess.Popen(
             [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
         ) as sleeper,
-        terminal(tmp_path, "watch", sleeper.pid, "-o", tmp_path / "kept") as one,
+        Terminal(tmp_path, "watch", sleeper.pid, "-o", tmp_path / "kept") as one,
     ):
         one.wait_for("From outside")
         one.press("q")
@@ -237,7 +230,7 @@ def test_the_view_of_a_process_ends_with_it(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
         ) as sleeper,
-        terminal(tmp_path, "watch", sleeper.pid) as one,
+        Terminal(tmp_path, "watch", sleeper.pid) as one,
     ):
         one.wait_for("From outside")
         assert sleeper.stdin is not None
@@ -266,7 +259,7 @@ sys.exit(int(sys.argv[3]))
 def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     command = (sys.executable, "loop.py", "run", "3", "7")
-    with terminal(
+    with Terminal(
         tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", *command
     ) as one:
         one.wait_for("tokens/s")
@@ -298,7 +291,7 @@ def test_a_command_that_fails_for_want_of_its_keyboard_is_told_so(
     tmp_path: Path, code: str, is_told: bool
 ) -> None:
     flags = ("--live", "--no-accelerate", "--quiet", "--output", "run")
-    with terminal(tmp_path, "run", *flags, "--", sys.executable, "-c", code) as one:
+    with Terminal(tmp_path, "run", *flags, "--", sys.executable, "-c", code) as one:
         one.wait()
         hint = "--live keeps the keyboard: the command's stdin was empty; run it without --live\r\n"
         assert plain(one.text).endswith(hint) is is_told
@@ -309,7 +302,7 @@ def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_ter
     tmp_path: Path,
 ) -> None:
     script = "sleep 1.5; echo going; while [ ! -e stop ]; do sleep 0.1; done; echo done; exit 4"
-    with terminal(
+    with Terminal(
         tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", "sh", "-c", script
     ) as one:
         one.wait_for(" quit")
@@ -340,35 +333,19 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
-    assert re.search(r"^ +\d s  Waiting  working set [\d.]+ MB", done.stderr, re.MULTILINE)
+    assert re.search(r"^ +\d s  Waiting  working set [\d.]+ [kM]B", done.stderr, re.MULTILINE)
     assert "the command ended" in done.stderr
     assert "Disk and swap" in done.stderr, "every figure, where it is no terminal"
     assert "keeps the keyboard" not in done.stderr
     assert not (tmp_path / "run" / "log.txt").exists()
 
 
-def watch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fast_axolotl", "watch", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-
-
-def test_a_record_that_has_ended_is_one_frame(tmp_path: Path) -> None:
-    write_run(tmp_path, make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    done = watch(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "the run finished" in done.stdout
-    assert f"Every figure: fast-axolotl show {tmp_path}" in done.stdout
-
-
 def test_the_command_that_follows_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "out dir [x]"
     write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    assert f"Every figure: fast-axolotl show '{folder}'" in watch(folder).stdout
+    done = watch(folder)
+    assert "the run finished" in done.stdout
+    assert f"Every figure: fast-axolotl show '{folder}'" in done.stdout
     protocol = tmp_path / "p 1"
     make_protocol(protocol, done=6)
     assert f"The answer: fast-axolotl report '{protocol}'" in watch(protocol).stdout
@@ -419,7 +396,7 @@ def test_a_protocol_whose_runs_are_all_done_is_over_at_once_and_its_answer_is_na
 def test_a_protocol_is_waited_for_and_followed_to_its_last_run(tmp_path: Path) -> None:
     folder = tmp_path / "p"
     make_protocol(folder, done=0)
-    with terminal(tmp_path, "watch", "p", width=60) as one:
+    with Terminal(tmp_path, "watch", "p", width=60) as one:
         one.wait_for("run 1 of 6 has not begun")
         one.wait_for("Nothing has been recorded yet.")
         make_protocol(folder, done=5)

@@ -4,63 +4,27 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fast_axolotl.protocol import plan_commands, run_protocol
-from fast_axolotl.record.protocol_result import ProtocolResult
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.matrix import (
+    comparison_markdown,
     protocol_markdown,
     render_protocol,
     show_comparison,
     show_protocol,
 )
-from fast_axolotl.report.protocol_progress import protocol_progress
-from support.protocol import FakeLaunch
+from fast_axolotl.report.terminal import protocol_progress
+from fast_axolotl.report.values import describe_change, escape_markdown
+from support.reports import make_protocol, middle_of_a_protocol
 
 
-def make(folder: Path, launch: FakeLaunch, pairs: int = 3) -> ProtocolResult:
-    return run_protocol(
-        plan_commands("cmd a", "cmd b", pairs=pairs, warmup=0),
-        folder,
-        environment={},
-        launch=launch,
-        clock=launch.clock,
-        page_cache=lambda drop: "as the last run left it; 1.00 GB cached",
-    )
-
-
-@pytest.fixture
-def found(tmp_path: Path) -> ProtocolResult:
-    def step(arm: str, run: int) -> float:
-        return (0.012 if arm == "candidate" else 0.01) * (1 + 0.001 * (run % 2))
-
-    return make(tmp_path / "p", FakeLaunch(step_seconds=step))
-
-
-def test_the_answer_comes_before_the_matrix(found: ProtocolResult) -> None:
-    text = render_protocol(found)
-    assert text.index("candidate is WORSE") < text.index("│ real tokens")
-    assert "worse" in text
-    assert "no detectable change" in text
-    assert "Losses: equal to the last digit" in text
-    assert "A B B A A B (A baseline, B candidate)" in text
-    assert "Page cache before each run: as the last run left it." in text
-    assert not [line for line in text.splitlines() if line != line.rstrip()]
-
-
-def test_figures_that_no_arm_has_are_told_below_with_their_reason(found: ProtocolResult) -> None:
-    text = " ".join(render_protocol(found).split())
-    assert "Not measured:" in text
-    assert "MFU: the model was not seen" in text
-
-
-def test_different_losses_are_red_and_first(tmp_path: Path) -> None:
-    launch = FakeLaunch(losses=lambda arm, n: (2.0 if arm == "baseline" else 3.0,))
-    protocol = make(tmp_path / "p", launch)
+def test_different_losses_are_red_and_first() -> None:
+    protocol = make_protocol(are_losses_equal=False)
     lines = render_protocol(protocol).splitlines()
-    assert lines[1].startswith("DIFFERENT losses")
+    assert lines[1].startswith("DIFFERENT: at step 12")
     file = io.StringIO()
     file.isatty = lambda: True  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as environment:
@@ -71,26 +35,11 @@ def test_different_losses_are_red_and_first(tmp_path: Path) -> None:
     red = next(line for line in file.getvalue().splitlines() if "DIFFERENT" in line)
     assert "41m" in red
     markdown = protocol_markdown(protocol)
-    assert markdown.splitlines()[2].startswith("> **DIFFERENT losses")
+    assert markdown.splitlines()[2].startswith("> **DIFFERENT: at step 12")
 
 
-def test_a_failed_run_shows_the_end_of_its_log_once(tmp_path: Path) -> None:
-    protocol = make(tmp_path / "p", FakeLaunch(codes={"candidate": (1, 1)}))
-    text = render_protocol(protocol)
-    assert text.count("ValueError: it went wrong") == 1
-    assert "runs/02-candidate and runs/03-candidate failed" in text
-    assert "```text" in protocol_markdown(protocol)
-
-
-def test_nothing_measured_gives_no_table(tmp_path: Path) -> None:
-    protocol = make(tmp_path / "p", FakeLaunch(codes={"baseline": [1] * 9, "candidate": [1] * 9}))
-    text = render_protocol(protocol)
-    assert "┃" not in text
-    assert "No run of baseline or candidate that counts has succeeded" in text
-
-
-def test_markdown_is_a_table_whatever_the_data_says(found: ProtocolResult) -> None:
-    nasty = replace(found, title="<script>alert(1)</script> | `x`\n# heading")
+def test_markdown_is_a_table_whatever_the_data_says() -> None:
+    nasty = replace(make_protocol(fails=False), title="<script>alert(1)</script> | `x`\n# heading")
     text = protocol_markdown(nasty)
     assert "<script>" not in text
     assert text.splitlines()[0].endswith("# heading")
@@ -99,30 +48,169 @@ def test_markdown_is_a_table_whatever_the_data_says(found: ProtocolResult) -> No
     assert any(line.startswith("| real tokens |") and "**" in line for line in rows)
 
 
-def test_one_pair_says_that_it_has_no_interval(tmp_path: Path) -> None:
-    protocol = make(tmp_path / "p", FakeLaunch(), pairs=1)
-    assert "1.000×, no interval" in render_protocol(protocol)
-    assert "cannot tell a change from noise" in protocol.paragraph
-
-
-def test_it_fits_into_a_narrow_terminal(found: ProtocolResult) -> None:
-    text = render_protocol(found, width=60)
+def test_it_fits_into_a_narrow_terminal() -> None:
+    text = render_protocol(make_protocol(), width=60)
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_a_comparison_tells_broken_limits_first(found: ProtocolResult) -> None:
+def row_of(cell: Cell) -> MatrixRow:
+    return MatrixRow(
+        name="rows_per_second",
+        label="reader",
+        unit="rows/s",
+        better="higher",
+        cells=(Cell(value=100.0), cell),
+    )
+
+
+def in_terminal(cell: Cell) -> str:
     file = io.StringIO()
-    show_comparison(found.matrix, checks=[("x < 1: FAILED", True)], notes=["a note"], file=file)
-    assert file.getvalue().startswith("x < 1: FAILED\n")
-    assert "• a note" in file.getvalue()
+    show_comparison(Matrix(arms=("a", "b"), rows=(row_of(cell),)), file=file)
+    [line] = [line for line in file.getvalue().splitlines() if "reader" in line]
+    return line.split("│")[-2].strip()
 
 
-def test_progress_without_a_terminal_is_one_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+CHANGES = (
+    ((1.426, 1.38, 1.471), "better", "×1.43 1.38 to 1.47", "1.426× (1.380 – 1.471) better"),
+    ((1.004, 1.002, 1.006), "better", "×1.004 1.002 to 1.006", "1.004× (1.002 – 1.006) better"),
+    (
+        (0.9993, 0.9988, 0.99976),
+        "worse",
+        "×0.9993 0.9988 to 0.9998",
+        "0.9993× (0.9988 – 0.9998) worse",
+    ),
+    (
+        (1.0, 0.999, 1.002),
+        "no detectable change",
+        "×1.00 1.00 to 1.00",
+        "1.000× (0.999 – 1.002) no detectable change",
+    ),
+    ((1234.5, 1100.0, 1400.0), "better", "×1,234 1,100 to 1,400", "1,234× (1,100 – 1,400) better"),
+    ((12.34, 11.0, 14.0), "better", "×12.3 11.0 to 14.0", "12.3× (11.0 – 14.0) better"),
+    ((0.0123, 0.011, 0.014), "worse", "×0.012 0.011 to 0.014", "0.012× (0.011 – 0.014) worse"),
+)
+
+
+@pytest.mark.parametrize(("numbers", "outcome", "page", "terminal"), CHANGES)
+def test_no_change_is_rounded_to_one_and_none_is_a_power_of_ten(
+    numbers: tuple[float, float, float], outcome: Any, page: str, terminal: str
+) -> None:
+    ratio, low, high = numbers
+    cell = Cell(value=1.0, ratio=ratio, low=low, high=high, outcome=outcome)
+    assert " ".join(describe_change(cell, row_of(cell))) == page
+    assert in_terminal(cell) == terminal
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("tokens_per_second < 1", "tokens_per_second &lt; 1"),
+        ("*a* _b_ __init__ `c`", "\\*a\\* \\_b\\_ \\_\\_init\\_\\_ \\`c\\`"),
+        ("a|b\n# c", "a\\|b \\# c"),
+        ("[x](y) & ~~z~~", "\\[x\\](y) &amp; \\~\\~z\\~\\~"),
+    ],
+)
+def test_markdown_shows_texts_as_they_are(text: str, escaped: str) -> None:
+    assert escape_markdown(text) == escaped
+
+
+def test_names_of_arms_are_no_markdown() -> None:
+    protocol = make_protocol(names=("*base*", "`drop`", "_stream_"))
+    text = protocol_markdown(protocol)
+    for name in ("\\*base\\*", "\\`drop\\`", "\\_stream\\_"):
+        assert f"| {name} |" in text
+    assert "\\_stream\\_, runs/06-\\_stream\\_ failed; its log ends so:" in text
+    assert "| **1.310× (1.284 – 1.336) better** |" in text
+    assert "- **x &lt; 1**" in comparison_markdown(protocol.matrix, checks=[("x < 1", True)])
+
+
+def test_runs_of_one_name_after_each_other_have_a_line_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with protocol_progress() as update:
-        update("baseline, pair 1 of 2", 0, 4, 0.0, None)
-        update("baseline, pair 1 of 2", 0, 4, 5.0, None)
-        update("candidate, pair 1 of 2", 1, 4, 0.0, 300.0)
+        for done, arm in enumerate(("baseline", "candidate", "candidate", "baseline")):
+            update(f"{arm}, warm-up", done, 4, 0.0, None)
+            update(f"{arm}, warm-up", done, 4, 1.0, None)
+        update("dedupe on its own", 4, 4, 0.0, 300.0)
     assert capsys.readouterr().err.splitlines() == [
-        "fast-axolotl: run 1 of 4: baseline, pair 1 of 2",
-        "fast-axolotl: run 2 of 4: candidate, pair 1 of 2; about 5 min left",
+        "fast-axolotl: run 1 of 4: baseline, warm-up",
+        "fast-axolotl: run 2 of 4: candidate, warm-up",
+        "fast-axolotl: run 3 of 4: candidate, warm-up",
+        "fast-axolotl: run 4 of 4: baseline, warm-up",
+        "fast-axolotl: dedupe on its own; about 5 min left",
     ]
+
+
+def test_a_protocol_without_runs_counts_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with protocol_progress() as update:
+        update("dedupe on its own", 0, 0, 0.0, None)
+    assert capsys.readouterr().err == "fast-axolotl: dedupe on its own\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with protocol_progress() as update:
+        update("dedupe on its own", 0, 0, 7.0, None)
+    shown = capsys.readouterr().err
+    assert "dedupe on its own, 7 s" in shown
+    assert "runs" not in shown
+
+
+def lines_of(protocol: ProtocolResult) -> list[str]:
+    return [line for line in render_protocol(protocol, width=400).splitlines() if "•" in line]
+
+
+def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
+    protocol = make_protocol()
+    line = "Not measured in streaming: swap in: nobody sampled the process tree."
+    assert f"• {line}" in lines_of(protocol)
+    assert f"- {line}\n" in protocol_markdown(protocol)
+    file = io.StringIO()
+    show_comparison(protocol.matrix, file=file)
+    assert f"• {line}\n" in file.getvalue()
+    assert f"- {line}\n" in comparison_markdown(protocol.matrix)
+    assert "• Not measured: MFU: the peak of this device is not known." in lines_of(protocol)
+
+
+def test_an_arm_without_any_figure_is_told_in_one_line() -> None:
+    unknown = Cell(value=None, outcome="not compared", reason="no run of it counts")
+    protocol = make_protocol()
+    rows = tuple(replace(row, cells=(*row.cells[:2], unknown)) for row in protocol.matrix.rows)
+    lines = lines_of(replace(protocol, matrix=replace(protocol.matrix, rows=rows)))
+    assert "• Nothing was measured in streaming: no run of it counts." in lines
+    assert not any("measured in streaming: reader" in line for line in lines)
+
+
+def test_alarms_come_before_every_figure() -> None:
+    matrix = make_protocol().matrix
+    alarm = "DIFFERENT losses <b>: 1.8 and 1.9."
+    file = io.StringIO()
+    show_comparison(matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)], file=file)
+    assert file.getvalue().startswith(f"{alarm}\nx < 1: FAILED\n")
+    text = comparison_markdown(matrix, alarms=[alarm])
+    assert text.startswith("> **DIFFERENT losses &lt;b&gt;: 1.8 and 1.9.**\n\n|")
+
+
+def test_warm_ups_are_told_apart_from_pairs() -> None:
+    protocol = make_protocol(names=("stock", "ours"), fails=False)
+    order = ("stock", "ours", "ours", "stock")
+    arms = []
+    for arm in protocol.arms:
+        runs = tuple(replace(run, pair=at - 1) for at, run in enumerate(arm.runs[:3]))
+        arms.append(replace(arm, runs=runs))
+    two = replace(protocol, pairs=2, order=order, arms=tuple(arms))
+    order_of_arms = "in the order A B B A (A stock, B ours)"
+    line = f"• 2 pairs, {order_of_arms}, after 1 warm-up of each arm; 25 min 23 s"
+    assert line in lines_of(two)
+    arms[0] = replace(arms[0], runs=(replace(arms[0].runs[0], folder="x"), *arms[0].runs))
+    lines = lines_of(replace(two, arms=tuple(arms)))
+    assert any("(A stock, B ours), after 3 warm-ups in all;" in line for line in lines)
+    before = replace(middle_of_a_protocol(), order=())
+    assert "• 0 of 2 pairs, after 1 warm-up of each arm; 25 min 23 s" in lines_of(before)
+
+
+def test_where_no_arm_ran_nothing_is_told_of_pairs() -> None:
+    none = Matrix(arms=(), rows=())
+    protocol = replace(make_protocol(), arms=(), matrix=none, order=(), pairs=0, losses="")
+    assert "pair" not in render_protocol(protocol)
+    assert "pair" not in protocol_markdown(protocol)

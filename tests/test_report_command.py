@@ -16,34 +16,19 @@ from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_report, report
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol import plan_commands
-from fast_axolotl.record import LineWriter, RunRecord
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.picture import BROWSERS, find_browser, take_picture
-from support.records import make_rank, make_run, make_system, steady
-from support.reports import make_protocol, middle_of_a_protocol
+from support.records import make_rank, make_run, make_system, steady, write_run
+from support.reports import make_protocol
 
 DEMO = sys.modules["fast_axolotl.cli.demo"]
 """The module: its package has the command of the same name."""
 
 
-def write_record(record: RunRecord, folder: Path) -> Path:
-    for number, rank in record.ranks.items():
-        writer = LineWriter(folder / f"rank-{number}.jsonl")
-        for line in (rank.start, *rank.settings, *rank.marks, *rank.blocks, rank.end):
-            if line is not None:
-                writer.write(line)
-        writer.close()
-    if record.system is not None:
-        writer = LineWriter(folder / "system.jsonl")
-        for line in (record.system.start, *record.system.samples):
-            writer.write(line)
-        writer.close()
-    return folder
-
-
 def some_run(folder: Path, share: float = 0.3) -> Path:
-    return write_record(make_run(make_rank(wait=steady(share)), system=make_system()), folder)
+    write_run(folder, make_run(make_rank(wait=steady(share)), system=make_system()))
+    return folder
 
 
 def some_protocol(folder: Path, protocol: ProtocolResult | None = None) -> Path:
@@ -96,12 +81,6 @@ def test_a_protocol_that_tells_which_run_stands_for_an_arm_is_followed(tmp_path:
     assert made.runs[0].summary.run_dir.endswith("runs/07-baseline")
 
 
-def test_before_any_run_counts_the_warm_up_is_shown(tmp_path: Path) -> None:
-    folder = some_protocol(tmp_path / "protocol", middle_of_a_protocol())
-    made = make_report([folder], now=0.0)
-    assert [run.summary.run_dir[-11:] for run in made.runs] == ["01-baseline", "/02-drop-in"]
-
-
 def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:
     protocol = make_protocol()
     failed = tuple(replace(run, status="failed") for run in protocol.arms[1].runs)
@@ -118,15 +97,6 @@ def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     folders = [some_run(tmp_path / name / "run") for name in ("a", "b")]
     assert [run.name for run in make_report(folders, now=0.0).runs] == ["a/run", "b/run"]
-
-
-def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.html"
-    report([some_protocol(tmp_path / "protocol")], output=page, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["files"] == [{"path": str(page), "bytes": page.stat().st_size}]
-    assert [run["verdict"] for run in found["runs"]] == ["data"] * 3
-    assert found["answer"].startswith("Streaming helps")
 
 
 def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> None:
@@ -174,10 +144,10 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_a_later_training_of_a_run_has_what_was_seen_from_outside(tmp_path: Path) -> None:
     some_run(tmp_path / "run")
-    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "run-2")
+    write_run(tmp_path / "run-2", make_run(make_rank(wait=steady(0.3))))
     [shown] = make_report([tmp_path / "run-2"], now=0.0).runs
     assert shown.record.system is not None
-    write_record(make_run(make_rank(wait=steady(0.3))), tmp_path / "other-2")
+    write_run(tmp_path / "other-2", make_run(make_rank(wait=steady(0.3))))
     [shown] = make_report([tmp_path / "other-2"], now=0.0).runs
     assert shown.record.system is None
 
@@ -203,28 +173,6 @@ def test_what_is_no_file_and_one_name_for_two_forms_are_refused(tmp_path: Path) 
     with pytest.raises(UsageError, match="a file each"):
         report([run], output=tmp_path / "one", markdown=tmp_path / "one")
     assert not (tmp_path / "one").exists()
-
-
-def test_markdown_has_the_runs_that_are_given_beside_a_protocol(tmp_path: Path) -> None:
-    comment = tmp_path / "comment.md"
-    folders = [some_protocol(tmp_path / "protocol"), some_run(tmp_path / "baseline")]
-    report(folders, markdown=comment)
-    text = comment.read_text(encoding="utf-8")
-    answer, _, rest = text.partition("\n## baseline\n")
-    assert "Streaming helps" in answer
-    assert rest.startswith("\n**Data-bound (rate).**")
-    assert "| figure | baseline |" in rest
-    report(folders[:1], markdown=comment)
-    assert "| figure |" not in comment.read_text(encoding="utf-8")
-
-
-def test_markdown_of_runs_tells_why_a_figure_is_missing(tmp_path: Path) -> None:
-    comment = tmp_path / "comment.md"
-    bare = write_record(make_run(make_rank()), tmp_path / "bare")
-    report([some_run(tmp_path / "whole"), bare], markdown=comment)
-    text = comment.read_text(encoding="utf-8")
-    assert "- Not measured in bare: working set" in text
-    assert "nobody sampled the process tree" in text
 
 
 def test_a_demo_refuses_its_file_before_it_begins(

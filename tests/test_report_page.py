@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import math
 import re
-import time
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -15,15 +15,18 @@ import pytest
 pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
 
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.record import Mark
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import Log, Mark, RunRecord
 from fast_axolotl.record.protocol_result import Cell
 from fast_axolotl.report import page
-from fast_axolotl.report.content import Report
-from fast_axolotl.report.markdown import runs_markdown
-from fast_axolotl.report.markup import Safe, embed_json, tag
-from fast_axolotl.report.page import MOST_RUNS, render_report, report_data
-from fast_axolotl.report.theme import COLOURS
-from fast_axolotl.report.values import describe_change, format_length, format_value
+from fast_axolotl.report.charts import make_charts, stall_chart
+from fast_axolotl.report.content import find_alarms
+from fast_axolotl.report.live_frame import make_frame
+from fast_axolotl.report.page import COLOURS, MOST_RUNS, render_report, report_data
+from fast_axolotl.report.plot import Chart, Curves
+from fast_axolotl.report.series import read_series
+from fast_axolotl.report.show import render_summary
+from fast_axolotl.report.values import describe_change
 from support.records import every, make_rank, make_run, make_system, steady
 from support.reports import (
     as_report,
@@ -118,16 +121,6 @@ def test_no_address_of_the_network_stands_in_the_page() -> None:
     assert "default-src &#x27;none&#x27;" in outside
 
 
-def test_the_verdict_is_first_then_the_matrix_then_charts_then_settings() -> None:
-    html = render_report(protocol_report())
-    places = [
-        html.index(f'id="{name}"')
-        for name in ("verdict", "matrix", "charts", "figures", "settings", "environment")
-    ]
-    assert places == sorted(places)
-    assert html.index("Streaming helps") < places[1]
-
-
 def test_losses_that_differ_come_before_everything_else() -> None:
     html = render_report(protocol_report(are_losses_equal=False))
     assert html.index("DIFFERENT: at step 12") < html.index("Streaming helps")
@@ -153,19 +146,6 @@ def test_what_comes_from_outside_is_escaped_everywhere() -> None:
     assert [name for name, _ in elements.found].count("script") == 4
     assert "<img" not in html
     assert embedded(html, "report-data")["title"] == EVIL
-
-
-def test_a_tag_escapes_text_and_attributes() -> None:
-    assert tag("p", "a<b", class_='x"y', hidden=True, title=None) == (
-        '<p class="x&quot;y" hidden>a&lt;b</p>'
-    )
-    assert tag("p", Safe("<b>"), [tag("br"), "&"]) == "<p><b><br>&amp;</p>"
-    assert (
-        "<"
-        not in embed_json("x", {"a": "</script>"})[
-            len('<script type="application/json" id="x">') : -9
-        ]
-    )
 
 
 def test_every_chart_says_in_words_what_it_shows() -> None:
@@ -203,11 +183,6 @@ def test_colours_can_be_told_apart(place: int) -> None:
         assert contrast(colours[name], colours["card"]) >= 3.0, name
 
 
-def test_contrast_is_that_of_the_standard() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
 def test_a_reason_that_stands_in_many_cells_is_told_once() -> None:
     protocol = make_protocol()
     reason = "one pair has no interval: give more --pairs"
@@ -243,31 +218,20 @@ def test_much_data_is_thinned_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(data["runs"][0]["series"]["steps"]["t"]) < 1000
 
 
-def test_a_million_steps_are_a_page_in_time() -> None:
-    report = as_report(long_run(1_000_000))
-    begin = time.perf_counter()
-    html = render_report(report)
-    assert time.perf_counter() - begin < 10.0
-    assert len(html) < 6_000_000
-    assert "Beyond the scale (▲): 5.00 s at step 500,000" in html
-
-
 def test_the_same_report_is_the_same_page() -> None:
     assert render_report(as_report(one_step())) == render_report(as_report(one_step()))
 
 
-def test_without_plotly_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any) -> Any:
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *rest)
-
+@pytest.mark.parametrize("name", ["plotly.offline", "jinja2"])
+def test_without_the_extra_the_error_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page._packed_plotly.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[report\]'"):
+    page._template.cache_clear()
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[report\]'") as error:
         render_report(as_report(one_step()))
+    assert name.partition(".")[0] in str(error.value)
 
 
 def test_the_raw_data_holds_every_figure_and_the_protocol() -> None:
@@ -277,57 +241,11 @@ def test_the_raw_data_holds_every_figure_and_the_protocol() -> None:
     assert data["runs"][0]["series"]["steps"]["t"]
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [
-        (None, "s", "–"),
-        (float("nan"), "share", "–"),
-        (0.3417, "share", "34.2 %"),
-        (0.0000412, "s", "41 µs"),
-        (0.0412, "s", "41.2 ms"),
-        (3.2, "s", "3.20 s"),
-        (7384.0, "s", "2 h 03 min"),
-        (9.44e9, "bytes", "9.44 GB"),
-        (1.5e12, "bytes", "1.5 TB"),
-        (4.2e15, "bytes", "4,200 TB"),
-        (999.6e6, "bytes/s", "1,000 MB/s"),
-        (123.4e3, "bytes", "123 kB"),
-        (0.0, "bytes/s", "0 B/s"),
-        (51234.5, "tokens/s", "51,234 tokens/s"),
-        (1.24, "samples/s", "1.24 samples/s"),
-    ],
-)
-def test_figures_have_their_units(value: float | None, unit: str, words: str) -> None:
-    assert format_value(value, unit) == words
-
-
-def test_changes_are_ratios_or_differences() -> None:
+def test_changes_without_a_ratio_are_differences() -> None:
     row = make_protocol().matrix.rows[2]
-    ratio = Cell(value=1.0, ratio=1.426, low=1.38, high=1.471)
-    assert describe_change(ratio, row) == ("×1.43", "1.38 to 1.47")
     difference = Cell(value=0.0, difference=-0.032, difference_low=-0.041, difference_high=-0.023)
     assert describe_change(difference, row) == ("−3.2 points", "−4.1 points to −2.3 points")
     assert describe_change(Cell(value=1.0), row) == ("", "")
-
-
-def test_lengths_are_read_at_a_glance() -> None:
-    assert [format_length(one) for one in (8.24, 59.99, 750, 3840)] == [
-        "8.2 s",
-        "60.0 s",
-        "12 min 30 s",
-        "1 h 04 min",
-    ]
-
-
-def test_markdown_of_runs_is_verdicts_and_a_table() -> None:
-    report: Report = as_report(
-        make_run(make_rank(wait=steady(0.3))), make_run(make_rank()), names=["a|b", "after"]
-    )
-    text = runs_markdown(report.runs)
-    assert text.startswith("**a\\|b: Data-bound (rate).**")
-    assert "| figure | a\\|b | after |" in text
-    assert "| stall, by the host | 30.0 % | 0.0 % |" in text
-    assert "| samples | 560 samples/s | 800 samples/s |" in text
 
 
 def test_a_step_of_the_warm_up_does_not_flatten_the_chart() -> None:
@@ -383,3 +301,143 @@ def test_pale_swatches_of_a_legend_have_an_edge_in_full_strength() -> None:
     swatches = re.findall(r"<rect[^>]*fill-opacity[^>]*>", html)
     assert len(swatches) > 3
     assert all('stroke="var(--' in swatch for swatch in swatches)
+
+
+def test_charts_and_cards_say_which_run_of_an_arm_they_are_of() -> None:
+    report = protocol_report()
+    assert report.protocol is not None
+    first, second, third = report.protocol.arms
+    arms = (
+        replace(first, shown_run=first.runs[2].folder),
+        second,
+        replace(third, shown_run=third.runs[0].folder, runs=third.runs[:1]),
+    )
+    report = replace(report, protocol=replace(report.protocol, arms=arms))
+    html = render_report(report)
+    cards, charts = html[: html.index('id="matrix"')], html[html.index('id="charts"') :]
+    for words in (
+        "07-baseline, the one nearest the median of 5",
+        "14-drop-in, the last of 5",
+        "03-streaming, the only one that counts",
+    ):
+        assert words in cards
+        assert words in charts
+
+
+def test_a_protocol_that_was_stopped_is_not_called_running() -> None:
+    protocol = replace(make_protocol(fails=False), planned_runs=30, planned_pairs=10)
+    top = render_report(as_report(protocol=protocol)).partition('id="matrix"')[0]
+    assert "15 of 30 runs done, 5 of 10 pairs." in top
+    failed = tuple(replace(run, status="failed") for run in protocol.arms[0].runs)
+    arms = (replace(protocol.arms[0], runs=failed), *protocol.arms[1:])
+    top = render_report(as_report(protocol=replace(protocol, arms=arms)))
+    assert "15 of 30 runs done, 5 of them failed, 5 of 10 pairs." in top
+
+
+def test_losses_that_come_back_and_infinite_ones_are_told_apart() -> None:
+    record = lively_run(seconds=20)
+    logs = record.ranks[0].logs
+    logs[3] = replace(logs[3], values={"loss": math.inf})
+    [alarm] = find_alarms(summarise(record), record)
+    assert alarm == f"1 of {len(logs)} losses are infinite, the first at step 30."
+    logs[5] = replace(logs[5], values={"loss": math.nan})
+    [alarm] = find_alarms(summarise(record), record)
+    assert "2 of" in alarm
+    assert "NaN or infinite" in alarm
+
+
+def charts_of(record: RunRecord, **changed: Any) -> dict[str, Chart]:
+    summary = replace(summarise(record), **changed)
+    series = read_series(record, summary)
+    run = Curves(place=0, name="run", series=series, summary=summary)
+    return {chart.name: chart for chart in make_charts([run])}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_losses_are_told_whichever_rank_logged_them(number: int) -> None:
+    ranks = [make_rank(rank=n, world_size=2, wait=steady(0.1 + 0.2 * n)) for n in (0, 1)]
+    ranks[number].add(Log(t=1.0, step=10, values={"loss": math.inf}))
+    record = make_run(*ranks)
+    summary = summarise(record)
+    assert find_alarms(summary, record) == ["The losses are infinite from step 10 on."]
+    assert "losses" in charts_of(record)
+    assert make_frame(record, summary, title="").loss == math.inf
+
+
+def test_half_of_two_ranks_is_one_of_them() -> None:
+    ranks = [make_rank(rank=n, world_size=2, wait=steady(s)) for n, s in enumerate((0.01, 0.5))]
+    [panel] = charts_of(make_run(*ranks))["ranks"].panels
+    assert panel.text.startswith("2 ranks: from 1.0 % to 50.0 %, half of them 1.0 % or less.")
+
+
+def test_marks_that_are_left_out_are_told() -> None:
+    record = make_run(make_rank())
+    for number in range(401):
+        record.ranks[0].add(Mark(t=number / 100, name="shard"))
+    text = charts_of(record)["stall"].panels[0].text
+    assert "401 shard boundaries, one in 3 drawn." in text
+    assert "For 0.0 % of the time the loop waited for data." in text
+
+
+@pytest.mark.parametrize(("demand", "is_drawn"), [(1000.0, True), (5000.0, False)])
+def test_a_demand_that_is_not_drawn_is_not_in_the_legend(demand: float, is_drawn: bool) -> None:
+    record = make_run(make_rank(rows=800))
+    chart = charts_of(record, rows_per_second=800.0, demand_rows_per_second=demand)["throughput"]
+    assert ("what the model would take" in [one.label for one in chart.legend]) == is_drawn
+    [panel] = chart.panels
+    assert panel.figure is not None
+    lines = [shape for shape in panel.figure["layout"]["shapes"] if shape["type"] == "line"]
+    assert len(lines) == is_drawn
+
+
+def test_the_name_of_a_phase_is_no_markup() -> None:
+    record = make_run(make_rank())
+    block = record.ranks[0].blocks[0]
+    record.ranks[0].blocks[0] = replace(block, phase="<b>\u202ex</b>")  # type: ignore[arg-type]
+    figure = charts_of(record)["stall"].panels[0].figure
+    assert figure is not None
+    words = [one["text"] for one in figure["layout"]["annotations"]]
+    assert words == ["10 %", "&lt;b&gt;x&lt;/b&gt;"]
+
+
+def test_runs_are_in_the_order_of_their_numbers() -> None:
+    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
+    numbers = {"baseline": (9, 100), "drop-in": (11, 99)}
+    arms = []
+    for arm in protocol.arms:
+        folders = [f"runs/{number:02d}-{arm.name}" for number in numbers[arm.name]]
+        runs = tuple(replace(arm.runs[0], folder=folder) for folder in folders)
+        arms.append(replace(arm, runs=runs))
+    html = render_report(as_report(protocol=replace(protocol, arms=tuple(arms))))
+    shown = html[html.index('aria-label="Runs"') : html.index('id="report-data"')]
+    names = ("09-baseline", "11-drop-in", "99-drop-in", "100-baseline")
+    places = [shown.index(f"runs/{name}") for name in names]
+    assert places == sorted(places)
+
+
+def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
+    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
+    first, second = protocol.arms
+    arms = (replace(first, runs=first.runs[:1]), replace(second, runs=()))
+    one = replace(protocol, pairs=1, planned_runs=2, planned_pairs=1, arms=arms)
+    top = render_report(as_report(protocol=one)).partition('id="matrix"')[0]
+    assert "One pair, 1 run that counts, in " in top
+    assert "1 of 2 runs done, 1 of 1 pair." in top
+    none = replace(protocol, pairs=0, arms=(), matrix=replace(protocol.matrix, arms=(), rows=()))
+    top = render_report(as_report(protocol=none)).partition('id="matrix"')[0]
+    assert "0 pairs" not in top
+
+
+def test_one_step_and_one_outlier_are_told_as_one() -> None:
+    summary = summarise(make_run(make_rank()))
+    one = replace(summary, steps=1, fetches=1, warmup_steps=1)
+    assert "1 step, 1 fetch in" in render_summary(one)
+    assert "1 step of warm-up left out" in render_summary(one)
+    slow = {"t": [1.0, 2.0], "fetch": [1, 2], "row": [8, 16], "seconds": [9.0, 1e-6], "all": 2}
+    series = {
+        "steps": {"t": [1.0], "mean": [0.1], "step": [0], "steps": [1], "is_steady": [True]},
+        "slow": slow,
+    }
+    chart = stall_chart([Curves(place=0, name="run", series=series, summary=summary)])
+    assert chart is not None
+    assert "up to 9.00 s; the longest is marked." in chart.panels[0].text

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from fast_axolotl.measure.ranks import choose_rank as choose_by_measure
 from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import Log, RunRecord
+from fast_axolotl.record import RunRecord
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.report.downsampling import (
     StepPoint,
@@ -240,17 +240,6 @@ def test_steady_steps_between_two_warm_ups_are_in_neither() -> None:
     assert first["end"] == blocks[0].t
     assert second["begin"] == pytest.approx(blocks[-3].t)
     assert second["end"] == blocks[-1].t
-
-
-def test_losses_are_drawn_whichever_rank_logged_them() -> None:
-    ranks = [make_rank(rank=n, world_size=2, wait=steady(0.1 + 0.2 * n)) for n in (0, 1)]
-    ranks[0].add(Log(t=1.0, step=10, values={"loss": 2.0}))
-    record = make_run(*ranks)
-    assert summarise(record).deciding_rank == 1
-    assert series_of(record)["losses"]["loss"] == [2]
-    ranks[0].logs.clear()
-    ranks[1].add(Log(t=1.0, step=20, values={"loss": 3.0}))
-    assert series_of(record)["losses"]["step"] == [20]
 
 
 def test_nans_reach_no_curve() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.record import (
@@ -21,6 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
+from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
@@ -256,3 +258,22 @@ def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunReco
         )
         ranks.append(rank)
     return make_run(*ranks)
+
+
+def lines_of(one: RankRecord | SystemRecord) -> list[str]:
+    """A made-up rank or watcher as the lines of its file."""
+    middle = (
+        one.samples
+        if isinstance(one, SystemRecord)
+        else [*one.settings, *one.marks, *one.models, *one.blocks, *one.phases, *one.logs]
+    )
+    ends = [] if one.end is None else [one.end]
+    return [dump_line(line) + "\n" for line in [one.start, *middle, *ends]]
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rank in record.ranks.items():
+        (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
+    if record.system is not None:
+        (folder / "system.jsonl").write_text("".join(lines_of(record.system)))

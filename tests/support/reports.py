@@ -7,13 +7,14 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
-from fast_axolotl.record.protocol_result import Arm, ArmRun, Cell, Matrix, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.content import Report, ReportRun
 from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
@@ -126,163 +127,40 @@ def lively_system(seconds: int, chance: random.Random, *, gpus: int = 0) -> Any:
     return system
 
 
+PROTOCOLS = Path(__file__).parents[1] / "golden" / "protocols"
+
+
 def make_protocol(
     *,
     are_losses_equal: bool | None = True,
     names: tuple[str, ...] = ("baseline", "drop-in", "streaming"),
     fails: bool = True,
 ) -> ProtocolResult:
-    """Three arms of five pairs, one of which failed."""
-    texts = ("stock Axolotl", "fast_axolotl imported first", "dataset_use_rust_streaming: true")
-    verdicts = ("data rate", "data burst", "compute")
-    headlines = (
-        "The loader is too slow: 34.1 % of the time went into waiting for data.",
-        "Waits come in bursts: 12.3 % of the time went into waiting for data.",
-        "The model sets the pace: 1.2 % of the time went into waiting for data.",
-    )
-    actions = (
-        "Set dataloader_num_workers: 4 in the YAML.",
-        "Set dataloader_prefetch_factor: 16 in the YAML.",
-        "",
-    )
-    arms = tuple(
-        _arm(name, texts[n], verdicts[n], headlines[n], actions[n], n, fails)
-        for n, name in enumerate(names)
-    )
-    order = tuple(name for pair in range(5) for name in (names if pair % 2 == 0 else names[::-1]))
-    losses = (
-        "The losses of baseline and drop-in are equal in all 50 logged steps."
-        if are_losses_equal
-        else "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
-    )
-    return ProtocolResult(
-        title="configs/lora-8b.yml",
-        started=START_TIME,
-        seconds=1523.0,
-        pairs=5,
-        order=order,
-        arms=arms,
-        matrix=make_matrix(names),
-        losses=losses,
+    """Three arms of five pairs, one of which failed; under other names, or the first two."""
+    protocol = ProtocolResult.read(PROTOCOLS / "three-arms")
+    new_names = dict(zip(protocol.matrix.arms, names, strict=False))
+    well: dict[str, Any] = {} if fails else {"status": "done", "exit_code": 0, "log_tail": ""}
+    arms = []
+    for arm in protocol.arms[: len(names)]:
+        name = new_names[arm.name]
+        runs = (replace(run, folder=run.folder.replace(arm.name, name), **well) for run in arm.runs)
+        arms.append(replace(arm, name=name, runs=tuple(runs)))
+    changes: dict[str, Any] = {}
+    if not are_losses_equal:
+        changes["losses"] = "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
+    return replace(
+        protocol,
+        arms=tuple(arms),
+        order=tuple(new_names[name] for name in protocol.order if name in new_names),
+        matrix=replace(protocol.matrix, arms=names),
         are_losses_equal=are_losses_equal,
-        differing_settings=(
-            "num_workers is 1 in baseline, 2 in streaming; make it the same with "
-            "--pin num_workers=1.",
-        ),
-        dedupe={
-            "sentence": "Dedupe on its own, 50,000 rows, 48,210 kept by both alike: 6.2× faster "
-            "(5.9 to 6.6).",
-            "rows": 50_000,
-            "kept": 48_210,
-            "stock_seconds": [3.1, 3.2, 3.1],
-            "our_seconds": [0.5, 0.51, 0.5],
-        },
-        paragraph="Streaming helps: 1.48 times the tokens a second (1.43 to 1.53), and the run is "
-        "no longer bound by its data. The drop-in alone gives 1.31 times. Put "
-        "dataset_use_rust_streaming: true into the YAML.",
-        environment={"cpu": "made-up 8-core", "cores": 8, "python": "3.12.0"},
-        notes=("Page cache before each run: warm.",),
+        **changes,
     )
 
 
-def _arm(
-    name: str, text: str, verdict: str, headline: str, action: str, number: int, fails: bool
-) -> Arm:
-    runs = [
-        ArmRun(
-            folder=f"runs/{3 * pair + number + 1:02d}-{name}",
-            pair=pair,
-            status="done",
-            exit_code=0,
-            seconds=96.0 - 11 * number + pair,
-            page_cache="warm",
-            losses=(2.5, 1.9, 1.4),
-        )
-        for pair in range(5)
-    ]
-    if fails and number == 2:
-        log = "Traceback (most recent call last):\n  <b>KeyError</b>: 'text'\n</script><script>"
-        runs[1] = replace(runs[1], status="failed", exit_code=1, log_tail=log)
-    command = ("axolotl", "train", f"configs/{name}.yml")
-    return Arm(
-        name=name,
-        text=text,
-        command=command,
-        runs=tuple(runs),
-        verdict=verdict,
-        headline=headline,
-        action=action,
-        settings={"num_workers": 1 + number // 2},
-    )
-
-
-def make_matrix(names: tuple[str, ...]) -> Matrix:
-    rows = (
-        _row("rows_per_second", "reader", "rows/s", "higher", 412.0, (1.31, 1.48), 0.02),
-        _row("working_set_bytes", "working set", "bytes", "lower", 9.4e9, (0.82, 0.61), 0.03),
-        _row(
-            "host_stall_fraction", "stall, by the host", "share", "lower", 0.341, (0.36, 0.04), 0.1
-        ),
-        _row(
-            "tokens_per_second", "real tokens", "tokens/s", "higher", 51_200.0, (1.31, 1.48), 0.02
-        ),
-        _row("step_p50_seconds", "step, p50", "s", "lower", 0.0812, (0.995, 0.99), 0.02),
-        _row("step_p95_seconds", "step, p95", "s", "lower", 0.31, (1.08, 0.31), 0.05),
-        MatrixRow(
-            name="mfu",
-            label="MFU",
-            unit="share",
-            better="higher",
-            cells=(Cell(value=None, reason="the peak of this device is not known"),) * 3,
-        ),
-        MatrixRow(
-            name="swap_in_bytes_per_second",
-            label="swap in",
-            unit="bytes/s",
-            better="lower",
-            cells=(
-                Cell(value=0.0),
-                Cell(
-                    value=0.0,
-                    difference=0.0,
-                    difference_low=0.0,
-                    difference_high=0.0,
-                    outcome="no detectable change",
-                    reason="near 0 in both arms",
-                ),
-                Cell(value=None, outcome="not compared", reason="nobody sampled the process tree"),
-            ),
-        ),
-    )
-    return Matrix(arms=names, rows=rows, notes=("tokens_per_second is the figure that decides.",))
-
-
-def _row(
-    name: str,
-    label: str,
-    unit: str,
-    better: Any,
-    base: float,
-    ratios: tuple[float, float],
-    spread: float,
-) -> MatrixRow:
-    cells = [Cell(value=base, values=(base,) * 5)]
-    for ratio in ratios:
-        low, high = ratio * (1 - spread), ratio * (1 + spread)
-        outcome: Any = "no detectable change"
-        if low > 1 or high < 1:
-            outcome = "better" if (low > 1) == (better == "higher") else "worse"
-        cells.append(
-            Cell(
-                value=base * ratio,
-                values=(base * ratio,) * 5,
-                ratio=ratio,
-                low=low,
-                high=high,
-                outcome=outcome,
-            )
-        )
-    return MatrixRow(name=name, label=label, unit=unit, better=better, cells=tuple(cells))
+def middle_of_a_protocol() -> ProtocolResult:
+    """One warm-up run each of two arms, of six planned runs, and nothing that counts."""
+    return ProtocolResult.read(PROTOCOLS / "in-the-middle")
 
 
 def protocol_report(**options: Any) -> Report:
@@ -294,27 +172,6 @@ def protocol_report(**options: Any) -> Report:
     ]
     protocol = make_protocol(**options)
     return as_report(*records, names=[arm.name for arm in protocol.arms], protocol=protocol)
-
-
-def middle_of_a_protocol() -> ProtocolResult:
-    """One warm-up run each of two arms, of six planned runs, and nothing that counts."""
-    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
-    arms = tuple(
-        replace(arm, runs=(replace(arm.runs[0], pair=-1),), shown_run=arm.runs[0].folder)
-        for arm in protocol.arms
-    )
-    unknown = Cell(value=None, reason="no run of it counts")
-    rows = tuple(replace(row, cells=(unknown, unknown)) for row in protocol.matrix.rows)
-    return replace(
-        protocol,
-        arms=arms,
-        matrix=replace(protocol.matrix, rows=rows),
-        pairs=0,
-        planned_pairs=2,
-        planned_runs=6,
-        order=protocol.order[:2],
-        paragraph="drop-in: no pair of runs counts yet.",
-    )
 
 
 def slow_start(seconds: float = 30.0) -> RunRecord:

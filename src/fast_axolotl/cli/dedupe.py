@@ -107,8 +107,8 @@ def dedupe(
 
 
 def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: bool) -> None:
-    from fast_axolotl.record.units import count_words
-    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
+    from fast_axolotl.record.units import count_words, format_bytes, format_seconds
+    from fast_axolotl.report.terminal import show_pairs
 
     if as_json:
         peak = {"peak_memory_bytes": memory.above_start_bytes, "peak_memory_reason": memory.reason}

@@ -1,4 +1,4 @@
-"""The live view of a record, of a process, and of a command that is started here."""
+"""The live view of a record, and of a command that is started here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.record import RunRecord
-    from fast_axolotl.record.follower import ProtocolFollower, ProtocolStage, RunFollower
-    from fast_axolotl.report.live import SampledProcess
-    from fast_axolotl.report.live_screen import Display
+    from fast_axolotl.record.follower import ProtocolFollower, RunFollower
 
-__all__ = ["LiveRun", "show_process", "watch_record"]
+__all__ = ["LiveRun", "watch_record"]
 
 LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
@@ -43,11 +40,11 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
     Of a protocol's folder, one run after the other.
     """
     from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.follower import ProtocolFollower, RunFollower
     from fast_axolotl.report.live import LiveView
+    from fast_axolotl.report.live_layout import stage_parts
     from fast_axolotl.report.live_screen import ScreenDisplay, open_display
-    from fast_axolotl.report.live_wording import stage_parts
-    from fast_axolotl.report.show import summary_to_json
 
     is_protocol = ProtocolFollower.is_protocol(folder)
     follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
@@ -59,43 +56,29 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
         summarise,
         display,
         title=lambda: follower.record.path,
-        ending=lambda: _how_it_ended(follower, begin),
-        stage=lambda: stage_parts(_stage_of(follower)),
+        ending=lambda: (
+            _how_protocol_ended(follower, begin)
+            if isinstance(follower, ProtocolFollower)
+            else _how_run_ended(follower)
+        ),
+        stage=lambda: (
+            stage_parts(follower.read_stage()) if isinstance(follower, ProtocolFollower) else ()
+        ),
     )
     ending = view.run(seconds)
     if as_json:
-        print(summary_to_json(summarise(follower.record)))
+        print(to_json(summarise(follower.record)))
         return
     if isinstance(display, ScreenDisplay):
         display.print_last()
-    print(f"\nWatched until {ending}.\n{_where_to_look(follower)}".rstrip())
-
-
-def show_process(
-    sampler: SystemSampler, source: SampledProcess, display: Display, seconds: float | None
-) -> str:
-    """Draw what the sampler sees; why that ended."""
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.report.live import LiveView
-
-    is_interrupted = True
-    try:
-        sampler.start()
-        start = sampler.begin()
-        source.begin(start)
-        view = LiveView(
-            source,
-            summarise,
-            display,
-            title=lambda: f"{source.record.path}  {' '.join(start.command)}".strip(),
-            is_outside=True,
-            ending=lambda: sampler.failure or ("" if sampler.is_alive else "the process ended"),
-        )
-        ending = view.run(seconds)
-        is_interrupted = ending == "Ctrl-C"
-    finally:
-        sampler.stop("interrupted" if is_interrupted else "finished")
-    return ending
+    stage = follower.read_stage() if isinstance(follower, ProtocolFollower) else None
+    where = ""
+    if stage is None or (stage.run and not stage.done):
+        where = f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
+    elif stage.done:
+        answer = "The answer" if stage.is_over else "The answer so far"
+        where = f"{answer}: fast-axolotl report {shlex.quote(str(follower.folder))}"
+    print(f"\nWatched until {ending}.\n{where}".rstrip())
 
 
 class LiveRun:
@@ -109,10 +92,9 @@ class LiveRun:
         self.environment = dict(environment)
         self._folder = Path(run_dir)
         self._display = open_display(sys.stderr)
-        self._log: Path | None = None
+        is_screen = isinstance(self._display, ScreenDisplay)
+        self._log = self._folder / LOG_FILE if is_screen else None
         self._is_log_shown = False
-        if isinstance(self._display, ScreenDisplay):
-            self._log = self._folder / LOG_FILE
 
     def __enter__(self) -> LiveRun:
         if self._log is None:
@@ -136,19 +118,41 @@ class LiveRun:
 
     def show(self, is_running: Callable[[], bool]) -> None:
         """Draw until the command ends; if somebody quits before, show its output as it comes."""
+        log = self._log
         try:
-            ending = self._show(is_running)
+            from fast_axolotl.measure.summary import summarise
+            from fast_axolotl.protocol.child import read_last_lines
+            from fast_axolotl.record.follower import RunFollower
+            from fast_axolotl.report.live import LiveView
+
+            ending = LiveView(
+                RunFollower(self._folder),
+                summarise,
+                self._display,
+                title=lambda: self._folder.name,
+                ending=lambda: "" if is_running() else "the command ended",
+                read_log=None if log is None else lambda: read_last_lines(log, 8),
+            ).run()
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
             print(f"fast-axolotl: the view has ended: {error!r}", file=sys.stderr, flush=True)
             return
-        if self._log is not None and is_running():
-            print(
-                f"fast-axolotl: {ending}: the command goes on, and Ctrl-C ends it",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._is_log_shown = True
-            _copy_log(self._log, is_running)
+        if log is None or not is_running():
+            return
+        self._is_log_shown = True
+        print(
+            f"fast-axolotl: {ending}: the command goes on, and Ctrl-C ends it",
+            file=sys.stderr,
+            flush=True,
+        )
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            was_running = True
+            while was_running:
+                was_running = is_running()
+                while chunk := file.read(65536):
+                    sys.stderr.buffer.write(chunk)
+                sys.stderr.flush()
+                time.sleep(0.1 if was_running else 0.0)
 
     def print_end(self, code: int) -> None:
         """Where the output is; of a command that failed, its end, and what may have led to it."""
@@ -161,116 +165,51 @@ class LiveRun:
         if code != 0 and not self._is_log_shown:
             for line in lines:
                 print(line, file=sys.stderr)
-        if code != 0 and self._may_have_asked(code, lines):
-            print(f"fast-axolotl: {_NO_KEYBOARD}", file=sys.stderr)
+        if code != 0 and "stdin" in self.streams:
+            # One that has trained does not ask any more, unless it says so; nor does one that was
+            # ended by a signal.
+            has_asked = any(_END_OF_INPUT.search(line) for line in lines)
+            is_killed = code < 0 or code > 128
+            if has_asked or not (is_killed or any(self._folder.glob("rank-*.jsonl"))):
+                print(f"fast-axolotl: {_NO_KEYBOARD}", file=sys.stderr)
         sys.stderr.flush()
 
-    def _may_have_asked(self, code: int, lines: Sequence[str]) -> bool:
-        """Whether a command may have failed for want of its keyboard.
 
-        One that has trained does not ask any more, unless it says so; nor does one that was ended.
-        """
-        if "stdin" not in self.streams:
-            return False
-        is_told = any(_END_OF_INPUT.search(line) for line in lines)
-        is_ended = code < 0 or code > 128
-        return is_told or not (is_ended or any(self._folder.glob("rank-*.jsonl")))
-
-    def _show(self, is_running: Callable[[], bool]) -> str:
-        from fast_axolotl.measure.summary import summarise
-        from fast_axolotl.protocol.child import read_last_lines
-        from fast_axolotl.record.follower import RunFollower
-        from fast_axolotl.report.live import LiveView
-
-        log = self._log
-        view = LiveView(
-            RunFollower(self._folder),
-            summarise,
-            self._display,
-            title=lambda: self._folder.name,
-            ending=lambda: "" if is_running() else "the command ended",
-            read_log=None if log is None else lambda: read_last_lines(log, 8),
-        )
-        return view.run()
-
-
-def _copy_log(log: Path, is_running: Callable[[], bool]) -> None:
-    with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        while True:
-            was_running = is_running()
-            while found := file.read(65536):
-                sys.stderr.buffer.write(found)
-            sys.stderr.flush()
-            if not was_running:
-                return
-            time.sleep(0.1)
-
-
-def _stage_of(follower: RunFollower | ProtocolFollower) -> ProtocolStage | None:
-    """How far the protocol is, where it is one."""
-    from fast_axolotl.record.follower import ProtocolFollower
-
-    return follower.read_stage() if isinstance(follower, ProtocolFollower) else None
-
-
-def _where_to_look(follower: RunFollower | ProtocolFollower) -> str:
-    stage = _stage_of(follower)
-    if stage is None or (stage.run and not stage.done):
-        return f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
-    if not stage.done:
-        return ""
-    answer = "The answer" if stage.is_over else "The answer so far"
-    return f"{answer}: fast-axolotl report {shlex.quote(str(follower.folder))}"
-
-
-def _how_it_ended(follower: RunFollower | ProtocolFollower, begin: float) -> str:
+def _how_protocol_ended(follower: ProtocolFollower, begin: float) -> str:
     """Empty while it goes on."""
     from fast_axolotl.protocol.state import is_held
-    from fast_axolotl.record.follower import RunFollower
 
-    if isinstance(follower, RunFollower):
-        return _how_run_ended(follower)
     stage = follower.read_stage()
     if stage is not None and stage.is_over:
         return f"the last of {stage.planned_runs:,} runs ended"
     if is_held(follower.folder):
         return ""
+    quiet = _seconds_since_written(follower.folder)
     if not follower.has_begun:
-        quiet = min(time.time() - begin, _seconds_since_written(follower.folder))
-        told = f"{_NEXT_SECONDS:.0f} s had passed without a run"
-        return told if quiet > _NEXT_SECONDS else ""
+        is_over = min(time.time() - begin, quiet) > _NEXT_SECONDS
+        return f"{_NEXT_SECONDS:.0f} s had passed without a run" if is_over else ""
     ending = _how_run_ended(follower.run)
-    quiet = _seconds_since_written(follower.run.folder)
-    is_over = ending and min(quiet, _seconds_since_written(follower.folder)) > _NEXT_SECONDS
-    return f"{ending}, and none followed" if is_over else ""
+    is_over = min(quiet, _seconds_since_written(follower.run.folder)) > _NEXT_SECONDS
+    return f"{ending}, and none followed" if ending and is_over else ""
 
 
 def _how_run_ended(follower: RunFollower) -> str:
     """Empty while it goes on."""
     record = follower.record
-    if follower.is_complete:
-        return _name_end(record)
     if not record.ranks and record.system is None:
         return ""
     quiet = _seconds_since_written(follower.folder)
-    is_over = record.system is not None and record.system.end is not None
-    if is_over and quiet > _SETTLED_SECONDS:
-        return _name_end(record)
-    if quiet > _DEAD_SECONDS and not _may_be_alive(record):
-        return "the run was cut off: its processes are gone"
-    return ""
-
-
-def _name_end(record: RunRecord) -> str:
+    is_settled = record.system is not None and record.system.end is not None
+    if not follower.is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
+        is_dead = quiet > _DEAD_SECONDS and not _may_be_alive(record)
+        return "the run was cut off: its processes are gone" if is_dead else ""
     ends = [rank.end for rank in record.ranks.values()]
-    if record.system is not None:
-        ends.append(record.system.end)
+    ends += [record.system.end] if record.system is not None else []
     words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
-    for reason, told in words.items():
+    for reason, text in words.items():
         for end in ends:
             if end is not None and end.reason == reason:
-                return f"{told}: {end.error}" if end.error else told
+                return f"{text}: {end.error}" if end.error else text
     return "the run finished"
 
 
@@ -288,23 +227,24 @@ def _seconds_since_written(folder: Path) -> float:
 
 def _may_be_alive(record: RunRecord) -> bool:
     """Whether a process of the run lives, or lies on another machine where nobody can tell."""
-    found = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
-    if record.system is not None:
-        found.append((record.system.start.host, record.system.start.root_pid))
-    here = platform.node()
-    return any(host != here or _is_alive(pid) for host, pid in found)
-
-
-def _is_alive(pid: int) -> bool:
     from fast_axolotl.measure import procfs
 
-    if procfs.has_procfs():
-        stat = procfs.read_stat(pid)
-        return stat is not None and stat.is_alive
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+    processes = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
+    if record.system is not None:
+        processes.append((record.system.start.host, record.system.start.root_pid))
+    for host, pid in processes:
+        if host != platform.node():
+            return True
+        if procfs.has_procfs():
+            stat = procfs.read_stat(pid)
+            if stat is not None and stat.is_alive:
+                return True
+            continue
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            pass
         return True
-    return True
+    return False

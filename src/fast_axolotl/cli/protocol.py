@@ -178,7 +178,7 @@ def protocol(
 def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
     """Run a protocol with a display of how far it is."""
     from fast_axolotl.protocol import run_protocol
-    from fast_axolotl.report.protocol_progress import protocol_progress
+    from fast_axolotl.report.terminal import protocol_progress
 
     say(f"measuring into {folder}")
     with protocol_progress() as update:

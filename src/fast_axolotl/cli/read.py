@@ -102,8 +102,8 @@ def read(
 
 
 def _print_summary(summary: ReadTally) -> None:
-    from fast_axolotl.record.units import count_words
-    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_pairs
+    from fast_axolotl.record.units import count_words, format_bytes, format_seconds
+    from fast_axolotl.report.terminal import show_pairs
 
     files = count_words(summary.files, "file")
     pairs = [

@@ -218,8 +218,7 @@ def _write_all(
 
 
 def _markdown(made: Report) -> str:
-    from fast_axolotl.report.markdown import runs_markdown
-    from fast_axolotl.report.matrix import protocol_markdown
+    from fast_axolotl.report.matrix import protocol_markdown, runs_markdown
     from fast_axolotl.report.values import escape_markdown
 
     parts = [_MARKDOWN_MARK]

@@ -211,8 +211,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.run_folders import choose_training, read_trainings
-    from fast_axolotl.report.short_summary import show_short_summary
-    from fast_axolotl.report.show import show_summary
+    from fast_axolotl.report.show import show_short_summary, show_summary
 
     try:
         records = read_trainings(run_dir, begin)

@@ -27,12 +27,13 @@ def show(
     shown, too.
     """
     from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.run_folders import read_training
-    from fast_axolotl.report.show import show_summary, summary_to_json
+    from fast_axolotl.report.show import show_summary
 
     record = read_training(run)
     summary = summarise(record)
     if as_json:
-        print(summary_to_json(summary))
+        print(to_json(summary))
     else:
         show_summary(summary, record=record)

@@ -22,7 +22,8 @@ def warmup(
     as_json: Annotated[bool, typer.Option("--json", help="Print the seconds as JSON.")] = False,
 ) -> None:
     """Compile all kernels, or load them where that was done before."""
-    from fast_axolotl.report.terminal import format_seconds, phase_progress, show_pairs
+    from fast_axolotl.record.units import format_seconds
+    from fast_axolotl.report.terminal import phase_progress, show_pairs
 
     start = time.perf_counter()
     from fast_axolotl.kernels.jit import all_kernels

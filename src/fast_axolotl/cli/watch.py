@@ -6,16 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.measure.sampler import SystemSampler
     from fast_axolotl.measure.system_figures import Watched
-    from fast_axolotl.record import LineWriter, SystemSample
+    from fast_axolotl.record import SystemSample
 
 __all__ = ["WATCH_EXAMPLES", "watch"]
 
@@ -27,6 +26,25 @@ WATCH_EXAMPLES = (
     "  fast-axolotl watch 4711 --seconds 10 --json"
 )
 
+_TABLE = {
+    "process": "{root_pid}  {command}",
+    "watched": "{seconds}, until {ending}",
+    "processes": "{most_processes} at most",
+    "CPU": "{cpu_cores} cores",
+    "working set (ΣPSS)": "{working_set_bytes}, peak {working_set_peak_bytes}",
+    "resident (ΣRSS)": "{rss_bytes}: anonymous {anon_bytes}, files {file_bytes}, "
+    "shared {shared_bytes}",
+    "high-water mark": "{hwm_bytes}, {spike_ratio} resident",
+    "memory limit": "{limit_bytes}, peak {limit_share} of it",
+    "device reads": "{read_bytes_per_second}",
+    "read calls": "{read_chars_per_second}, cached ones included",
+    "device capacity": "{disk_bytes_per_second}, {disk_share} of it used",
+    "swap of the machine": "in {swap_in_bytes_per_second}, out {swap_out_bytes_per_second}",
+    "pressure": "memory {psi_memory_full}, I/O {psi_io_full} of the time",
+    "GPU": "{gpu_utilization} busy, {gpu_memory_bytes}, {gpu_power_watts}, {gpu_clock_mhz} "
+    "({gpu_names})",
+}
+"""What is printed at the end; the last row where there is a GPU."""
 _ELSEWHERE = (
     "From outside nobody sees stall, rows, tokens, steps or MFU. For these, start the command "
     "with\nfast-axolotl run --measure -- COMMAND"
@@ -77,14 +95,24 @@ def watch(
 def _watch_process(
     pid: int, seconds: float | None, data_path: str | None, output: Path | None, *, as_json: bool
 ) -> None:
-    from fast_axolotl.cli.live import show_process
     from fast_axolotl.measure.sampler import SystemSampler, check_process
+    from fast_axolotl.measure.summary import summarise
     from fast_axolotl.measure.system_figures import Watched
-    from fast_axolotl.report.live import SampledProcess
+    from fast_axolotl.record import LineWriter
+    from fast_axolotl.report.live import LiveView, SampledProcess
     from fast_axolotl.report.live_screen import LineDisplay, open_display
 
     check_process(pid)
-    writer = None if output is None else _open_record(output)
+    writer = None
+    if output is not None:
+        path = output / "system.jsonl"
+        if path.exists():
+            raise UsageError(f"{path} is there already: choose another --output")
+        writer = LineWriter(path)
+        if writer.failure:
+            raise DataError(
+                f"the record cannot be written: {writer.failure}; choose another --output"
+            )
     watched, source = Watched(), SampledProcess(pid)
     file = sys.stderr if as_json else sys.stdout
     display = open_display(file)
@@ -104,10 +132,30 @@ def _watch_process(
         exclude_pids=(os.getpid(),),
         source="watch",
     )
-    if has_screen:
-        ending = show_process(sampler, source, display, seconds)
-    else:
-        ending = _watch_to_the_end(sampler, seconds)
+    ending = "Ctrl-C"
+    reason: Literal["finished", "interrupted"] = "interrupted"
+    try:
+        if has_screen:
+            sampler.start()
+            start = sampler.begin()
+            source.begin(start)
+            ending = LiveView(
+                source,
+                summarise,
+                display,
+                title=lambda: f"{source.record.path}  {' '.join(start.command)}".strip(),
+                is_outside=True,
+                ending=lambda: sampler.failure or ("" if sampler.is_alive else "the process ended"),
+            ).run(seconds)
+        else:
+            sampler.run(seconds)
+            ending = "the time was up" if sampler.is_alive else "the process ended"
+        reason = "interrupted" if ending == "Ctrl-C" else "finished"
+    except KeyboardInterrupt:
+        # The usual way to end watching: the summary follows, as of vmstat or perf.
+        pass
+    finally:
+        sampler.stop(reason)
     figures = {**watched.figures(sampler.begin()), "ending": ending}
     if as_json:
         print(json.dumps(figures, indent=2, ensure_ascii=False))
@@ -119,34 +167,12 @@ def _watch_process(
         )
 
 
-def _open_record(output: Path) -> LineWriter:
-    from fast_axolotl.record import LineWriter
-
-    path = output / "system.jsonl"
-    if path.exists():
-        raise UsageError(f"{path} is there already: choose another --output")
-    writer = LineWriter(path)
-    if writer.failure:
-        raise DataError(f"the record cannot be written: {writer.failure}; choose another --output")
-    return writer
-
-
-def _watch_to_the_end(sampler: SystemSampler, seconds: float | None) -> str:
-    """Samples until there is nothing more to see; why it ended."""
-    is_interrupted = True
-    try:
-        sampler.run(seconds)
-        is_interrupted = False
-    except KeyboardInterrupt:
-        # The usual way to end watching: the summary follows, as of vmstat or perf.
-        return "Ctrl-C"
-    finally:
-        sampler.stop("interrupted" if is_interrupted else "finished")
-    return "the time was up" if sampler.is_alive else "the process ended"
-
-
 def _line(watched: Watched) -> str:
-    from fast_axolotl.report.terminal import format_bytes, format_share
+    """One sample, for a file or a pipe."""
+    from fast_axolotl.record.units import format_bytes, format_share
+
+    def rate(name: str) -> str:
+        return f"{format_bytes(watched.rate(name))}/s"
 
     sample = watched.samples[-1]
     cores = watched.rate("cpu_seconds")
@@ -156,93 +182,36 @@ def _line(watched: Watched) -> str:
         f"working set {format_bytes(watched.pss_bytes)}",
         f"RSS {format_bytes(sample.rss_bytes)}",
         f"CPU {'–' if cores is None else f'{cores:.1f}'} cores",
-        f"device reads {format_bytes(watched.rate('read_bytes'))}/s",
-        f"read calls {format_bytes(watched.rate('read_chars'))}/s",
+        f"device reads {rate('read_bytes')}",
+        f"read calls {rate('read_chars')}",
     ]
     if watched.rate("swap_in_bytes") or watched.rate("swap_out_bytes"):
-        parts.append(f"swap in {format_bytes(watched.rate('swap_in_bytes'))}/s")
-        parts.append(f"out {format_bytes(watched.rate('swap_out_bytes'))}/s")
+        parts += [f"swap in {rate('swap_in_bytes')}", f"out {rate('swap_out_bytes')}"]
     parts += [f"GPU {gpu.index} {format_share(gpu.utilization)}" for gpu in sample.gpus]
     return "  ".join(parts)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
+    from fast_axolotl.record.catalogue import FIGURES
+    from fast_axolotl.record.units import format_count, format_seconds
     from fast_axolotl.report.terminal import show_pairs
 
+    shown = {
+        **figures,
+        **{name: FIGURES[name].format(value) for name, value in figures.items() if name in FIGURES},
+        "seconds": format_seconds(figures["seconds"]),
+        "cpu_cores": format_count(figures["cpu_cores"]),
+        "command": " ".join(figures["command"]),
+        "gpu_names": ", ".join(figures["gpu_names"]),
+    }
+    rows = [(name, text.format_map(shown)) for name, text in _TABLE.items()]
     print()
-    show_pairs("", _pairs(figures))
+    show_pairs("", rows if figures["gpu_names"] else rows[:-1])
     reasons: dict[str, list[str]] = {}
     for name, reason in figures["reasons"].items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
-        print(f"– {_title(names)}: {reason}")
+        is_gpu = all(name.startswith("gpu_") for name in names)
+        title = "GPU" if is_gpu else ", ".join(name.replace("_", " ") for name in names)
+        print(f"– {title}: {reason}")
     print(_ELSEWHERE)
-
-
-def _title(names: list[str]) -> str:
-    is_gpu = all(name.startswith("gpu_") for name in names)
-    return "GPU" if is_gpu else ", ".join(name.replace("_", " ") for name in names)
-
-
-def _pairs(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
-
-    def size(name: str) -> str:
-        return format_bytes(figures[name])
-
-    pairs = [
-        ("process", f"{figures['root_pid']}  {' '.join(figures['command'])}"),
-        ("watched", f"{format_seconds(figures['seconds'])}, until {figures['ending']}"),
-        ("processes", f"{figures['most_processes']} at most"),
-        ("CPU", f"{_number(figures['cpu_cores'], '.2f')} cores"),
-        (
-            "working set (ΣPSS)",
-            f"{size('working_set_bytes')}, peak {size('working_set_peak_bytes')}",
-        ),
-        (
-            "resident (ΣRSS)",
-            f"{size('rss_bytes')}: anonymous {size('anon_bytes')}, files {size('file_bytes')}, "
-            f"shared {size('shared_bytes')}",
-        ),
-        (
-            "high-water mark",
-            f"{size('hwm_bytes')}, {_number(figures['spike_ratio'], '.2f')} × resident",
-        ),
-        (
-            "memory limit",
-            f"{size('limit_bytes')}, peak {format_share(figures['limit_share'])} of it",
-        ),
-        ("device reads", f"{size('read_bytes_per_second')}/s"),
-        ("read calls", f"{size('read_chars_per_second')}/s, cached ones included"),
-        (
-            "device capacity",
-            f"{size('disk_bytes_per_second')}/s, {format_share(figures['disk_share'])} of it used",
-        ),
-        (
-            "swap of the machine",
-            f"in {size('swap_in_bytes_per_second')}/s, out {size('swap_out_bytes_per_second')}/s",
-        ),
-        (
-            "pressure",
-            f"memory {format_share(figures['psi_memory_full'])}, "
-            f"I/O {format_share(figures['psi_io_full'])} of the time",
-        ),
-    ]
-    if figures["gpu_names"]:
-        pairs.append(("GPU", _describe_gpus(figures)))
-    return pairs
-
-
-def _describe_gpus(figures: dict[str, Any]) -> str:
-    from fast_axolotl.report.terminal import format_bytes, format_share
-
-    return (
-        f"{format_share(figures['gpu_utilization'])} busy, "
-        f"{format_bytes(figures['gpu_memory_bytes'])}, "
-        f"{_number(figures['gpu_power_watts'], '.0f')} W, "
-        f"{_number(figures['gpu_clock_mhz'], '.0f')} MHz ({', '.join(figures['gpu_names'])})"
-    )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

@@ -22,7 +22,7 @@ def total(values: Iterable[float | None]) -> float | None:
 
 def ratio(part: float | None, whole: float | None) -> float | None:
     """``part ÷ whole``; ``None`` where either is missing or the whole is nothing."""
-    if finite(part) is None or finite(whole) is None or part is None or not whole or whole < 0:
+    if part is None or whole is None or not 0 < whole < math.inf:
         return None
     return finite(part / whole)
 

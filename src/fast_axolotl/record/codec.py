@@ -23,6 +23,8 @@ Reader = Callable[[Any], Any]
 
 def to_plain(value: Any) -> Any:
     """Dictionaries, lists and numbers; null for NaN, for which JSON has no word."""
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,22 +1,54 @@
-"""What a report is made of: runs with their summaries, and a protocol where there was one."""
+"""What a report is made of: runs with their summaries, and a protocol where there was one.
+
+Beside the data stand the sentences that every form of a report tells: which run of an arm is
+shown, how far a protocol has come, and what must be told before any verdict.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
+from fast_axolotl.record.units import format_duration
 
 __all__ = [
+    "VERDICTS",
     "Report",
     "ReportRun",
+    "VerdictLook",
     "counted_runs",
     "describe_drawn",
     "describe_progress",
     "describe_run",
+    "find_alarms",
     "no_counted_run",
     "shown_run",
+    "verdict_title",
 ]
+
+
+class VerdictLook(NamedTuple):
+    """How a kind of verdict is shown."""
+
+    title: str
+    style: str
+    """In a terminal."""
+    tone: str
+    """On a page."""
+
+
+VERDICTS = {
+    "inconclusive": VerdictLook("Inconclusive", "bold white on grey35", "plain"),
+    "swap": VerdictLook("Swap-bound", "bold white on red", "bad"),
+    "io": VerdictLook("I/O-bound", "bold white on red", "bad"),
+    "data": VerdictLook("Data-bound", "bold white on red", "bad"),
+    "communication": VerdictLook("Communication-bound", "bold white on dark_orange3", "warn"),
+    "compute": VerdictLook("Compute-bound", "bold white on green4", "good"),
+    "mixed": VerdictLook("Mixed", "bold black on yellow", "warn"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +79,22 @@ class Report:
     """Version of this package."""
 
 
+def verdict_title(kind: str, subtype: str) -> str:
+    """``Data-bound (burst)``."""
+    title = VERDICTS[kind].title
+    return f"{title} ({subtype})" if subtype else title
+
+
 def counted_runs(arm: Arm) -> list[ArmRun]:
     """Its runs that the matrix is of."""
     return [run for run in arm.runs if run.status == "done" and run.pair >= 0]
 
 
 def shown_run(arm: Arm) -> ArmRun | None:
-    """The run that stands for an arm; where it was not told, the last that counts."""
-    told = [run for run in arm.runs if run.folder == arm.shown_run and run.status == "done"]
+    """The run that stands for an arm; where none was chosen, the last that counts."""
     done = [run for run in arm.runs if run.status == "done"]
-    return next(reversed(told or counted_runs(arm) or done), None)
+    chosen = [run for run in done if run.folder == arm.shown_run]
+    return next(reversed(chosen or counted_runs(arm) or done), None)
 
 
 def describe_run(arm: Arm) -> str:
@@ -107,3 +145,34 @@ def describe_progress(protocol: ProtocolResult) -> str:
 def no_counted_run(protocol: ProtocolResult) -> str:
     """Why an arm has no figures."""
     return "No counted run yet." if describe_progress(protocol) else "No run counts."
+
+
+def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
+    """What must be told before any verdict: losses that are no numbers, a run that ended badly.
+
+    One sentence each; none for a run that ended well. Losses are in the record alone, and a record
+    that goes on looks like one cut off.
+    """
+    alarms = []
+    logs = [] if record is None else record.find_losses()
+    wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
+    if wrong:
+        is_nan = {math.isnan(line.values["loss"]) for line in wrong}
+        kind = "NaN or infinite" if len(is_nan) > 1 else "NaN" if True in is_nan else "infinite"
+        first = wrong[0].step
+        if len(wrong) == len(logs) - logs.index(wrong[0]):
+            alarms.append(f"The losses are {kind} from step {first:,} on.")
+        else:
+            alarms.append(
+                f"{len(wrong):,} of {len(logs):,} losses are {kind}, the first at step {first:,}."
+            )
+    after = format_duration(summary.duration_seconds)
+    error = f" ({' '.join(summary.error.split())})" if summary.error else ""
+    ends = {
+        "exception": f"An error ended the run after {after}{error}",
+        "interrupted": f"The run was interrupted after {after}",
+        "cut off": f"The run was cut off after {after}, or still goes on",
+    }
+    if summary.end_reason in ends:
+        alarms.append(f"{ends[summary.end_reason]}: the figures are of what was recorded.")
+    return alarms

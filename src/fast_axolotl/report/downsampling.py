@@ -8,11 +8,12 @@ plain Python, whatever the length.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["StepPoint", "Windows", "finite", "keep_extremes", "merge_steps", "round_figures"]
+from fast_axolotl.record.arithmetic import finite, ratio
+
+__all__ = ["Column", "StepPoint", "Windows", "keep_extremes", "merge_steps", "round_figures"]
 
 _FIGURES = 5
 """Significant figures of the numbers in a page: a pixel is a thousandth of a chart."""
@@ -20,22 +21,13 @@ _FIGURES = 5
 Column = Sequence[float | None]
 
 
-def finite(value: float | None) -> float | None:
-    """The number, or ``None`` for what is missing, infinite or no number."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> list[float | None]:
     """Numbers as they stand in a page; what is not finite is ``None``."""
-    return [_round(value, figures) for value in values]
-
-
-def _round(value: float | None, figures: int) -> float | None:
-    known = finite(value)
-    if known is None:
-        return None
-    rounded = float(f"{known:.{figures}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    rounded = [None if finite(one) is None else float(f"{one:.{figures}g}") for one in values]
+    return [
+        int(one) if one is not None and one.is_integer() and abs(one) < 1e15 else one
+        for one in rounded
+    ]
 
 
 def keep_extremes(columns: Sequence[Column], limit: int) -> list[int]:
@@ -133,19 +125,14 @@ class Windows:
             for name, amount in amounts.items():
                 known = finite(amount)
                 if known is not None:
-                    self._column(name)[number] += share * known
+                    sums = self.sums.get(name) or self.sums.setdefault(name, [0.0] * self.count)
+                    sums[number] += share * known
 
     def ratio(self, above: str, below: str) -> list[float | None]:
         """One sum over another, window by window; ``None`` where there is nothing below."""
         if above not in self.sums or below not in self.sums:
             return [None] * self.count
-        pairs = zip(self.sums[above], self.sums[below], strict=True)
-        return [top / bottom if bottom > 0 else None for top, bottom in pairs]
-
-    def _column(self, name: str) -> list[float]:
-        if name not in self.sums:
-            self.sums[name] = [0.0] * self.count
-        return self.sums[name]
+        return list(map(ratio, self.sums[above], self.sums[below]))
 
     def _place(self, t: float) -> int:
         return min(self.count - 1, max(0, int((t - self.begin) / self.width)))

@@ -1,24 +1,32 @@
-"""Which figures of a run are shown, in which order, under which names and units.
+"""Which figures of a run are shown together, and in which order.
 
-A group is a list of rows; a row shows one field of the summary, or several that belong together.
+What a figure is called and how it is written comes from the catalogue. A row shows one figure, or
+several that belong together under a label of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.record import RunSummary
-from fast_axolotl.report.downsampling import finite
-from fast_axolotl.report.terminal import format_bytes, format_seconds, format_share
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.summary import RankSummary
+from fast_axolotl.record.units import format_count, format_seconds, format_share
 
-__all__ = ["DATA_STALL", "FREE_STALL", "GROUPS", "Group", "Row", "format_row", "read_figure"]
+__all__ = [
+    "GROUPS",
+    "RANK_COLUMNS",
+    "Group",
+    "Row",
+    "format_row",
+    "missing_reason",
+    "rank_row",
+    "read_figure",
+]
 
-FREE_STALL, DATA_STALL = 0.05, 0.10
-"""As in the verdict: below the first a run is free of data, from the second on bound by it."""
-
-Format = Callable[[Any], str]
+RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +35,14 @@ class Row:
 
     label: str
     fields: tuple[str, ...]
-    formats: tuple[Format, ...]
-    """How each of them is written."""
-    parts: tuple[str, ...] = ()
-    """Names of the values, where there are several."""
-    is_part_behind: bool = False
-    """Whether those names stand behind the values."""
-    note: str = ""
+    parts: tuple[str, ...]
+    """Names before the values, where there are several."""
+    note: str
     """What the figure is, in a few words."""
-    source: str = ""
+    source: str
     """Field that tells where the value comes from."""
+    is_bare: bool
+    """Whether the label says the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,49 +59,56 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
+def missing_reason(summary: RunSummary, name: str) -> str:
+    """Why a figure has no value."""
+    return summary.reasons.get(name) or FIGURES[name].missing
+
+
 def format_row(summary: RunSummary, row: Row) -> str:
     """The values of a row under their names, and where they come from; a dash for none at all."""
     values = [read_figure(summary, name) for name in row.fields]
     if all(value is None for value in values):
         return "–"
-    forms = zip(row.formats, values, strict=True)
-    shown = ["–" if value is None else form(value) for form, value in forms]
-    named = zip(row.parts or ("",) * len(shown), shown, strict=True)
-    both = ((value, part) if row.is_part_behind else (part, value) for part, value in named)
-    text = " · ".join(" ".join(filter(None, words)) for words in both)
+    shown = [
+        format_count(value) if row.is_bare else FIGURES[name].format(value)
+        for name, value in zip(row.fields, values, strict=True)
+    ]
+    if row.parts:
+        shown = [f"{part} {text}".strip() for part, text in zip(row.parts, shown, strict=True)]
     source = getattr(summary, row.source) if row.source else ""
-    return f"{text}  ({source})" if source else text
+    return " · ".join(shown) + (f"  ({source})" if source else "")
 
 
-def _plain(value: float) -> str:
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def rank_row(rank: RankSummary) -> tuple[str, ...]:
+    """A rank as a row of ``RANK_COLUMNS``."""
+    return (
+        str(rank.rank),
+        format_share(rank.stall_fraction),
+        format_share(rank.host_stall_fraction),
+        f"{rank.steps:,}",
+        format_seconds(rank.step_p50_seconds),
+        format_count(rank.samples_per_second),
+        format_count(rank.tokens_per_second),
+        "" if rank.is_finished else "unfinished",
+    )
 
 
-def _unit(unit: str) -> Format:
-    return lambda value: f"{_plain(value)} {unit}"
-
-
-def _duration(value: float) -> str:
-    return format_seconds(value) if value >= 0.001 else f"{1e6 * value:,.0f} µs"
-
-
-def _bytes_rate(value: float) -> str:
-    return f"{format_bytes(value)}/s"
-
-
-def _flops(value: float) -> str:
-    for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{_plain(value / size)} {name}FLOP"
-    return f"{_plain(value)} FLOP"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _row(label: str, field: str, form: Format, note: str = "") -> Row:
-    return Row(label=label, fields=(field,), formats=(form,), note=note)
+def _row(
+    *fields: str,
+    label: str = "",
+    parts: tuple[str, ...] = (),
+    note: str = "",
+    source: str = "",
+    is_bare: bool = False,
+) -> Row:
+    return Row(
+        label=label or FIGURES[fields[0]].label,
+        fields=fields,
+        parts=parts,
+        note=note,
+        source=source,
+        is_bare=is_bare,
+    )
 
 
 _SPREAD = ("p50", "p95", "p99", "max")
@@ -104,38 +117,33 @@ GROUPS = (
     Group(
         title="Waiting for data",
         rows=(
-            _row("stall", "stall_fraction", format_share, "of the steady time"),
-            Row(
+            _row("stall_fraction", note="of the steady time"),
+            _row(
+                "device_stall_fraction",
+                "host_stall_fraction",
                 label="by device / by host",
-                fields=("device_stall_fraction", "host_stall_fraction"),
-                formats=(format_share, format_share),
                 parts=("device", "host"),
             ),
-            Row(
+            _row(
+                *(f"wait_{name}_seconds" for name in _SPREAD),
                 label="wait of a fetch",
-                fields=tuple(f"wait_{name}_seconds" for name in _SPREAD),
-                formats=4 * (_duration,),
                 parts=_SPREAD,
             ),
-            _row("worst 1 % of fetches", "worst_percent_share", format_share, "of all waiting"),
-            Row(
-                label="period of long waits",
-                fields=("stall_period_fetches", "stall_period_rows"),
-                formats=(_plain, _plain),
-                parts=("fetches", "samples"),
-                is_part_behind=True,
-            ),
-            _row("with a cached batch", "cached_stall_fraction", format_share, "shorter a step"),
-            Row(
+            _row("worst_percent_share", note="of all waiting"),
+            _row("stall_period_fetches", "stall_period_rows"),
+            _row("cached_stall_fraction", note="shorter a step"),
+            _row(
+                "queue_depth",
+                "queue_capacity",
+                "queue_drift_per_step",
                 label="ready queue",
-                fields=("queue_depth", "queue_capacity", "queue_drift_per_step"),
-                formats=3 * (_plain,),
                 parts=("depth", "capacity", "drift a step"),
+                is_bare=True,
             ),
-            Row(
+            _row(
+                "first_batch_seconds",
+                "first_step_seconds",
                 label="first batch / step after",
-                fields=("first_batch_seconds", "first_step_seconds"),
-                formats=(format_seconds, format_seconds),
                 parts=("batch", "step"),
             ),
         ),
@@ -143,128 +151,96 @@ GROUPS = (
     Group(
         title="Reading",
         rows=(
-            _row("rows", "rows_per_second", _unit("rows/s")),
-            _row("samples", "samples_per_second", _unit("samples/s")),
-            _row("bytes of the batches", "bytes_per_second", _bytes_rate),
-            _row("loader alone", "free_rows_per_second", _unit("rows/s"), "with no model"),
-            _row("the model would take", "demand_rows_per_second", _unit("rows/s")),
-            _row("headroom", "headroom", _unit("×"), "loader alone ÷ what the model would take"),
+            _row("rows_per_second", label="rows"),
+            _row("samples_per_second"),
+            _row("bytes_per_second"),
+            _row("free_rows_per_second", note="with no model"),
+            _row("demand_rows_per_second"),
+            _row("headroom", note="loader alone ÷ what the model would take"),
         ),
     ),
     Group(
         title="Tokens and steps",
         rows=(
-            _row("real tokens", "tokens_per_second", _unit("tokens/s"), "padding left out"),
+            _row("tokens_per_second", note="padding left out"),
+            _row("trainable_tokens_per_second", note="label is not −100"),
+            _row("padded_tokens_per_second", note="all positions"),
+            _row("padding_share", note="of all positions"),
+            _row("packing_efficiency"),
+            _row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
+            _row("steps_per_second"),
             _row(
-                "trainable tokens",
-                "trainable_tokens_per_second",
-                _unit("tokens/s"),
-                "label is not −100",
-            ),
-            _row("padded tokens", "padded_tokens_per_second", _unit("tokens/s"), "all positions"),
-            _row("padding", "padding_share", format_share, "of all positions"),
-            _row("packing efficiency", "packing_efficiency", format_share),
-            _row("attended length", "mean_attended_length", _unit("tokens"), "Σℓ² ÷ Σℓ"),
-            _row("steps", "steps_per_second", _unit("steps/s")),
-            Row(
-                label="time of a step",
-                fields=tuple(f"step_{name}_seconds" for name in _SPREAD),
-                formats=4 * (format_seconds,),
-                parts=_SPREAD,
+                *(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD
             ),
         ),
     ),
     Group(
         title="Compute",
         rows=(
-            _row("FLOPs a token", "model_flops_per_token", _flops),
-            _row("FLOPs a second", "model_flops_per_second", _flops),
-            _row("MFU", "mfu", format_share, "of the peak"),
-            _row("HFU", "hfu", format_share, "recomputed activations counted"),
-            _row("of the matmul rate", "matmul_share", format_share, "measured on this device"),
-            Row(
-                label="peak of a device",
-                fields=("peak_tflops",),
-                formats=(_unit("TFLOP/s"),),
-                source="peak_source",
-            ),
+            _row("model_flops_per_token"),
+            _row("model_flops_per_second"),
+            _row("mfu", note="of the peak"),
+            _row("hfu", note="recomputed activations counted"),
+            _row("matmul_share", note="measured on this device"),
+            _row("peak_tflops", source="peak_source"),
         ),
     ),
     Group(
         title="Memory of the process tree",
         rows=(
-            Row(
+            _row(
+                "working_set_bytes",
+                "working_set_peak_bytes",
                 label="working set (ΣPSS)",
-                fields=("working_set_bytes", "working_set_peak_bytes"),
-                formats=(format_bytes, format_bytes),
                 parts=("steady", "highest"),
             ),
-            Row(
+            _row(
+                *("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
                 label="resident (ΣRSS)",
-                fields=("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
-                formats=4 * (format_bytes,),
                 parts=("all", "anonymous", "files", "shared"),
             ),
-            _row("high-water mark", "hwm_bytes", format_bytes, "ΣVmHWM"),
-            _row("spike", "spike_ratio", _unit("×"), "high-water mark ÷ resident; above 2 a spike"),
-            Row(
-                label="limit",
-                fields=("limit_bytes", "limit_share"),
-                formats=(format_bytes, format_share),
-                parts=("", "used"),
-            ),
-            _row("memory pressure", "psi_memory_full", format_share, "PSI full: every task waited"),
+            _row("hwm_bytes", note="ΣVmHWM"),
+            _row("spike_ratio", note="high-water mark ÷ resident; above 2 a spike"),
+            _row("limit_bytes", "limit_share", parts=("", "used")),
+            _row("psi_memory_full", note="PSI full: every task waited"),
         ),
     ),
     Group(
         title="Disk and swap",
         rows=(
-            _row("read from the device", "read_bytes_per_second", _bytes_rate),
-            _row("asked for by reads", "read_chars_per_second", _bytes_rate, "cached or not"),
-            Row(
-                label="capacity of the device",
-                fields=("disk_bytes_per_second", "disk_share"),
-                formats=(_bytes_rate, format_share),
-                parts=("", "used"),
-            ),
-            _row("disk pressure", "psi_io_full", format_share, "PSI full: every task waited"),
-            Row(
+            _row("read_bytes_per_second"),
+            _row("read_chars_per_second", note="cached or not"),
+            _row("disk_bytes_per_second", "disk_share", parts=("", "used")),
+            _row("psi_io_full", note="PSI full: every task waited"),
+            _row(
+                "swap_in_bytes_per_second",
+                "swap_out_bytes_per_second",
                 label="swap",
-                fields=("swap_in_bytes_per_second", "swap_out_bytes_per_second"),
-                formats=(_bytes_rate, _bytes_rate),
                 parts=("in", "out"),
             ),
-            _row("swapping sustained", "is_swap_sustained", _yes),
+            _row("is_swap_sustained"),
         ),
     ),
     Group(
         title="GPU (NVML)",
         rows=(
-            _row("utilisation", "gpu_utilization", format_share, "a kernel ran; not how well"),
-            _row("memory", "gpu_memory_bytes", format_bytes, "highest of one device"),
-            _row("power", "gpu_power_watts", _unit("W"), "mean of a device"),
-            _row("clock", "gpu_clock_mhz", _unit("MHz"), "mean of a device"),
+            _row("gpu_utilization", note="a kernel ran; not how well"),
+            _row("gpu_memory_bytes", label="memory", note="highest of one device"),
+            _row("gpu_power_watts", note="mean of a device"),
+            _row("gpu_clock_mhz", note="mean of a device"),
         ),
     ),
     Group(
         title="Profiler window and ranks",
         rows=(
-            _row("device idle", "device_idle_fraction", format_share),
-            _row("exposed communication", "exposed_communication_fraction", format_share),
-            _row(
-                "pure communication",
-                "pure_communication_fraction",
-                format_share,
-                "least of all ranks",
-            ),
-            _row("skew of ranks", "rank_skew", format_share, "own time: slowest over median"),
+            _row("device_idle_fraction"),
+            _row("exposed_communication_fraction"),
+            _row("pure_communication_fraction", note="least of all ranks"),
+            _row("rank_skew", note="own time: slowest over median"),
         ),
     ),
     Group(
         title="The meter itself",
-        rows=(
-            _row("cost of a fetch", "overhead_seconds_per_fetch", lambda v: f"{1e6 * v:,.1f} µs"),
-            _row("share of the time", "overhead_fraction", lambda v: f"{100 * v:.3f} %"),
-        ),
+        rows=(_row("overhead_seconds_per_fetch"), _row("overhead_fraction")),
     ),
 )

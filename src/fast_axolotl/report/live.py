@@ -129,17 +129,14 @@ class LiveView:
                     is_over = bool(ending)
                     if not ending and seconds is not None and self._clock() - begin >= seconds:
                         ending = "the time was up"
-                    self._refresh(ending, is_over=is_over)
+                    self._read()
+                    if self._paused_at is None or ending:
+                        self._make_frame(is_last=bool(ending), is_over=is_over)
+                    self._show(ending)
                     if ending or self._wait(begin, seconds):
                         return ending or "q was pressed"
             except KeyboardInterrupt:
                 return "Ctrl-C"
-
-    def _refresh(self, ending: str, *, is_over: bool) -> None:
-        self._read()
-        if self._paused_at is None or ending:
-            self._make_frame(is_last=bool(ending), is_over=is_over)
-        self._show(ending)
 
     def _read(self) -> None:
         self._is_changed = bool(self._source.poll()) or self._is_changed
@@ -177,26 +174,22 @@ class LiveView:
 
     def _wait(self, begin: float, seconds: float | None) -> bool:
         """Until the next frame is due; whether somebody quits."""
-        now = self._clock()
-        due = now + INTERVAL_SECONDS
+        due = self._clock() + INTERVAL_SECONDS
         if seconds is not None:
             due = min(due, begin + seconds)
         while (left := due - self._clock()) > 0:
             key = self._display.wait(left)
             if key == "q":
                 return True
+            if key == "p":
+                self._paused_at = self._clock() if self._paused_at is None else None
+            elif key == "r":
+                self._read()
+                self._source.reset()
+                self._reset_at, self._paused_at = self._clock(), None
+                self._summary, self._is_changed = None, True
             if key in ("p", "r"):
-                self._press(key)
+                if self._paused_at is None:
+                    self._make_frame()
+                self._show()
         return False
-
-    def _press(self, key: str) -> None:
-        if key == "p":
-            self._paused_at = self._clock() if self._paused_at is None else None
-        else:
-            self._read()
-            self._source.reset()
-            self._reset_at, self._paused_at = self._clock(), None
-            self._summary, self._is_changed = None, True
-        if self._paused_at is None:
-            self._make_frame()
-        self._show()

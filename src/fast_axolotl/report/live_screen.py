@@ -24,8 +24,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from fast_axolotl.report.live_frame import Frame
-from fast_axolotl.report.live_layout import Keys, ViewState, lay_out
-from fast_axolotl.report.live_wording import describe_run, format_line
+from fast_axolotl.report.live_layout import Keys, ViewState, format_line, lay_out
 
 __all__ = ["Display", "LineDisplay", "ScreenDisplay", "open_display"]
 
@@ -65,8 +64,8 @@ class LineDisplay:
     def __init__(self, file: IO[str], sleep: Callable[[float], None] = time.sleep) -> None:
         self._file = file
         self._sleep = sleep
-        self._told: str | None = None
-        """What the last line was about."""
+        self._title: str | None = None
+        """Of the last frame."""
 
     def __enter__(self) -> LineDisplay:
         return self
@@ -75,10 +74,12 @@ class LineDisplay:
         pass
 
     def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        if frame.stage and frame.has_begun and frame.title != self._told:
-            is_new = self._told is not None
-            print(describe_run(frame, is_new=is_new), file=self._file, flush=True)
-        self._told = frame.title
+        if frame.stage and frame.has_begun and frame.title != self._title:
+            run, *rest = frame.stage
+            begin = f"watching {run}" if self._title is None else f"{run} begins"
+            words = ", ".join([*rest, frame.title])
+            print(f"fast-axolotl: {begin}: {words}", file=self._file, flush=True)
+        self._title = frame.title
         print(format_line(frame, ending=ending), file=self._file, flush=True)
 
     def wait(self, seconds: float) -> str:
@@ -92,15 +93,18 @@ class ScreenDisplay:
     def __init__(self, console: Console, keyboard: IO[str] | None) -> None:
         self._console = console
         self._keyboard = _Keyboard(keyboard)
-        self._live = self._make_live()
+        self._live: Live | None = None
         self._shown: tuple[Frame, ViewState] | None = None
         self._size = console.size
         self._is_suspended = False
         self._before: Any = None
 
     def __enter__(self) -> ScreenDisplay:
+        def suspend(number: int, frame: FrameType | None) -> None:
+            self._is_suspended = True
+
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTSTP, self._note_suspension)
+            self._before = signal.signal(signal.SIGTSTP, suspend)
         self._open()
         return self
 
@@ -125,7 +129,12 @@ class ScreenDisplay:
             left = end - time.monotonic()
             key = self._keyboard.wait(min(max(0.0, left), _SLICE_SECONDS))
             if self._is_suspended:
-                self._suspend()
+                # Give the terminal back, stop as Ctrl-Z asks, and take it again afterwards.
+                self._is_suspended = False
+                self._close()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                self._open()
+                self._draw()
             if key or left <= 0:
                 return key
             if self._console.size != self._size:
@@ -138,7 +147,7 @@ class ScreenDisplay:
             self._console.print(Group(*lines))
 
     def _draw(self) -> None:
-        if self._shown is None:
+        if self._shown is None or self._live is None:
             return
         self._size = self._console.size
         # The last column is left free: some terminals wrap when it is written.
@@ -146,36 +155,23 @@ class ScreenDisplay:
         lines = lay_out(*self._shown, width=width, height=self._size.height)
         self._live.update(Group(*lines), refresh=True)
 
-    def _make_live(self) -> Live:
-        return Live(
+    def _open(self) -> None:
+        self._keyboard.open()
+        self._live = Live(
             console=self._console,
             screen=True,
             auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-
-    def _open(self) -> None:
-        self._keyboard.open()
         self._live.start()
 
     def _close(self) -> None:
         try:
-            self._live.stop()
+            if self._live is not None:
+                self._live.stop()
         finally:
             self._keyboard.close()
-
-    def _note_suspension(self, number: int, frame: FrameType | None) -> None:
-        self._is_suspended = True
-
-    def _suspend(self) -> None:
-        """Give the terminal back, stop as Ctrl-Z asks, and take it again when told to go on."""
-        self._is_suspended = False
-        self._close()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._live = self._make_live()
-        self._open()
-        self._draw()
 
 
 class _Keyboard:

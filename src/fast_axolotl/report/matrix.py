@@ -1,34 +1,34 @@
-"""A protocol as text: the answer first, then the matrix; in the terminal and as Markdown.
+"""A protocol, a comparison, or runs beside each other as text: in the terminal and as Markdown.
 
-Takes a ``ProtocolResult`` and nothing else. A difference of losses comes before any speed, in red.
+The answer comes first, then the matrix. A difference of losses comes before any speed, in red.
 Figures that no arm has are not rows; below the matrix stands why, and why an arm has none of a row.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fast_axolotl.record import RunSummary
+from fast_axolotl.record.catalogue import MATRIX
 from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
-from fast_axolotl.report.content import counted_runs
-from fast_axolotl.report.values import (
-    count_words,
-    escape_markdown,
-    format_change,
-    format_ratios,
-    format_value,
-)
+from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
+from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms, verdict_title
+from fast_axolotl.report.figures import missing_reason
+from fast_axolotl.report.terminal import print_drawn, render_drawn
+from fast_axolotl.report.values import escape_markdown, format_ratios
 
 __all__ = [
+    "compare_plainly",
     "comparison_markdown",
-    "describe_missing",
     "protocol_markdown",
     "render_protocol",
+    "runs_markdown",
     "show_comparison",
     "show_protocol",
 ]
@@ -39,40 +39,30 @@ _STYLES = {"better": "green", "worse": "bold red", "changed": "yellow"}
 
 def show_protocol(protocol: ProtocolResult, *, file: IO[str] | None = None) -> None:
     """Print the result of a protocol to stdout, or to a file."""
-    console = Console(file=file, highlight=False, markup=False)
-    if console.is_terminal:
-        _print_protocol(console, protocol)
-    else:
-        console.file.write(render_protocol(protocol))
+    print_drawn(lambda console: _print_protocol(console, protocol), _PIPE_WIDTH, file)
 
 
 def render_protocol(protocol: ProtocolResult, *, width: int = _PIPE_WIDTH) -> str:
     """What is printed to a pipe, as text."""
-    text = io.StringIO()
-    _print_protocol(Console(file=text, highlight=False, markup=False, width=width), protocol)
-    return _without_ends(text.getvalue())
+    return render_drawn(lambda console: _print_protocol(console, protocol), width)
 
 
-def show_comparison(
-    matrix: Matrix,
-    *,
-    alarms: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    checks: Sequence[tuple[str, bool]] = (),
-    file: IO[str] | None = None,
-) -> None:
-    """Print a matrix alone, with limits that were checked: a sentence, and whether it is broken.
-
-    Alarms are what to know before any figure.
-    """
-    console = Console(file=file, highlight=False, markup=False)
-    if console.is_terminal:
-        _print_comparison(console, matrix, alarms, notes, checks)
-        return
-    text = io.StringIO()
-    plain = Console(file=text, highlight=False, markup=False, width=_PIPE_WIDTH)
-    _print_comparison(plain, matrix, alarms, notes, checks)
-    console.file.write(_without_ends(text.getvalue()))
+def _print_protocol(console: Console, protocol: ProtocolResult) -> None:
+    console.print(Text(protocol.title, style="bold"))
+    if protocol.are_losses_equal is False:
+        console.print(Text(protocol.losses, style="bold white on red"))
+    console.print()
+    console.print(Text(protocol.paragraph))
+    console.print()
+    if _measured_rows(protocol.matrix):
+        console.print(_table(protocol.matrix))
+    for line in _facts(protocol):
+        console.print(Text(f"• {line}"), soft_wrap=False)
+    for arm in protocol.arms:
+        for folder, tail in _failures(arm):
+            console.print()
+            console.print(Text(f"{arm.name}, {folder} failed; its log ends so:", "bold red"))
+            console.print(Text(tail, style="dim"))
 
 
 def protocol_markdown(protocol: ProtocolResult) -> str:
@@ -92,6 +82,31 @@ def protocol_markdown(protocol: ProtocolResult) -> str:
     return "\n".join(lines) + "\n"
 
 
+def show_comparison(
+    matrix: Matrix,
+    *,
+    alarms: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    checks: Sequence[tuple[str, bool]] = (),
+    file: IO[str] | None = None,
+) -> None:
+    """Print a matrix alone, with limits that were checked: a sentence, and whether it is broken.
+
+    Alarms are what to know before any figure.
+    """
+
+    def draw(console: Console) -> None:
+        for alarm in alarms:
+            console.print(Text(alarm, style="bold white on red"))
+        for text, is_broken in checks:
+            console.print(Text(text, style="bold red" if is_broken else ""))
+        console.print(_table(matrix))
+        for note in (*_describe_missing(matrix), *notes, *matrix.notes):
+            console.print(Text(f"• {note}", style="dim"))
+
+    print_drawn(draw, _PIPE_WIDTH, file)
+
+
 def comparison_markdown(
     matrix: Matrix,
     *,
@@ -106,56 +121,60 @@ def comparison_markdown(
         f"- **{escape_markdown(text)}**" if broken else f"- {escape_markdown(text)}"
         for text, broken in checks
     ]
-    told = (*describe_missing(matrix), *notes, *matrix.notes)
-    lines += [f"- {escape_markdown(note)}" for note in told]
+    below = (*_describe_missing(matrix), *notes, *matrix.notes)
+    lines += [f"- {escape_markdown(note)}" for note in below]
     return "\n".join(lines) + "\n"
 
 
-def _print_protocol(console: Console, protocol: ProtocolResult) -> None:
-    console.print(Text(protocol.title, style="bold"))
-    if protocol.are_losses_equal is False:
-        console.print(Text(protocol.losses, style="bold white on red"))
-    console.print()
-    console.print(Text(protocol.paragraph))
-    console.print()
-    if _measured_rows(protocol.matrix):
-        console.print(_table(protocol.matrix))
-    for line in _facts(protocol):
-        console.print(Text(f"• {line}"), soft_wrap=False)
-    for arm in protocol.arms:
-        _print_failures(console, arm)
+def runs_markdown(runs: Sequence[ReportRun]) -> str:
+    """Of single runs: verdicts, what to do next, a table, and why it has dashes."""
+    lines = []
+    for run in runs:
+        verdict = run.summary.verdict
+        name = f"{escape_markdown(run.name)}: " if len(runs) > 1 else ""
+        for alarm in find_alarms(run.summary, run.record):
+            lines += [f"> **{name}{escape_markdown(alarm)}**", ""]
+        title, headline = map(
+            escape_markdown, (verdict_title(verdict.kind, verdict.subtype), verdict.headline)
+        )
+        lines += [f"**{name}{title}.** {headline}", ""]
+        lines += [f"- {escape_markdown(line)}" for line in verdict.evidence]
+        lines += [""] if verdict.evidence else []
+        if verdict.action:
+            lines += [f"**Next:** {escape_markdown(verdict.action)}", ""]
+    matrix = compare_plainly(runs)
+    lines.append(_line(["figure", *map(escape_markdown, matrix.arms)]))
+    lines.append("| --- |" + " ---: |" * len(matrix.arms))
+    for row in _measured_rows(matrix):
+        values = [format_value(cell.value, row.unit) for cell in row.cells]
+        lines.append(_line([escape_markdown(row.label), *values]))
+    missing = [f"- {escape_markdown(line)}" for line in _describe_missing(matrix)]
+    lines += ["", *missing] if missing else []
+    return "\n".join(lines) + "\n"
 
 
-def _print_failures(console: Console, arm: Arm) -> None:
-    for folder, tail in _failures(arm):
-        console.print()
-        console.print(Text(f"{arm.name}, {folder} failed; its log ends so:", "bold red"))
-        console.print(Text(tail, style="dim"))
-
-
-def _failures(arm: Arm) -> list[tuple[str, str]]:
-    """Folders and ends of logs, each end once."""
-    by_tail: dict[str, list[str]] = {}
-    for run in arm.runs:
-        if run.status == "failed":
-            by_tail.setdefault(run.log_tail, []).append(run.folder)
-    return [(" and ".join(folders), tail) for tail, folders in by_tail.items()]
-
-
-def _print_comparison(
-    console: Console,
-    matrix: Matrix,
-    alarms: Sequence[str],
-    notes: Sequence[str],
-    checks: Sequence[tuple[str, bool]],
-) -> None:
-    for alarm in alarms:
-        console.print(Text(alarm, style="bold white on red"))
-    for text, is_broken in checks:
-        console.print(Text(text, style="bold red" if is_broken else ""))
-    console.print(_table(matrix))
-    for note in (*describe_missing(matrix), *notes, *matrix.notes):
-        console.print(Text(f"• {note}", style="dim"))
+def compare_plainly(runs: Sequence[ReportRun]) -> Matrix:
+    """Single runs beside each other, with no ratio and no judgement."""
+    rows = []
+    known = {field.name for field in fields(RunSummary)}
+    for figure in MATRIX:
+        if figure.name not in known:
+            continue
+        cells = []
+        for run in runs:
+            value = getattr(run.summary, figure.name)
+            reason = missing_reason(run.summary, figure.name) if value is None else ""
+            cells.append(Cell(value=value, reason=reason))
+        rows.append(
+            MatrixRow(
+                name=figure.name,
+                label=figure.label,
+                unit=figure.unit,
+                better=figure.better,
+                cells=tuple(cells),
+            )
+        )
+    return Matrix(arms=tuple(run.name for run in runs), rows=tuple(rows))
 
 
 def _table(matrix: Matrix) -> Table:
@@ -166,12 +185,17 @@ def _table(matrix: Matrix) -> Table:
         table.add_column(name, justify="right")
         table.add_column(f"÷ {matrix.arms[0]}, 95 %")
     for row in _measured_rows(matrix):
-        cells = [Text(row.label), Text(format_value(row.cells[0].value, row.unit))]
-        for cell in row.cells[1:]:
-            cells.append(Text(format_value(cell.value, row.unit)))
-            cells.append(Text(_change(cell, row.unit), style=_STYLES.get(cell.outcome, "")))
-        table.add_row(*cells)
+        table.add_row(*(Text(text, style=style) for text, style in _styled_cells(row)))
     return table
+
+
+def _styled_cells(row: MatrixRow) -> list[tuple[str, str]]:
+    """Label, value of the baseline, and of each other arm the value and its change."""
+    cells = [(row.label, ""), (format_value(row.cells[0].value, row.unit), "")]
+    for cell in row.cells[1:]:
+        cells.append((format_value(cell.value, row.unit), ""))
+        cells.append((_change(cell, row.unit), _STYLES.get(cell.outcome, "")))
+    return cells
 
 
 def _matrix_lines(matrix: Matrix) -> list[str]:
@@ -183,15 +207,8 @@ def _matrix_lines(matrix: Matrix) -> list[str]:
         header += [name, f"÷ {baseline}, 95 %"]
     lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * len(others)])]
     for row in _measured_rows(matrix):
-        cells = [escape_markdown(row.label), format_value(row.cells[0].value, row.unit)]
-        for cell in row.cells[1:]:
-            change = escape_markdown(_change(cell, row.unit))
-            is_change = cell.outcome in _STYLES
-            cells += [
-                format_value(cell.value, row.unit),
-                f"**{change}**" if is_change else change,
-            ]
-        lines.append(_line(cells))
+        cells = ((escape_markdown(text), style) for text, style in _styled_cells(row))
+        lines.append(_line([f"**{text}**" if style else text for text, style in cells]))
     return lines
 
 
@@ -199,121 +216,102 @@ def _change(cell: Cell, unit: str) -> str:
     """``1.23× (1.20 – 1.26) better``."""
     if cell.ratio is not None:
         ratio, *ends = format_ratios(cell, decimals=3)
-        found = f"{ratio}×"
+        text = f"{ratio}×"
     elif cell.difference is None:
         return "" if cell.value is None else "not compared"
     elif unit.startswith("bytes") and cell.outcome == "no detectable change":
         return cell.outcome
     else:
         differences = (cell.difference, cell.difference_low, cell.difference_high)
-        found, *ends = (
+        text, *ends = (
             format_change(one, unit, decimals=2) for one in differences if one is not None
         )
     if ends:
-        found += f" ({' – '.join(ends)})"
+        text += f" ({' – '.join(ends)})"
     if cell.outcome == "not compared":
-        return f"{found}, no interval"
+        return f"{text}, no interval"
     is_nothing = cell.ratio is None and cell.outcome == "no detectable change" and cell.reason
-    return f"{found} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
+    return f"{text} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
+
+
+def _failures(arm: Arm) -> list[tuple[str, str]]:
+    """Folders and ends of logs, each end once."""
+    by_tail: dict[str, list[str]] = {}
+    for run in arm.runs:
+        if run.status == "failed":
+            by_tail.setdefault(run.log_tail, []).append(run.folder)
+    return [(" and ".join(folders), tail) for tail, folders in by_tail.items()]
 
 
 def _facts(protocol: ProtocolResult) -> list[str]:
     """Everything else worth a line, in the order in which one asks for it."""
     lines = []
     for arm in protocol.arms:
+        done = sum(run.status == "done" for run in arm.runs)
+        counted = len(counted_runs(arm))
+        parts = [count_words(counted, "run")]
+        parts += [f"{done - counted} to warm up"] if done > counted else []
+        parts += [f"{len(arm.runs) - done} failed or left out"] if len(arm.runs) > done else []
         verdict = f": {arm.verdict}: {arm.headline}" if arm.verdict else ""
-        lines.append(f"{arm.name} ({arm.text}; {_count_runs(arm)}){verdict}")
+        lines.append(f"{arm.name} ({arm.text}; {', '.join(parts)}){verdict}")
     if protocol.losses and protocol.are_losses_equal is not False:
         lines.append(protocol.losses)
     lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
-    lines += describe_missing(protocol.matrix)
+    lines += _describe_missing(protocol.matrix)
     if protocol.arms:
-        lines.append(_course(protocol))
+        # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
+        parts = [count_words(protocol.pairs, "pair")]
+        if protocol.pairs < protocol.planned_pairs:
+            parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
+        if protocol.order:
+            letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
+            names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+            order = " ".join(letters[name] for name in protocol.order)
+            parts.append(f"in the order {order} ({names})")
+        warmups = [
+            sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
+        ]
+        if any(warmups):
+            each = f"{count_words(warmups[0], 'warm-up')} of each arm"
+            total = f"{count_words(sum(warmups), 'warm-up')} in all"
+            parts.append(f"after {each if len(set(warmups)) == 1 else total}")
+        lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
-
-
-def _course(protocol: ProtocolResult) -> str:
-    """``2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3.0 min``."""
-    pairs = count_words(protocol.pairs, "pair")
-    if protocol.pairs < protocol.planned_pairs:
-        pairs = f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"
-    parts = [pairs]
-    if protocol.order:
-        parts.append(f"in the order {_order(protocol)}")
-    parts += _warmups(protocol.arms)
-    return f"{', '.join(parts)}; {protocol.seconds / 60:.1f} min"
-
-
-def _warmups(arms: Sequence[Arm]) -> list[str]:
-    counts = [sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in arms]
-    if not any(counts):
-        return []
-    if len(set(counts)) == 1:
-        return [f"after {count_words(counts[0], 'warm-up')} of each arm"]
-    return [f"after {count_words(sum(counts), 'warm-up')} in all"]
-
-
-def _count_runs(arm: Arm) -> str:
-    """``3 runs, and 1 to warm up``."""
-    done = [run for run in arm.runs if run.status == "done"]
-    counted = len(counted_runs(arm))
-    parts = [count_words(counted, "run")]
-    if len(done) > counted:
-        parts.append(f"{len(done) - counted} to warm up")
-    if len(arm.runs) > len(done):
-        parts.append(f"{len(arm.runs) - len(done)} failed or left out")
-    return ", ".join(parts)
-
-
-def _order(protocol: ProtocolResult) -> str:
-    """``A B B A``, told once what the letters are."""
-    letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
-    told = ", ".join(f"{letter} {name}" for name, letter in letters.items())
-    return f"{' '.join(letters[name] for name in protocol.order)} ({told})"
 
 
 def _measured_rows(matrix: Matrix) -> list[MatrixRow]:
     return [row for row in matrix.rows if any(cell.value is not None for cell in row.cells)]
 
 
-def describe_missing(matrix: Matrix) -> list[str]:
+def _describe_missing(matrix: Matrix) -> list[str]:
     """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
     shown = _measured_rows(matrix)
     if not shown:
         return []
-    told: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for row in matrix.rows:
         if row not in shown:
             # An arm that ran knows more about it than one that did not.
-            reasons = sorted((cell.reason for cell in row.cells if cell.reason), key=_says_little)
-            told.setdefault(reasons[0] if reasons else "no run counts", []).append(row.label)
-    lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in told.items()]
+            reasons = sorted(
+                (cell.reason for cell in row.cells if cell.reason),
+                key=lambda reason: reason.startswith("no run "),
+            )
+            missing.setdefault(reasons[0] if reasons else "no run counts", []).append(row.label)
+    lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     for at, arm in enumerate(matrix.arms):
-        lines += _missing_in(arm, [(row.label, row.cells[at]) for row in shown])
+        missing = {}
+        for row in shown:
+            if row.cells[at].value is None:
+                reason = row.cells[at].reason or "it was not recorded"
+                missing.setdefault(reason, []).append(row.label)
+        lines += [
+            f"Nothing was measured in {arm}: {reason}."
+            if len(labels) == len(shown)
+            else f"Not measured in {arm}: {', '.join(labels)}: {reason}."
+            for reason, labels in missing.items()
+        ]
     return lines
-
-
-def _missing_in(arm: str, cells: Sequence[tuple[str, Cell]]) -> list[str]:
-    """Of figures that another arm has."""
-    told: dict[str, list[str]] = {}
-    for label, cell in cells:
-        if cell.value is None:
-            told.setdefault(cell.reason or "it was not recorded", []).append(label)
-    return [
-        f"Nothing was measured in {arm}: {reason}."
-        if len(labels) == len(cells)
-        else f"Not measured in {arm}: {', '.join(labels)}: {reason}."
-        for reason, labels in told.items()
-    ]
-
-
-def _says_little(reason: str) -> bool:
-    return reason.startswith("no run ")
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _without_ends(text: str) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())

@@ -1,35 +1,59 @@
 """A report as one HTML file: no request to anywhere, everything it shows is inside.
 
-The page is plain HTML with its tables and texts, the data and the figures as JSON, and Plotly,
-packed. The browser unpacks it (4.9 MB become 1.9 MB in the file) and draws. A policy in the head of
-the page forbids it every connection.
+``assets/report.html`` is the page; here is what it is filled with: texts and tables, the data and
+the figures as JSON, and Plotly, packed. The browser unpacks it (4.9 MB become 1.9 MB in the file)
+and draws. A policy in the head of the page forbids it every connection.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from importlib import resources
+from importlib import import_module
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.report.charts import Chart, Curves, Legend, Panel
-from fast_axolotl.report.content import Report, describe_drawn
-from fast_axolotl.report.detail_markup import detail_sections
+from fast_axolotl.record.protocol_result import MatrixRow, ProtocolResult
+from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
+from fast_axolotl.report.charts import make_charts
+from fast_axolotl.report.content import (
+    VERDICTS,
+    Report,
+    ReportRun,
+    counted_runs,
+    describe_drawn,
+    describe_progress,
+    describe_run,
+    find_alarms,
+    no_counted_run,
+    shown_run,
+    verdict_title,
+)
 from fast_axolotl.report.downsampling import keep_extremes
-from fast_axolotl.report.markup import Safe, embed_json, join, named, plain_name, tag
-from fast_axolotl.report.matrix_markup import matrix_section
-from fast_axolotl.report.run_charts import make_charts
+from fast_axolotl.report.figures import (
+    GROUPS,
+    RANK_COLUMNS,
+    Group,
+    format_row,
+    missing_reason,
+    rank_row,
+    read_figure,
+)
+from fast_axolotl.report.matrix import compare_plainly
+from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
-from fast_axolotl.report.theme import theme_css
-from fast_axolotl.report.values import format_date, format_length
-from fast_axolotl.report.verdict_markup import verdict_section
+from fast_axolotl.report.values import describe_change, describe_value
 
-__all__ = ["GENERATOR", "MOST_RUNS", "render_report", "report_data"]
+__all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "render_report", "report_data"]
 
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
@@ -37,51 +61,135 @@ GENERATOR = "fast-axolotl report"
 MOST_RUNS = 6
 """Runs with charts in one page."""
 
+COLOURS = {
+    "page": ("#f6f6f3", "#14171a"),
+    "card": ("#ffffff", "#1b1f24"),
+    "ink": ("#1d2226", "#e6e8ea"),
+    "muted": ("#59626b", "#a3adb7"),
+    "line": ("#dcdeda", "#323840"),
+    "grid": ("#ecedea", "#292f36"),
+    "accent": ("#a13358", "#f29bb5"),
+    "good": ("#1a6b42", "#74d3a0"),
+    "good-wash": ("#e4f2ea", "#17301f"),
+    "bad": ("#ab231c", "#ff938a"),
+    "bad-wash": ("#fbe9e7", "#3a1d1b"),
+    "warn": ("#7d5200", "#e8bb6b"),
+    "warn-wash": ("#faf0dc", "#342914"),
+    "plain-wash": ("#ecedea", "#282d33"),
+    "step": ("#3a6bb0", "#86b2f0"),
+    "wait": ("#c94f2a", "#ff9d73"),
+    "host": ("#7b838c", "#8f99a4"),
+    "pss": ("#237374", "#5cc8c2"),
+    "anon": ("#7454ad", "#b79cf0"),
+    "hwm": ("#93690d", "#d9b04f"),
+    "limit": ("#ab231c", "#ff938a"),
+    "calls": ("#7690b8", "#6d8aab"),
+}
+"""Role to its colour on a light and on a dark page. Text and what carries meaning has a contrast
+of 4.5 or more against the page and its cards, lines of charts 3 or more (WCAG 2.1, AA)."""
+
 _MOST_DATA_BYTES = 900_000
 _LEAST_POINTS = 100
 _MOST_LOSSES = 200
+_MOST_LARGE = 320
+"""Characters of an answer in large letters."""
+_SHARED = 5
+"""Cells of the matrix with the same reason from which on it is told once for all."""
 
-_PLACES = {
-    "verdict": "Verdict",
-    "matrix": "Matrix",
-    "charts": "Charts",
-    "figures": "All figures",
-    "runs": "Runs",
-    "settings": "Settings",
-    "environment": "Environment",
-    "definitions": "What the words mean",
-}
-"""Sections that the head of the page leads to, by their name."""
+_OUTCOME_TONES = {"better": "good", "worse": "bad", "changed": "warn"}
 
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; base-uri 'none'; form-action 'none'"
+_TILES = (
+    ("stall_fraction", "waiting for data"),
+    ("tokens_per_second", "real tokens"),
+    ("rows_per_second", "reader"),
+    ("step_p50_seconds", "step, median"),
+    ("mfu", "MFU"),
+    ("working_set_bytes", "working set"),
 )
+_ARM_ALONE = ("text", "which", "stall", "failed")
+"""Parts of a card that a single run has not."""
+
+_ONE_EACH = (
+    "One run each: how much of a difference is chance cannot be told. "
+    "fast-axolotl protocol repeats the runs and gives intervals."
+)
+_READING = (
+    "A ratio is an arm's figure over the baseline's, as the geometric mean over pairs of runs; "
+    "behind it the 95 % interval. Where the interval holds 1 there is no detectable change."
+)
+
+TableRow = tuple[str, Sequence[str], str]
+"""A label, its values run by run, and what it is in a few words."""
 
 
 def render_report(report: Report) -> str:
     """The page."""
-    library = _packed_plotly()
-    data, embedded = _fitting_data(report)
-    charts = make_charts(_curves(report, data))
-    main = tag(
-        "main",
-        verdict_section(report),
-        matrix_section(report),
-        _chart_section(charts, report),
-        detail_sections(report),
+    library, template = _packed_plotly(), _template()
+    as_json = template.environment.globals["as_json"]
+    # Fewer points where the data would grow beyond its share of the page.
+    points = MOST_POINTS
+    data = report_data(report, most_points=points)
+    embedded = as_json(data)
+    while len(embedded) > _MOST_DATA_BYTES and points > _LEAST_POINTS:
+        points //= 2
+        data = report_data(report, most_points=points)
+        embedded = as_json(data)
+    charts = make_charts(
+        [
+            Curves(place=place, name=run.name, series=found["series"], summary=run.summary)
+            for place, (run, found) in enumerate(zip(report.runs, data["runs"], strict=False))
+        ]
     )
-    body = join(
-        tag("a", "To the verdict", href="#verdict", class_="skip"),
-        _header(report, [place for place in _PLACES if f'id="{place}"' in main]),
-        main,
-        _footer(report),
-        embedded,
-        embed_json("report-figures", _figures(charts)),
-        Safe(f'<script type="text/plain" id="report-plotly">{library}</script>'),
-        Safe(f"<script>{_asset('report.js')}</script>"),
+    figures = {
+        f"{chart.name}-{number}": panel.figure
+        for chart in charts
+        for number, panel in enumerate(chart.panels)
+        if panel.figure is not None
+    }
+    matrix, tables = _matrix(report), _tables(report)
+    places = {
+        "verdict": ("Verdict", True),
+        "matrix": ("Matrix", matrix),
+        "charts": ("Charts", charts),
+        "figures": ("All figures", report.runs),
+        "runs": ("Runs", report.protocol),
+        **{one["name"]: (one["title"], True) for one in tables if one["name"] != "course"},
+        "definitions": ("What the words mean", True),
+    }
+    page: str = template.render(
+        report=report,
+        protocol=report.protocol,
+        made=format_date(report.made),
+        titles=[report.title]
+        if report.protocol is not None or not report.runs
+        else [run.name for run in report.runs],
+        subtitle=_subtitle(report),
+        links=[(name, title) for name, (title, is_there) in places.items() if is_there],
+        alarms=[
+            (run.name, alarm)
+            for run in report.runs
+            for alarm in find_alarms(run.summary, run.record)
+        ],
+        **_verdicts(report),
+        matrix=matrix,
+        charts=charts,
+        drawn=describe_drawn(report),
+        run_names=["", *(run.name for run in report.runs)] if len(report.runs) > 1 else [],
+        groups=[_group(group, report.runs) for group in GROUPS] if report.runs else [],
+        rank_columns=RANK_COLUMNS,
+        ranks=[
+            (run.name, [(name, values, "") for name, *values in map(rank_row, run.summary.ranks)])
+            for run in report.runs
+            if len(run.summary.ranks) > 1
+        ],
+        **(_protocol_tables(report.protocol) if report.protocol is not None else {}),
+        tables=tables,
+        data=embedded,
+        figures=as_json(to_plain(figures)),
+        library=library,
     )
-    return f'<!doctype html>\n<html lang="en">{_head(report)}<body>{body}</body></html>\n'
+    # White space between inline elements would show.
+    return re.sub(r">\s+<", "><", page.strip()) + "\n"
 
 
 def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, Any]:
@@ -96,84 +204,25 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
     shown = report.runs[:MOST_RUNS]
     pairs = [(run.record, run.summary) for run in shown]
     together = steps_together(pairs, most_points=most_points)
-    found = {
-        "title": report.title,
-        "made": report.made,
-        "version": report.version,
-        "protocol": protocol,
-        "runs": [
-            {
-                "name": run.name,
-                "summary": asdict(run.summary),
-                "series": read_series(
-                    run.record, run.summary, most_points=most_points, together=steps
-                ),
-            }
-            for run, steps in zip(shown, together, strict=True)
-        ],
-    }
-    kept: dict[str, Any] = to_plain(found)
-    return kept
-
-
-def _fitting_data(report: Report) -> tuple[dict[str, Any], Safe]:
-    """Fewer points where the data would grow beyond its share of the page."""
-    points = MOST_POINTS
-    while True:
-        data = report_data(report, most_points=points)
-        embedded = embed_json("report-data", data)
-        if len(embedded) <= _MOST_DATA_BYTES or points <= _LEAST_POINTS:
-            return data, embedded
-        points //= 2
-
-
-def _curves(report: Report, data: dict[str, Any]) -> list[Curves]:
-    return [
-        Curves(place=place, name=run.name, series=found["series"], summary=run.summary)
-        for place, (run, found) in enumerate(zip(report.runs, data["runs"], strict=False))
-    ]
-
-
-def _head(report: Report) -> Safe:
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=GENERATOR),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"{report.title} · fast-axolotl"),
-        Safe(f"<style>{theme_css()}{_asset('report.css')}</style>"),
+    data: dict[str, Any] = to_plain(
+        {
+            "title": report.title,
+            "made": report.made,
+            "version": report.version,
+            "protocol": protocol,
+            "runs": [
+                {
+                    "name": run.name,
+                    "summary": run.summary,
+                    "series": read_series(
+                        run.record, run.summary, most_points=most_points, together=steps
+                    ),
+                }
+                for run, steps in zip(shown, together, strict=True)
+            ],
+        }
     )
-
-
-def _header(report: Report, places: Sequence[str]) -> Safe:
-    links = [tag("a", _PLACES[place], href=f"#{place}") for place in places]
-    name = "fast-axolotl-report.json"
-    return tag(
-        "header",
-        tag(
-            "div",
-            tag("span", "fast-axolotl report", class_="brand"),
-            tag(
-                "div",
-                tag("a", "Raw data", id="download", href="#report-data", download=name),
-                tag("button", "Dark", id="theme", type="button", aria_label="Light or dark"),
-                class_="tools",
-            ),
-            class_="bar",
-        ),
-        tag("h1", _title(report)),
-        tag("p", _subtitle(report), class_="small"),
-        tag("nav", links, aria_label="Sections"),
-    )
-
-
-def _title(report: Report) -> Safe:
-    if report.protocol is not None or not report.runs:
-        return named(report.title)
-    parts = [named(run.name) for run in report.runs]
-    return join([part for name in parts for part in (", ", name)][1:])
+    return data
 
 
 def _subtitle(report: Report) -> str:
@@ -181,129 +230,311 @@ def _subtitle(report: Report) -> str:
         started, seconds = report.protocol.started, report.protocol.seconds
         environment = report.protocol.environment
     elif report.runs:
-        one = report.runs[0].summary
-        started, seconds, environment = one.started, one.duration_seconds, one.environment
+        first = report.runs[0].summary
+        started, seconds, environment = first.started, first.duration_seconds, first.environment
     else:
         return format_date(report.made)
-    parts = [format_date(started), format_length(seconds)]
-    for name in ("cpu", "cpu_model", "gpu", "os"):
-        value = environment.get(name)
-        if isinstance(value, str) and value:
-            parts.append(value)
-    return " · ".join(parts)
+    machine = [environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
+    known = [value for value in machine if isinstance(value, str) and value]
+    return " · ".join([format_date(started), format_duration(seconds), *known])
 
 
-def _chart_section(charts: Sequence[Chart], report: Report) -> Safe | None:
-    if not charts:
-        return None
-    hint = (
-        "Drag to zoom, double-click to see all. With the keyboard: + and − zoom, arrows move, "
-        "0 shows all."
-    )
-    count = len(report.runs)
-    few = f"Charts are of the first {MOST_RUNS} of {count} runs." if count > MOST_RUNS else ""
-    whose = describe_drawn(report)
-    return tag(
-        "section",
-        tag("h2", "Charts", id="charts"),
-        tag("p", hint, class_="small hint"),
-        tag("p", few, class_="small") if few else None,
-        tag("p", whose, class_="small") if whose else None,
-        [_chart(chart) for chart in charts],
-        class_="charts alone" if report.protocol is None and count == 1 else "charts",
-        aria_labelledby="charts",
-    )
-
-
-def _chart(chart: Chart) -> Safe:
-    name = f"chart-{chart.name}"
-    panels = [
-        _panel(chart, panel, number, len(chart.panels) > 1)
-        for number, panel in enumerate(chart.panels)
+def _verdicts(report: Report) -> dict[str, Any]:
+    """What bounds the run, why, and what to do; of several, a card each."""
+    protocol = report.protocol
+    cards: list[dict[str, Any]] = []
+    if protocol is not None:
+        runs = {run.name: run for run in reversed(report.runs)}
+        counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
+        done = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
+        pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
+        course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}."
+        if protocol.losses and protocol.are_losses_equal is not False:
+            course += f" {protocol.losses}"
+        for arm in protocol.arms:
+            kind, _, subtype = arm.verdict.partition(" ")
+            tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
+            badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
+            shown = shown_run(arm)
+            if shown is not None and shown.pair < 0:
+                badges.append(("plain", "warm-up run"))
+            # What the matrix has of all runs; the headline is of the one that is shown.
+            source = runs[arm.name].summary.stall_source if arm.name in runs else ""
+            name = f"{source or 'host'}_stall_fraction"
+            stalls = [
+                format_value(cell.value, "share")
+                for row in protocol.matrix.rows
+                for cell, column in zip(row.cells, protocol.matrix.arms, strict=False)
+                if row.name == name and column == arm.name and finite(cell.value) is not None
+            ]
+            failed = sum(run.status == "failed" for run in arm.runs)
+            cards.append(
+                {
+                    "name": arm.name,
+                    "text": arm.text,
+                    "tone": tone,
+                    "badges": badges,
+                    "headline": arm.headline or no_counted_run(protocol),
+                    "action": arm.action,
+                    "which": describe_run(arm),
+                    "stall": f"Median stall of its runs: {stalls[0]}." if stalls else "",
+                    "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
+                }
+            )
+        return {
+            "answer": None,
+            "tiles": [],
+            "cards": cards,
+            "progress": describe_progress(protocol),
+            "course": course if protocol.arms else "",
+        }
+    for run in report.runs:
+        verdict = run.summary.verdict
+        tone = VERDICTS[verdict.kind].tone
+        card = {
+            "name": run.name,
+            "tone": tone,
+            "badges": [(tone, verdict_title(verdict.kind, verdict.subtype))],
+        }
+        cards.append({**asdict(verdict), **card, **dict.fromkeys(_ARM_ALONE, "")})
+    tiles = [
+        (label, FIGURES[name].format(value))
+        for name, label in _TILES
+        if len(report.runs) == 1 and (value := getattr(report.runs[0].summary, name)) is not None
     ]
-    return tag(
-        "section",
-        tag("h3", chart.title, id=name),
-        tag("p", chart.text),
-        tag("ul", [_legend(one) for one in chart.legend], class_="legend")
-        if chart.legend
-        else None,
-        tag("div", panels, class_="panels"),
-        class_="chart",
-        aria_labelledby=name,
-    )
+    answer = cards[0] if len(cards) == 1 else None
+    return {"answer": answer, "tiles": tiles, "cards": cards, "progress": "", "course": ""}
 
 
-def _panel(chart: Chart, panel: Panel, number: int, is_named: bool) -> Safe:
-    title = tag("h4", named(panel.name)) if is_named else None
-    if panel.figure is None:
-        return tag("figure", title, tag("p", panel.text, class_="nothing"))
-    whose = f", {plain_name(panel.name)}" if panel.name and is_named else ""
-    plot = tag(
-        "div",
-        id=f"{chart.name}-{number}",
-        class_="plot",
-        role="img",
-        tabindex="0",
-        aria_label=f"{chart.title}{whose}. {panel.text}",
-        style=f"height:{panel.figure['height']}px",
-    )
-    return tag("figure", title, plot, tag("figcaption", panel.text))
+def _matrix(report: Report) -> dict[str, Any] | None:
+    """Every figure over all arms, or runs, beside each other; nothing for a single run."""
+    protocol = report.protocol
+    if protocol is not None:
+        matrix = protocol.matrix
+        notes = [_READING, *matrix.notes, *protocol.differing_settings, *protocol.notes]
+    elif len(report.runs) > 1:
+        matrix, notes = compare_plainly(report.runs), [_ONE_EACH]
+    else:
+        return None
+
+    def is_known(row: MatrixRow) -> bool:
+        return any(finite(cell.value) is not None for cell in row.cells)
+
+    shown = [row for row in matrix.rows if is_known(row)]
+    reasons = Counter(cell.reason for row in shown for cell in row.cells if cell.reason)
+    shared = [reason for reason, count in reasons.items() if count >= _SHARED]
+    notes[1:1] = [f"{reason[:1].upper()}{reason[1:]}." for reason in shared]
+    if not shown:
+        is_counted = protocol is None or any(counted_runs(arm) for arm in protocol.arms)
+        notes[0] = (
+            "No figure was measured in any arm."
+            if protocol is None or is_counted
+            else no_counted_run(protocol)
+        )
+    missing: dict[str, list[str]] = {}
+    for row in matrix.rows:
+        if not is_known(row):
+            reason = next((cell.reason for cell in row.cells if cell.reason), "it was not recorded")
+            missing.setdefault(reason, []).append(row.label)
+    # How far the pictures of intervals reach to either side, as a logarithm: the same for all. At
+    # most twice or half: larger changes are drawn at the edge.
+    ends = [
+        abs(math.log(end))
+        for row in shown
+        for cell in row.cells
+        for end in (cell.low, cell.high, cell.ratio)
+        if end is not None and end > 0
+    ]
+    half = min(math.log(2), max([math.log(1.1), *ends]))
+    rows = []
+    for row in shown:
+        cells = []
+        for cell, arm in zip(row.cells, matrix.arms, strict=False):
+            change, interval = describe_change(cell, row)
+            picture: dict[str, Any] | None = None
+            if cell.ratio and cell.low and cell.high:
+                # On a logarithmic scale, 104 wide: a bar for the interval, a dot for the ratio.
+                low, middle, high = (
+                    52 + 43 * max(-1.0, min(1.0, math.log(value) / half))
+                    for value in (cell.low, cell.ratio, cell.high)
+                )
+                arrow = "M98 2L103 7L98 12Z" if cell.ratio > 1 else "M6 2L1 7L6 12Z"
+                is_beyond = abs(math.log(cell.ratio)) > half
+                picture = {"low": low, "middle": middle, "width": max(2.0, high - low)}
+                picture["arrow"] = arrow if is_beyond else ""
+            cells.append(
+                {
+                    "arm": arm,
+                    "value": format_value(cell.value, row.unit),
+                    "outcome": cell.outcome,
+                    "change": change,
+                    "interval": interval,
+                    "picture": picture,
+                    "reason": "" if cell.reason in shared else cell.reason,
+                }
+            )
+        rows.append({"label": row.label, "better": row.better, "cells": cells})
+    lines = [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()]
+    return {"arms": matrix.arms, "rows": rows, "notes": notes, "missing": lines}
 
 
-def _legend(one: Legend) -> Safe:
-    colour = f"var(--{one.role})"
-    inside = {
-        "line": tag("rect", x="0", y="5", width="22", height="2", fill=colour),
-        "dashed": tag("path", d="M0 6H22", stroke=colour, stroke_width="2", stroke_dasharray="4 3"),
-        "area": _box(colour, x=1, width=20, opacity=0.35),
-        "mark": tag("path", d="M11 1L16 6L11 11L6 6Z", fill=colour),
-        "bar": _box(colour, x=5, width=12, opacity=0.8),
-    }[one.shape]
-    picture = tag("svg", inside, width="22", height="12", aria_hidden="true")
-    return tag("li", picture, named(one.label))
+def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:
+    """Figures run by run, and why some are missing, one line for all that share the reason."""
+    rows: list[TableRow] = []
+    missing: dict[str, dict[str, None]] = {}
+    is_empty = True
+    for row in group.rows:
+        values = [format_row(run.summary, row) for run in runs]
+        if any(value != "–" for value in values):
+            rows.append((row.label, values, row.note))
+        for name in row.fields:
+            for run in runs:
+                if read_figure(run.summary, name) is None:
+                    reason = missing_reason(run.summary, name)
+                    missing.setdefault(reason, {})[row.label] = None
+                else:
+                    is_empty = False
+    is_all = is_empty and len(missing) == 1
+    reasons = [
+        f"{'All' if is_all else ', '.join(labels)}: {reason}" for reason, labels in missing.items()
+    ]
+    return {"title": group.title, "rows": rows, "reasons": reasons}
 
 
-def _box(colour: str, *, x: int, width: int, opacity: float) -> Safe:
-    """A surface that may be pale; its edge is not."""
-    size = {"x": str(x), "y": "1", "width": str(width), "height": "10"}
-    return tag("rect", **size, fill=colour, fill_opacity=str(opacity), stroke=colour)
+def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:
+    """Its commands, its runs in the order of their numbers, and the ends of logs."""
+    runs: list[TableRow] = []
+    for arm in protocol.arms:
+        for run in arm.runs:
+            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
+            took = "–" if run.seconds is None else format_duration(run.seconds)
+            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
+            runs.append((run.folder, (arm.name, pair, state, took, run.page_cache or "–"), ""))
 
+    def number(row: TableRow) -> tuple[int, str]:
+        """Of ``runs/07-baseline``; a folder without a number comes first."""
+        digits = row[0].rpartition("/")[2].partition("-")[0]
+        return (int(digits) if digits.isdecimal() else -1), row[0]
 
-def _footer(report: Report) -> Safe:
-    return tag(
-        "footer",
-        [tag("p", note) for note in report.notes],
-        tag(
-            "p",
-            f"Made by fast-axolotl {report.version} on {format_date(report.made)}. Everything is "
-            "inside this file; it asks nothing of the network.",
-        ),
-        tag("noscript", "Without JavaScript there are no charts; their texts and all tables are."),
-    )
-
-
-def _figures(charts: Sequence[Chart]) -> dict[str, Any]:
     return {
-        f"{chart.name}-{number}": panel.figure
-        for chart in charts
-        for number, panel in enumerate(chart.panels)
-        if panel.figure is not None
+        "commands": [(arm.name, [" ".join(arm.command)], "") for arm in protocol.arms],
+        "protocol_runs": sorted(runs, key=number),
+        "logs": [
+            (run.folder, run.log_tail) for arm in protocol.arms for run in arm.runs if run.log_tail
+        ],
+        "dedupe_rows": [
+            (name.replace("_", " "), [describe_value(value)], "")
+            for name, value in protocol.dedupe.items()
+            if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
+        ],
     }
 
 
-def _asset(name: str) -> str:
-    return resources.files("fast_axolotl.report").joinpath(f"assets/{name}").read_text("utf-8")
+def _tables(report: Report) -> list[dict[str, Any]]:
+    """The course of the runs, their settings, and the environment."""
+    names = ["", *(run.name for run in report.runs)]
+    summaries = [run.summary for run in report.runs]
+    tables: list[dict[str, Any]] = []
+    if summaries:
+        ends, measured, spans = [], [], []
+        for one in summaries:
+            error = f": {one.error}" if one.error else ""
+            ends.append(f"{one.end_reason}{error}, after {format_duration(one.duration_seconds)}")
+            measured.append(
+                f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
+                f"{format_duration(one.measured_seconds)}; "
+                f"{count_words(one.warmup_steps, 'step')} of warm-up left out"
+            )
+            taken = [f"{name} {format_duration(value)}" for name, value in one.span_seconds.items()]
+            spans.append(" · ".join(taken) or "–")
+        rows: list[TableRow] = [
+            ("folder", [one.run_dir for one in summaries], ""),
+            ("started", [format_date(one.started) for one in summaries], ""),
+            ("ended", ends, ""),
+            ("ranks", [str(one.world_size) for one in summaries], ""),
+            ("measured", measured, ""),
+            ("spans taken out", spans, ""),
+            ("FLOPs", [one.flops_convention or "–" for one in summaries], ""),
+            ("notes", [" ".join(f"{note}." for note in one.notes) or "–" for one in summaries], ""),
+        ]
+        is_single = len(summaries) == 1
+        tables.append(
+            {
+                "name": "course",
+                "title": "The run" if is_single else "The runs with charts",
+                "head": [] if is_single else names,
+                "rows": [row for row in rows if any(value != "–" for value in row[1])],
+                "is_open": is_single,
+            }
+        )
+    environments = [one.environment for one in summaries]
+    if report.protocol is not None and not any(environments):
+        environments = [report.protocol.environment] if report.protocol.environment else []
+    by_name: dict[str, Sequence[Mapping[str, Any]]] = {
+        "settings": [one.settings for one in summaries],
+        "environment": environments,
+    }
+    for name, values in by_name.items():
+        rows = [
+            (key, [describe_value(one[key]) if key in one else "–" for one in values], "")
+            for key in dict.fromkeys(key for one in values for key in one)
+        ]
+        head = names
+        if all(len(set(shown)) == 1 for _, shown, _ in rows):
+            # One column where all agree.
+            head, rows = [], [(key, shown[:1], "") for key, shown, _ in rows]
+        if rows:
+            title = name.title()
+            table = {"name": name, "title": title, "head": head, "rows": rows, "is_open": True}
+            tables.append(table)
+    return tables
+
+
+def _load(name: str, purpose: str) -> Any:
+    """A module of the extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{purpose}, which is not installed: pip install 'fast-axolotl[report]'"
+        ) from error
+
+
+@cache
+def _template() -> Any:
+    """The page, compiled, with what is the same for every report."""
+    jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
+    loader = jinja2.PackageLoader("fast_axolotl.report", "assets")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+    def as_json(value: Any) -> Any:
+        """Nothing in it can end the script that it stands in."""
+        forms: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": str}
+        return jinja2.utils.htmlsafe_json_dumps(value, **forms)
+
+    def asset(name: str) -> Any:
+        return jinja2.utils.markupsafe.Markup(loader.get_source(environment, name)[0])
+
+    environment.filters["plain_name"] = plain_name
+    environment.globals.update(
+        as_json=as_json,
+        asset=asset,
+        colours=COLOURS,
+        generator=GENERATOR,
+        most_large=_MOST_LARGE,
+        most_runs=MOST_RUNS,
+        tones=_OUTCOME_TONES,
+    )
+    return environment.get_template("report.html")
 
 
 @cache
 def _packed_plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingExtraError(
-            "the charts of a report are drawn by plotly, which is not installed: "
-            "pip install 'fast-axolotl[report]'"
-        ) from error
-    source: str = get_plotlyjs()
-    return base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+    plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
+    return base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)).decode()

@@ -40,9 +40,35 @@ def take_picture(page: Path, picture: Path, *, browser: str) -> None:
     """Write the top of a page as PNG, 3200 × 1800, in a folder that is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fast-axolotl-browser-") as profile:
         taken = Path(profile) / "picture.png"
-        done = _run(_command(browser, page, taken, profile))
+        # A container's root may make no sandbox; the page is our own and may connect to nothing.
+        sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        command = [
+            browser,
+            "--headless",
+            *sandbox,
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--hide-scrollbars",
+            f"--user-data-dir={profile}/profile",
+            f"--window-size={_WIDTH},{_HEIGHT}",
+            f"--force-device-scale-factor={_SCALE}",
+            f"--virtual-time-budget={_DRAWING_MILLISECONDS}",
+            f"--screenshot={taken}",
+            # The window's own height is that of a window with a bar, which there is none of.
+            f"{page.absolute().as_uri()}#slide={_HEIGHT}",
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
+            )
+            said = " ".join(done.stderr.split())[-300:] or "nothing"
+        except subprocess.TimeoutExpired:
+            said = f"no answer in {_MOST_SECONDS:.0f} s"
+        except OSError as error:
+            said = str(error)
         if not taken.exists() or not taken.stat().st_size:
-            said = " ".join(done.split())[-300:] or "nothing"
             raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
         target = picture.resolve()  # a link stays one
         beside = target.with_name(f".{target.name}.part")
@@ -57,37 +83,3 @@ def take_picture(page: Path, picture: Path, *, browser: str) -> None:
             raise DataError(
                 f"cannot be written: {reason}; give another name with --png", path=str(picture)
             ) from error
-
-
-def _command(browser: str, page: Path, picture: Path, profile: str) -> list[str]:
-    # A container's root may make no sandbox; the page is our own and may connect to nothing.
-    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    return [
-        browser,
-        "--headless",
-        *sandbox,
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--hide-scrollbars",
-        f"--user-data-dir={profile}/profile",
-        f"--window-size={_WIDTH},{_HEIGHT}",
-        f"--force-device-scale-factor={_SCALE}",
-        f"--virtual-time-budget={_DRAWING_MILLISECONDS}",
-        f"--screenshot={picture}",
-        # The window's own height is that of a window with a bar, which there is none of.
-        f"{page.absolute().as_uri()}#slide={_HEIGHT}",
-    ]
-
-
-def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {_MOST_SECONDS:.0f} s"
-    except OSError as error:
-        return str(error)
-    return done.stderr

@@ -7,7 +7,7 @@ first line of any of the run's files. The number of points is bounded; extremes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,18 @@ from fast_axolotl.record import (
     RunRecord,
     RunSummary,
     StepBlock,
+    SystemRecord,
+    SystemSample,
 )
+from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.report.downsampling import (
+    Column,
     StepPoint,
     Windows,
-    finite,
     keep_extremes,
     merge_steps,
     round_figures,
 )
-from fast_axolotl.report.system_series import disk_series, gpu_series, memory_series
 
 __all__ = ["MOST_POINTS", "read_series", "steps_together"]
 
@@ -41,6 +43,9 @@ _MOST_MARKS = 200
 _BINS_TOGETHER = 12
 """Bins of a histogram that make one bar: 1.02 ** 12, about ten bars in a decade."""
 
+_MEMORY = ("pss_bytes", "rss_bytes", "anon_bytes", "hwm_bytes", "swap_bytes", "cgroup_bytes")
+_COUNTERS = ("read_bytes", "read_chars", "swap_in_bytes", "swap_out_bytes")
+
 Columns = dict[str, Any]
 
 
@@ -48,18 +53,15 @@ def steps_together(
     runs: Sequence[tuple[RunRecord, RunSummary]], *, most_points: int = MOST_POINTS
 ) -> list[int]:
     """How many steps of each run make a point: as many for all that are about as long."""
-    counts = [
-        0 if one.deciding_rank is None else _count_steps(record.ranks[one.deciding_rank])
-        for record, one in runs
-    ]
+    counts = []
+    for record, summary in runs:
+        rank = summary.deciding_rank
+        blocks = [] if rank is None else filter(_is_whole, record.ranks[rank].blocks)
+        counts.append(sum(block.steps for block in blocks if block.steps > 0))
     known = [count for count in counts if count]
     if known and max(known) <= _MOST_SPREAD * min(known):
         counts = [max(known)] * len(counts)
     return [max(1, math.ceil(count / most_points)) for count in counts]
-
-
-def _count_steps(rank: RankRecord) -> int:
-    return sum(block.steps for block in rank.blocks if block.steps > 0 and _is_whole(block))
 
 
 def read_series(
@@ -72,46 +74,43 @@ def read_series(
     """Every curve of a run; what was not recorded is left out. ``together``: steps of a point."""
     if together is None:
         (together,) = steps_together([(record, summary)], most_points=most_points)
-    zero = _first_time(record)
-    number = summary.deciding_rank
-    found: Columns = {"rank": number}
-    if number is not None:
-        rank = _as_counted(record.ranks[number], summary.first_steady_step)
+    system = record.system
+    starts = [rank.start.time for rank in record.ranks.values()]
+    zero = min([*starts, *([system.start.time] if system is not None else [])], default=0.0)
+    series: Columns = {"rank": summary.deciding_rank}
+    if summary.deciding_rank is not None:
+        # As in the figures, what comes before their first step is warm-up.
+        rank, first = record.ranks[summary.deciding_rank], summary.first_steady_step
+        blocks = [
+            replace(block, phase="warmup")
+            if block.phase == "steady" and (first is None or block.first_step < first)
+            else block
+            for block in rank.blocks
+        ]
+        rank = replace(rank, blocks=blocks)
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
-        found["steps"] = _steps(rank, offset, is_device, together)
-        found["stall"] = _stall(rank, offset)
-        found["phases"] = _phases(rank, offset)
-        found["slow"] = _slow(rank, offset)
-        found["marks"] = _marks(rank, offset)
-        found["waits"] = _waits(rank, is_device)
-        found["losses"] = _losses(record, most_points)
-        found["throughput"] = _throughput(record, zero)
-    if record.system is not None:
-        offset = record.system.start.time - zero
-        found["memory"] = memory_series(record.system, offset, most_points // 2)
-        found["disk"] = disk_series(record.system, offset, most_points // 2)
-        found["gpus"] = gpu_series(record.system, offset, most_points // 2)
-    return {name: value for name, value in found.items() if value not in ({}, [])}
-
-
-def _first_time(record: RunRecord) -> float:
-    times = [rank.start.time for rank in record.ranks.values()]
-    if record.system is not None:
-        times.append(record.system.start.time)
-    return min(times, default=0.0)
-
-
-def _as_counted(rank: RankRecord, first_step: int | None) -> RankRecord:
-    """With the phases of the figures: what comes before their first step is warm-up."""
-
-    def is_hidden(block: StepBlock) -> bool:
-        return block.phase == "steady" and (first_step is None or block.first_step < first_step)
-
-    blocks = [
-        replace(block, phase="warmup") if is_hidden(block) else block for block in rank.blocks
-    ]
-    return replace(rank, blocks=blocks)
+        series["steps"] = _steps(rank, offset, is_device, together)
+        series["stall"] = _stall(rank, offset, is_device)
+        series["phases"] = _phases(rank, offset)
+        series["slow"] = _slow(rank, offset)
+        # Boundaries of shards and epochs are thinned evenly where there are very many.
+        series["marks"] = {}
+        for name in ("shard", "epoch"):
+            t = [offset + mark.t for mark in rank.marks if mark.name == name]
+            every = max(1, math.ceil(len(t) / _MOST_MARKS))
+            if t:
+                mark = {"all": len(t), "every": every, "t": round_figures(t[::every], 7)}
+                series["marks"][name] = mark
+        series["waits"] = _waits(rank, is_device)
+        series["losses"] = _losses(record, most_points)
+        series["throughput"] = _throughput(record, zero)
+    if system is not None:
+        offset = system.start.time - zero
+        series["memory"] = _memory(system, offset, most_points // 2)
+        series["disk"] = _disk(system, offset, most_points // 2)
+        series["gpus"] = _gpus(system, offset, most_points // 2)
+    return {name: value for name, value in series.items() if value not in ({}, [])}
 
 
 def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> Columns:
@@ -120,7 +119,7 @@ def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> C
         return {}
     pieces = (piece for block in blocks for piece in _pieces(block, is_device))
     points = list(merge_steps(pieces, together)) if together > 1 else list(pieces)
-    found: Columns = {
+    columns: Columns = {
         "t": round_figures((offset + point.t for point in points), 7),
         "step": [point.first_step for point in points],
         "is_steady": [point.phase == "steady" for point in points],
@@ -128,16 +127,18 @@ def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> C
         "wait": round_figures(point.wait_seconds / point.steps for point in points),
     }
     if any(point.steps > 1 for point in points):
-        found["steps"] = [point.steps for point in points]
-        found["low"] = round_figures(point.low for point in points)
-        found["high"] = round_figures(point.high for point in points)
-        found["high_step"] = [point.high_step for point in points]
-    return found
+        columns["steps"] = [point.steps for point in points]
+        columns["low"] = round_figures(point.low for point in points)
+        columns["high"] = round_figures(point.high for point in points)
+        columns["high_step"] = [point.high_step for point in points]
+    return columns
 
 
 def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
     """The single steps of a block where they are known, else the block as one point."""
-    wall = _wall(block) or 0.0
+    wall = finite(block.wall_seconds) or 0.0
+    device = finite(block.device_wait_seconds) if is_device else None
+    wait = (finite(block.host_wait_seconds) or 0.0) if device is None else device
     waits = block.devices if is_device and block.devices else block.hosts
     walls = block.walls
     if not walls or len(walls) != block.steps or any(finite(one) is None for one in walls):
@@ -149,7 +150,7 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
             first_step=block.first_step,
             steps=block.steps,
             wall_seconds=wall,
-            wait_seconds=_wait(block, is_device),
+            wait_seconds=wait,
             low=min(mean, times.quantile(0.0) or mean),
             high=max(mean, times.quantile(1.0) or mean),
             high_step=block.first_step if block.steps == 1 else None,
@@ -158,49 +159,37 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
     t = block.t - sum(walls)
     for number, one in enumerate(walls):
         t += one
-        wait = finite(waits[number]) if waits and len(waits) == len(walls) else None
+        own = finite(waits[number]) if waits and len(waits) == len(walls) else None
         yield StepPoint(
             t=t,
             phase=block.phase,
             first_step=block.first_step + number,
             steps=1,
             wall_seconds=one,
-            wait_seconds=_wait(block, is_device) * one / (wall or 1.0) if wait is None else wait,
+            wait_seconds=wait * one / (wall or 1.0) if own is None else own,
             low=one,
             high=one,
             high_step=block.first_step + number,
         )
 
 
-def _wall(block: StepBlock) -> float | None:
-    return finite(block.wall_seconds)
-
-
 def _is_whole(block: StepBlock) -> bool:
     """Whether its place in time and its length are known."""
-    return finite(block.t) is not None and _wall(block) is not None
-
-
-def _wait(block: StepBlock, is_device: bool) -> float:
-    device = finite(block.device_wait_seconds) if is_device else None
-    return (finite(block.host_wait_seconds) or 0.0) if device is None else device
+    return finite(block.t) is not None and finite(block.wall_seconds) is not None
 
 
 def _begin(block: StepBlock) -> float:
     spans = sum(finite(seconds) or 0.0 for seconds in block.spans.values())
-    return block.t - (_wall(block) or 0.0) - spans
+    return block.t - (finite(block.wall_seconds) or 0.0) - spans
 
 
 def _bounds(blocks: Iterable[StepBlock]) -> tuple[float, float]:
-    kept = [block for block in blocks if _is_whole(block)]
-    return (
-        min((_begin(block) for block in kept), default=0.0),
-        max((block.t for block in kept), default=0.0),
-    )
+    whole = [block for block in blocks if _is_whole(block)]
+    return min(map(_begin, whole), default=0.0), max((block.t for block in whole), default=0.0)
 
 
-def _stall(rank: RankRecord, offset: float) -> Columns:
-    """Waiting ÷ time in windows of equal length, by host and by device."""
+def _stall(rank: RankRecord, offset: float, is_device: bool) -> Columns:
+    """Waiting ÷ time in windows of equal length: by host, and by device if the run's stall is."""
     blocks = [block for block in rank.blocks if _is_whole(block)]
     if not blocks:
         return {}
@@ -215,13 +204,13 @@ def _stall(rank: RankRecord, offset: float) -> Columns:
             device=device,
             device_wall=None if device is None else block.wall_seconds,
         )
-    found = {
+    columns = {
         "t": round_figures((offset + t for t in windows.times), 7),
         "host": round_figures(windows.ratio("host", "wall")),
     }
-    if "device" in windows.sums:
-        found["device"] = round_figures(windows.ratio("device", "device_wall"))
-    return found
+    if is_device:
+        columns["device"] = round_figures(windows.ratio("device", "device_wall"))
+    return columns
 
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
@@ -231,97 +220,80 @@ def _throughput(record: RunRecord, zero: float) -> Columns:
         for rank in record.ranks.values()
         if any(block.fetches and _is_whole(block) for block in rank.blocks)
     ]
-    bounds = [_bounds(rank.blocks) for rank in ranks]
     if not ranks:
         return {}
-    offsets = [rank.start.time - zero for rank in ranks]
-    begin = min(offset + one[0] for offset, one in zip(offsets, bounds, strict=True))
-    end = max(offset + one[1] for offset, one in zip(offsets, bounds, strict=True))
+    bounds = [(rank.start.time - zero, *_bounds(rank.blocks)) for rank in ranks]
+    begin = min(offset + first for offset, first, _ in bounds)
+    end = max(offset + last for offset, _, last in bounds)
     names = [
         name
         for name in ("rows", "samples", "real_tokens")
         if any(getattr(block, name) for rank in ranks for block in rank.blocks)
     ]
     totals: dict[str, list[float | None]] = {}
-    times: list[float] = []
-    for rank, offset in zip(ranks, offsets, strict=True):
+    for rank in ranks:
+        offset = rank.start.time - zero
         windows = Windows.over(begin, end, most=_MOST_WINDOWS)
-        times = windows.times
         for block in filter(_is_whole, rank.blocks):
             amounts = {name: getattr(block, name) for name in names}
             place = offset + _begin(block), offset + block.t
             windows.spread(*place, wall=block.wall_seconds, **amounts)
         for name in names:
             rates = windows.ratio(name, "wall")
-            totals[name] = _add(totals.get(name), rates)
-    found: Columns = {"t": round_figures(times, 7)}
-    found.update({f"{name}_per_second": round_figures(rates) for name, rates in totals.items()})
-    return found
-
-
-def _add(sums: list[float | None] | None, rates: list[float | None]) -> list[float | None]:
-    if sums is None:
-        return rates
-    pairs = zip(sums, rates, strict=True)
-    return [two if one is None else one + (two or 0.0) for one, two in pairs]
+            sums = totals.get(name, [None] * len(rates))
+            totals[name] = [
+                rate if total is None else total + (rate or 0.0)
+                for total, rate in zip(sums, rates, strict=True)
+            ]
+    columns: Columns = {"t": round_figures(windows.times, 7)}
+    columns.update({f"{name}_per_second": round_figures(rates) for name, rates in totals.items()})
+    return columns
 
 
 def _phases(rank: RankRecord, offset: float) -> list[dict[str, Any]]:
     """Stretches that are no steady training, neighbours of one phase as one."""
-    found: list[dict[str, Any]] = []
+    phases: list[dict[str, Any]] = []
     is_open = False
     for block in rank.blocks:
         if block.phase == "steady":
             is_open = False
         elif _is_whole(block):
-            if not is_open or found[-1]["name"] != block.phase:
-                found.append({"name": block.phase, "begin": offset + _begin(block)})
-            found[-1]["end"] = offset + block.t
+            if not is_open or phases[-1]["name"] != block.phase:
+                phases.append({"name": block.phase, "begin": offset + _begin(block)})
+            phases[-1]["end"] = offset + block.t
             is_open = True
-    return found
+    return phases
 
 
 def _slow(rank: RankRecord, offset: float) -> Columns:
     """Outliers among the fetches: of every stretch of the run, the longest."""
-    found = [
-        (offset + _time_of(block, slow.fetch), slow.fetch, slow.row, slow.seconds)
-        for block in rank.blocks
-        for slow in block.slow
-        if block.phase == "steady" and _is_whole(block) and finite(slow.seconds) is not None
-    ]
-    if not found:
+    outliers = []
+    for block in rank.blocks:
+        if block.phase == "steady" and _is_whole(block):
+            for slow in block.slow:
+                if finite(slow.seconds) is not None:
+                    share = (slow.fetch - block.first_fetch + 1) / max(1, block.fetches)
+                    left = (block.t - _begin(block)) * (1.0 - min(1.0, max(0.0, share)))
+                    outliers.append((offset + block.t - left, slow.fetch, slow.row, slow.seconds))
+    if not outliers:
         return {}
-    begin, end = found[0][0], found[-1][0]
+    begin, end = outliers[0][0], outliers[-1][0]
     width = max((end - begin) / _MOST_MARKS, 1e-9)
     longest: dict[int, tuple[float, int, int, float]] = {}
-    for one in found:
-        place = min(_MOST_MARKS - 1, int((one[0] - begin) / width))
-        if place not in longest or one[3] > longest[place][3]:
-            longest[place] = one
-    kept = found if len(found) <= _MOST_MARKS else [longest[place] for place in sorted(longest)]
+    for outlier in outliers:
+        place = min(_MOST_MARKS - 1, int((outlier[0] - begin) / width))
+        if place not in longest or outlier[3] > longest[place][3]:
+            longest[place] = outlier
+    is_few = len(outliers) <= _MOST_MARKS
+    kept = outliers if is_few else [longest[place] for place in sorted(longest)]
+    times, fetches, rows, seconds = zip(*kept, strict=True)
     return {
-        "all": len(found),
-        "t": round_figures((one[0] for one in kept), 7),
-        "fetch": [one[1] for one in kept],
-        "row": [one[2] for one in kept],
-        "seconds": round_figures(one[3] for one in kept),
+        "all": len(outliers),
+        "t": round_figures(times, 7),
+        "fetch": list(fetches),
+        "row": list(rows),
+        "seconds": round_figures(seconds),
     }
-
-
-def _time_of(block: StepBlock, fetch: int) -> float:
-    share = (fetch - block.first_fetch + 1) / max(1, block.fetches)
-    return block.t - (block.t - _begin(block)) * (1.0 - min(1.0, max(0.0, share)))
-
-
-def _marks(rank: RankRecord, offset: float) -> Columns:
-    """Boundaries of shards and epochs; evenly thinned where there are very many."""
-    found: Columns = {}
-    for name in ("shard", "epoch"):
-        times = [offset + mark.t for mark in rank.marks if mark.name == name]
-        every = max(1, math.ceil(len(times) / _MOST_MARKS))
-        if times:
-            found[name] = {"all": len(times), "every": every, "t": round_figures(times[::every], 7)}
-    return found
 
 
 def _waits(rank: RankRecord, is_device: bool) -> Columns:
@@ -340,20 +312,15 @@ def _waits(rank: RankRecord, is_device: bool) -> Columns:
     if not fetches:
         return {}
     order = range(min(bars), max(bars) + 1)
-    empty = [0.0, 0.0]
+    shares = [bars.get(number, (0.0, 0.0)) for number in order]
+    # Bar 0 holds what took a microsecond or less.
+    middles = (1e-6 * 1.02 ** (max(0.0, number - 0.5) * _BINS_TOGETHER) for number in order)
     return {
         "fetches": int(fetches),
-        "seconds": round_figures(_bar_middle(number) for number in order),
-        "fetch_share": round_figures(bars.get(number, empty)[0] / fetches for number in order),
-        "wait_share": round_figures(
-            bars.get(number, empty)[1] / waited if waited else 0.0 for number in order
-        ),
+        "seconds": round_figures(middles),
+        "fetch_share": round_figures(count / fetches for count, _ in shares),
+        "wait_share": round_figures(wait / waited if waited else 0.0 for _, wait in shares),
     }
-
-
-def _bar_middle(number: int) -> float:
-    """Bar 0 holds what took a microsecond or less."""
-    return 1e-6 * 1.02 ** ((number - 0.5) * _BINS_TOGETHER) if number else 1e-6
 
 
 def _losses(record: RunRecord, most: int) -> Columns:
@@ -369,3 +336,63 @@ def _losses(record: RunRecord, most: int) -> Columns:
         "not_finite": len(wrong),
         "first_not_finite": wrong[0] if wrong else None,
     }
+
+
+def _memory(system: SystemRecord, offset: float, most: int) -> Columns:
+    """Memory of the process tree; what was never sampled is left out."""
+    samples = [sample for sample in system.samples if finite(sample.t) is not None]
+    columns = {name: [getattr(one, name) for one in samples] for name in _MEMORY}
+    known = {name: column for name, column in columns.items() if any(column)}
+    watched = [known[name] for name in ("pss_bytes", "anon_bytes", "hwm_bytes") if name in known]
+    return _thin([offset + sample.t for sample in samples], known, most, watched)
+
+
+def _disk(system: SystemRecord, offset: float, most: int) -> Columns:
+    """Rates between neighbouring samples."""
+    pairs = [
+        (one, two)
+        for one, two in zip(system.samples, system.samples[1:], strict=False)
+        if two.t > one.t
+    ]
+
+    def rate(one: SystemSample, two: SystemSample, name: str) -> float | None:
+        before, after = finite(getattr(one, name)), finite(getattr(two, name))
+        if before is None or after is None:
+            return None
+        return max(0.0, after - before) / (two.t - one.t)
+
+    columns = {f"{name}_per_second": [rate(*pair, name) for pair in pairs] for name in _COUNTERS}
+    known = {
+        name: column
+        for name, column in columns.items()
+        if any(value is not None for value in column)
+    }
+    return _thin([offset + two.t for _, two in pairs], known, most)
+
+
+def _gpus(system: SystemRecord, offset: float, most: int) -> Columns:
+    """Over all devices: the mean utilisation, and the memory of the fullest."""
+    samples = [sample for sample in system.samples if sample.gpus]
+    utilization: list[float | None] = []
+    for sample in samples:
+        known = [share for gpu in sample.gpus if (share := finite(gpu.utilization)) is not None]
+        utilization.append(sum(known) / len(known) if known else None)
+    memory = [
+        max((gpu.memory_bytes for gpu in sample.gpus if gpu.memory_bytes), default=None)
+        for sample in samples
+    ]
+    columns: dict[str, Column] = {"utilization": utilization, "memory_bytes": memory}
+    return _thin([offset + sample.t for sample in samples], columns, most)
+
+
+def _thin(
+    times: Sequence[float], columns: Mapping[str, Column], most: int, watched: Sequence[Column] = ()
+) -> Columns:
+    """At most so many rows, with the extremes of the columns that are watched, or of all."""
+    kept = keep_extremes(watched or list(columns.values()), most)
+    if not kept:
+        return {}
+    thin: Columns = {"t": round_figures((times[row] for row in kept), 7)}
+    for name, column in columns.items():
+        thin[name] = round_figures(column[row] for row in kept)
+    return thin

@@ -1,14 +1,14 @@
 """A run in the terminal: the verdict first, then why, what to do next, and the figures.
 
-Takes a summary and nothing else. A figure that was not measured is a dash, and below its group
-stands the reason. Colours are for terminals; a pipe gets plain text.
+A figure that was not measured is a dash, and below its group stands the reason. Colours are for
+terminals; a pipe gets plain text. ``show_short_summary`` is for the end of a run in a terminal,
+where the whole summary would push its own verdict out of sight.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Mapping
 from typing import IO, Any
 
 from rich.console import Console
@@ -17,61 +17,53 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
-from fast_axolotl.record.codec import to_plain
-from fast_axolotl.report.alarms import find_alarms
-from fast_axolotl.report.figures import GROUPS, Group, Row, format_row, read_figure
-from fast_axolotl.report.terminal import format_seconds, format_share
-from fast_axolotl.report.values import count_words, describe_value, format_date
+from fast_axolotl.record.units import (
+    count_words,
+    format_bytes,
+    format_count,
+    format_date,
+    format_seconds,
+    format_share,
+)
+from fast_axolotl.report.content import VERDICTS, find_alarms, verdict_title
+from fast_axolotl.report.figures import (
+    GROUPS,
+    RANK_COLUMNS,
+    Group,
+    format_row,
+    missing_reason,
+    rank_row,
+    read_figure,
+)
+from fast_axolotl.report.terminal import print_drawn, render_drawn
+from fast_axolotl.report.values import describe_value
 
 __all__ = [
-    "VERDICT_STYLES",
     "render_summary",
+    "show_short_summary",
     "show_summary",
-    "summary_to_json",
-    "verdict_title",
 ]
 
 _PIPE_WIDTH = 100
 _LABEL_WIDTH = 25
+_SHORT_LABEL_WIDTH = 11
+_MOST_NOTES = 2
 
-_TITLES = {
-    "inconclusive": "Inconclusive",
-    "swap": "Swap-bound",
-    "io": "I/O-bound",
-    "data": "Data-bound",
-    "communication": "Communication-bound",
-    "compute": "Compute-bound",
-    "mixed": "Mixed",
-}
-VERDICT_STYLES = {
-    "inconclusive": "bold white on grey35",
-    "swap": "bold white on red",
-    "io": "bold white on red",
-    "data": "bold white on red",
-    "communication": "bold white on dark_orange3",
-    "compute": "bold white on green4",
-    "mixed": "bold black on yellow",
-}
+_PATTERNS = {"steady": "all along", "burst": "in bursts", "periodic": "rarely, and then long"}
 
 
 def show_summary(
     summary: RunSummary, *, record: RunRecord | None = None, file: IO[str] | None = None
 ) -> None:
     """Print a run to stdout, or to a file; its record tells of losses that are no numbers."""
-    console = Console(file=file, highlight=False, markup=False)
-    if console.is_terminal:
-        _print_all(console, summary, record)
-    else:
-        console.file.write(render_summary(summary, record=record))
+    print_drawn(lambda console: _print_all(console, summary, record), _PIPE_WIDTH, file)
 
 
 def render_summary(
     summary: RunSummary, *, record: RunRecord | None = None, width: int = _PIPE_WIDTH
 ) -> str:
     """What is printed to a pipe, as text."""
-    text = io.StringIO()
-    _print_all(Console(file=text, highlight=False, markup=False, width=width), summary, record)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    return render_drawn(lambda console: _print_all(console, summary, record), width)
 
 
 def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) -> None:
@@ -80,29 +72,8 @@ def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) 
         console.print(Text(alarm, style="bold red"))
     if alarms:
         console.print()
-    _print_verdict(console, summary.verdict)
-    _print_course(console, summary)
-    for group in GROUPS:
-        _print_group(console, summary, group)
-    _print_ranks(console, summary)
-    _print_values(console, "Settings", summary.settings)
-    _print_values(console, "Environment", summary.environment)
-
-
-def summary_to_json(summary: RunSummary) -> str:
-    """The whole summary as JSON; what is no number is ``null``."""
-    return json.dumps(to_plain(summary), indent=2, ensure_ascii=False, default=str)
-
-
-def verdict_title(verdict: Verdict) -> str:
-    """``Data-bound (burst)``."""
-    title = _TITLES[verdict.kind]
-    return f"{title} ({verdict.subtype})" if verdict.subtype else title
-
-
-def _print_verdict(console: Console, verdict: Verdict) -> None:
-    title = Text(f" {verdict_title(verdict)} ", style=VERDICT_STYLES[verdict.kind])
-    console.print(Text.assemble(title, " ", (verdict.headline, "bold")))
+    verdict = summary.verdict
+    _print_verdict(console, verdict)
     if verdict.evidence:
         _print_heading(console, "Why")
         for line in verdict.evidence:
@@ -110,6 +81,32 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.action:
         _print_heading(console, "Next")
         _print_indented(console, Text(verdict.action))
+    _print_course(console, summary)
+    for group in GROUPS:
+        _print_group(console, summary, group)
+    if len(summary.ranks) > 1:
+        _print_heading(console, "Ranks")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in RANK_COLUMNS:
+            table.add_column(name, justify="right")
+        for rank in summary.ranks:
+            table.add_row(*rank_row(rank))
+        _print_indented(console, table)
+    values: Mapping[str, Mapping[str, Any]] = {
+        "Settings": summary.settings,
+        "Environment": summary.environment,
+    }
+    for title, pairs in values.items():
+        if pairs:
+            _print_heading(console, title)
+            _print_pairs(console, [(name, describe_value(value)) for name, value in pairs.items()])
+
+
+def _print_verdict(console: Console, verdict: Verdict) -> None:
+    title = Text(
+        f" {verdict_title(verdict.kind, verdict.subtype)} ", style=VERDICTS[verdict.kind].style
+    )
+    console.print(Text.assemble(title, " ", (verdict.headline, "bold")))
 
 
 def _print_heading(console: Console, title: str) -> None:
@@ -121,11 +118,24 @@ def _print_indented(console: Console, what: Table | Text) -> None:
     console.print(Padding(what, (0, 0, 0, 2), expand=False))
 
 
+def _grid(width: int, *, overflow: Any = "ellipsis") -> Table:
+    """Labels of a width, and what stands beside them."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=width, no_wrap=True)
+    table.add_column(overflow=overflow)
+    return table
+
+
 def _print_bullet(console: Console, line: str, mark: str = "•", style: str = "") -> None:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=1, no_wrap=True)
-    grid.add_column()
+    grid = _grid(1)
     grid.add_row(Text(mark, style=style), Text(line, style=style))
+    _print_indented(console, grid)
+
+
+def _print_pairs(console: Console, pairs: list[tuple[str, str]]) -> None:
+    grid = _grid(_LABEL_WIDTH, overflow="fold")
+    for name, value in pairs:
+        grid.add_row(Text(name, style="cyan"), Text(value))
     _print_indented(console, grid)
 
 
@@ -155,93 +165,96 @@ def _print_course(console: Console, summary: RunSummary) -> None:
     if summary.flops_convention:
         pairs.append(("FLOPs", summary.flops_convention))
     if summary.hwm_by_phase:
-        tops = [f"{name} {value / 1e9:,.2f} GB" for name, value in summary.hwm_by_phase.items()]
+        tops = [f"{name} {format_bytes(value)}" for name, value in summary.hwm_by_phase.items()]
         pairs.append(("high-water marks", " · ".join(tops)))
     pairs += [("note", note) for note in summary.notes]
     _print_heading(console, "The run")
     _print_pairs(console, pairs)
 
 
-_PATTERNS = {
-    "steady": "all along",
-    "burst": "in bursts",
-    "periodic": "rarely, and then long",
-}
-
-
 def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
-    names = [name for row in group.rows for name in row.fields]
-    missing = [name for name in names if read_figure(summary, name) is None]
-    reasons = [summary.reasons.get(name, "it was not recorded") for name in missing]
-    if len(missing) == len(names) and len(set(reasons)) == 1:
-        _print_heading(console, group.title)
-        _print_bullet(console, reasons[0], mark="–", style="dim")
-        return
+    """Its rows, and below them why figures are missing: a line for each reason."""
     _print_heading(console, group.title)
-    _print_pairs(console, [(row.label, _value(summary, row)) for row in group.rows])
-    for reason, labels in _missing_labels(summary, group).items():
-        _print_bullet(console, f"{', '.join(labels)}: {reason}", mark="–", style="dim")
-
-
-def _missing_labels(summary: RunSummary, group: Group) -> dict[str, list[str]]:
-    """Reason → the rows it holds for, each with the parts that are missing where others are not."""
-    told: dict[str, list[str]] = {}
+    names = [name for row in group.rows for name in row.fields]
+    reasons = {
+        name: missing_reason(summary, name) for name in names if read_figure(summary, name) is None
+    }
+    if len(reasons) == len(names) and len(set(reasons.values())) == 1:
+        _print_bullet(console, reasons[names[0]], mark="–", style="dim")
+        return
+    pairs: list[tuple[str, str]] = []
+    missing: dict[str, list[str]] = {}
     for row in group.rows:
-        missing = [name for name in row.fields if read_figure(summary, name) is None]
+        text = format_row(summary, row)
+        pairs.append((row.label, f"{text}  ({row.note})" if row.note and text != "–" else text))
         by_reason: dict[str, list[str]] = {}
-        for name in missing:
-            reason = summary.reasons.get(name, "it was not recorded")
-            part = row.parts[row.fields.index(name)] if row.parts else ""
-            by_reason.setdefault(reason, []).append(part)
+        for name, part in zip(row.fields, row.parts or ("",) * len(row.fields), strict=True):
+            if name in reasons:
+                by_reason.setdefault(reasons[name], []).append(part)
         for reason, parts in by_reason.items():
             named = " and ".join(filter(None, parts))
             is_whole = len(parts) == len(row.fields) or not named
-            told.setdefault(reason, []).append(row.label if is_whole else f"{row.label} ({named})")
-    return told
+            label = row.label if is_whole else f"{row.label} ({named})"
+            missing.setdefault(reason, []).append(label)
+    _print_pairs(console, pairs)
+    for reason, labels in missing.items():
+        _print_bullet(console, f"{', '.join(labels)}: {reason}", mark="–", style="dim")
 
 
-def _value(summary: RunSummary, row: Row) -> str:
-    text = format_row(summary, row)
-    return f"{text}  ({row.note})" if row.note and text != "–" else text
+def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str]) -> None:
+    """Print one screen to a terminal: verdict, why, what to do next, and what matters most."""
+    console = Console(file=file, highlight=False, markup=False)
 
+    def print_rows(
+        rows: list[tuple[str, str]], style: str, width: int = _SHORT_LABEL_WIDTH
+    ) -> None:
+        if rows:
+            grid = _grid(width, overflow="fold")
+            for label, text in rows:
+                grid.add_row(
+                    Text(label, style=style), Text(text, style="dim" if width == 1 else "")
+                )
+            console.print(grid)
 
-def _print_pairs(console: Console, pairs: list[tuple[str, str]]) -> None:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=_LABEL_WIDTH, no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(Text(name, style="cyan"), Text(value))
-    _print_indented(console, table)
-
-
-def _print_ranks(console: Console, summary: RunSummary) -> None:
-    if len(summary.ranks) < 2:
-        return
-    _print_heading(console, "Ranks")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    header = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
-    for name in header:
-        table.add_column(name, justify="right")
-    for rank in summary.ranks:
-        table.add_row(
-            str(rank.rank),
-            _or_dash(rank.stall_fraction, format_share),
-            _or_dash(rank.host_stall_fraction, format_share),
-            f"{rank.steps:,}",
-            format_seconds(rank.step_p50_seconds),
-            _or_dash(rank.samples_per_second, "{:,.1f}".format),
-            _or_dash(rank.tokens_per_second, "{:,.0f}".format),
-            "" if rank.is_finished else "unfinished",
-        )
-    _print_indented(console, table)
-
-
-def _print_values(console: Console, title: str, values: Mapping[str, Any]) -> None:
-    if not values:
-        return
-    _print_heading(console, title)
-    _print_pairs(console, [(name, describe_value(value)) for name, value in values.items()])
-
-
-def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
-    return "–" if value is None else form(value)
+    for alarm in find_alarms(summary, record):
+        console.print(Text(alarm, style="bold red"))
+    verdict = summary.verdict
+    _print_verdict(console, verdict)
+    mark = "• " if len(verdict.evidence) > 1 else ""
+    why = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(verdict.evidence)]
+    print_rows([*why, *([("Next", verdict.action)] if verdict.action else [])], "bold")
+    console.print()
+    p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
+    first = format_seconds(summary.first_step_seconds)
+    memory = [format_bytes(summary.working_set_bytes)]
+    if summary.working_set_peak_bytes is not None:
+        memory.append(f"highest {format_bytes(summary.working_set_peak_bytes)}")
+    if summary.limit_bytes and summary.limit_share is not None:
+        memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
+    all_figures = (
+        ("stall", "stall_fraction", f"{format_share(summary.stall_fraction)} of the steady time"),
+        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
+        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
+        ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
+        ("MFU", "mfu", f"{format_share(summary.mfu)} of the peak"),
+        ("working set", "working_set_bytes", ", ".join(memory)),
+        ("first step", "first_step_seconds", f"{first} after the first fetch began"),
+    )
+    figures: list[tuple[str, str]] = []
+    missing: dict[str, list[str]] = {}
+    for label, name, text in all_figures:
+        if getattr(summary, name) is not None:
+            figures.append((label, text))
+        elif name != "mfu":  # for those who asked for it
+            missing.setdefault(missing_reason(summary, name), []).append(label)
+    print_rows(figures, "cyan")
+    for reason, labels in missing.items():
+        print_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)
+    notes = [("note", note) for note in summary.notes[:_MOST_NOTES]]
+    left = len(summary.notes) - len(notes)
+    notes += [("", f"{left} more {'note' if left == 1 else 'notes'}")] if left else []
+    print_rows(notes, "dim")
+    console.print()
+    # Not folded by rich: a terminal wraps it, and it can still be copied whole.
+    command = f"fast-axolotl show {shlex.quote(record.path)}"
+    console.print(Text(f"Every figure: {command}"), soft_wrap=True)

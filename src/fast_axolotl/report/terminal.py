@@ -1,14 +1,16 @@
 """Tables and progress in the terminal, by rich.
 
 Tables go to stdout and progress to stderr, so that a pipe receives results only. Without a terminal
-progress is silent and tables keep their natural width.
+tables keep their natural width, and progress is silent, or a line for every run of a protocol.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,17 +24,38 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fast_axolotl.report.values import describe_left
+
 __all__ = [
-    "format_bytes",
-    "format_seconds",
-    "format_share",
     "phase_progress",
+    "print_drawn",
+    "protocol_progress",
+    "render_drawn",
     "show_matrix",
     "show_pairs",
     "show_table",
 ]
 
 _PIPE_WIDTH = 160
+
+Update = Callable[[str, int, int, float, "float | None"], None]
+"""What runs, runs done, runs in all, seconds of this run, seconds left."""
+
+
+def print_drawn(draw: Callable[[Console], None], width: int, file: IO[str] | None) -> None:
+    """Draw on stdout, or a file: in colours on a terminal, else as plain text so wide."""
+    console = Console(file=file, highlight=False, markup=False)
+    if console.is_terminal:
+        draw(console)
+    else:
+        console.file.write(render_drawn(draw, width))
+
+
+def render_drawn(draw: Callable[[Console], None], width: int) -> str:
+    """What is printed to a pipe, as text."""
+    text = io.StringIO()
+    draw(Console(file=text, highlight=False, markup=False, width=width))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -98,23 +121,45 @@ def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int]
         yield update
 
 
-def format_bytes(value: float | None) -> str:
-    """In MB or GB; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    return f"{value / 1e9:,.2f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"
+@contextmanager
+def protocol_progress() -> Iterator[Update]:
+    """How far a protocol is: a bar in a terminal, else one line for every run."""
 
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        printed = ("", -1)
 
-def format_seconds(value: float | None) -> str:
-    """In ms or s; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
+        def write(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
+            nonlocal printed
+            if (text, done) != printed:
+                printed = text, done
+                run = [f"run {done + 1} of {total}"] if done < total else []
+                rest = f"; {describe_left(left)}" if left is not None else ""
+                line = ": ".join(["fast-axolotl", *run, text])
+                print(f"{line}{rest}", file=sys.stderr, flush=True)
 
+        yield write
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[runs]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, runs="", left="")
 
-def format_share(share: float | None) -> str:
-    """In per cent; a dash for what was not measured."""
-    return "–" if share is None else f"{100 * share:.1f} %"
+        def draw(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
+            bar.update(
+                task,
+                description=f"{text}, {seconds:.0f} s",
+                completed=done,
+                total=total or None,
+                runs=f"{done}/{total} runs" if total else "",
+                left="" if left is None else describe_left(left),
+            )
+
+        yield draw
 
 
 def _console() -> Console:
