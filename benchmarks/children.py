@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fast_axolotl
 from benchmarks.result import Goal, Measurement, most_goal
+from fast_axolotl.cli.race import child_environment
 from fast_axolotl.cli.tally import ResidentPeak
 
 ROOT = Path(__file__).parents[1]
@@ -45,10 +44,9 @@ class RunError(Exception):
 
 def module_environment(**values: str) -> dict[str, str]:
     """With this folder and our package importable, wherever the process runs."""
-    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    places = [ROOT, Path(fast_axolotl.__file__).parents[1], *map(Path.absolute, map(Path, given))]
-    inherited = {key: value for key, value in os.environ.items() if key != "FAST_AXOLOTL"}
-    return {**inherited, "PYTHONPATH": os.pathsep.join(map(str, places)), **values}
+    inherited = child_environment(ROOT)
+    inherited.pop("FAST_AXOLOTL", None)
+    return {**inherited, **values}
 
 
 def offline_environment(folder: Path, cache: Path) -> dict[str, str]:

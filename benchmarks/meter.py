@@ -109,8 +109,8 @@ def meter_tables(
     if cells:
         by_row: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for cell in cells:
-            key = ("host", "workers", "accumulation", "pattern")
-            by_row.setdefault(tuple(str(cell[name]) for name in key), []).append(cell)
+            columns = ("host", "workers", "accumulation", "pattern")
+            by_row.setdefault(tuple(str(cell[name]) for name in columns), []).append(cell)
         rows = []
         for key, found in by_row.items():
             worst = max(abs(cell["stall_fraction"] - cell["true_stall"]) for cell in found)

@@ -249,9 +249,8 @@ def run_contest(contest: Contest, session: Session) -> Case:
             if item.entry.name in reasons
         ),
         rivals={
-            item.name: item.rival
-            for item in (*contest.entries, *contest.remotes)
-            if item.rival is not None
+            **{item.name: item.rival for item in contest.entries if item.rival is not None},
+            **{item.name: item.rival for item in contest.remotes},
         },
         left_out=tuple(
             LeftOut(name=item.name, reason=clean(item.reason) or "") for item in left_out

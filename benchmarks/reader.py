@@ -102,7 +102,7 @@ _MOST_FIRST_BATCH_SECONDS = 0.5
 _MOST_GROWTH_PERCENT = 15.0
 _MOST_MEMORY_MEGABYTES = (256 * 1024**2 + 100_000_000) / MEGABYTE
 """The default ``memory_budget`` and 100 MB."""
-_RATIOS = {
+_RATIOS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "sample-parquet": (
         (OURS_PYTHON, EARLIER, 1.3),
         (OURS_ARROW, EARLIER, 5),
@@ -202,7 +202,7 @@ def _contest(case: str, path: Path, session: Session) -> Contest:
 
 def timing_goals(case: str, timings: Sequence[Timing]) -> list[Goal]:
     """The goals of a timed case."""
-    goals = [ratio_goal(*ratio, timings) for ratio in _RATIOS.get(case, ())]
+    goals = [ratio_goal(ours, peer, least, timings) for ours, peer, least in _RATIOS.get(case, ())]
     if case.startswith("messages-"):
         name = "the fastest in bounded memory"
         goals.append(fastest_goal(OURS_ARROW, _RIVALS, _LEAST_OF_FASTEST, timings, name))

@@ -221,7 +221,8 @@ def most_goal(
 def ratio_goal(ours: str, peer: str, least: float, timings: Sequence[Timing]) -> Goal:
     """At least so many times a peer's rows per second. What is wrong has no speed."""
     first, second = (find_timing(timings, name) for name in (ours, peer))
-    measured, detail = None, f"{peer} took no part"
+    measured: float | None = None
+    detail: str | None = f"{peer} took no part"
     if first is not None and second is not None and second.rows:
         wrong = first.reason or second.reason
         detail = None if wrong is None else f"differs: {wrong}"

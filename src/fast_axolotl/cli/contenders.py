@@ -47,6 +47,7 @@ def read(request: Request) -> Contender:
     from fast_axolotl.reading import convert, open_dataset
 
     who, version = request["who"], None
+    items: Callable[[], Any]
     open_ours = partial(open_dataset, request["paths"], batch_size=BATCH_ROWS)
     if who == "ours":
         kind, items = "arrow", open_ours

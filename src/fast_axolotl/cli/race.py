@@ -40,6 +40,7 @@ __all__ = [
     "Timing",
     "Worker",
     "WorkerError",
+    "child_environment",
     "difference",
     "digest_columns",
     "digest_items",
@@ -326,6 +327,14 @@ class Worker:
         return reply
 
 
+def child_environment(*places: Path) -> dict[str, str]:
+    """This one, with our package, and what is in these places, importable from any folder."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sources = [str(place) for place in (*places, Path(__file__).parents[2])]
+    path = os.pathsep.join([*sources, *map(os.path.abspath, given)])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def interleave(
     timed: Mapping[str, Callable[[], float]], repeats: int, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
@@ -398,11 +407,8 @@ def run_race(
     """Checks and times everybody who can take part; raises where ours cannot."""
     from fast_axolotl.errors import DataError
 
-    env = {**os.environ, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    given = [
-        Path(place).absolute() for place in env.get("PYTHONPATH", "").split(os.pathsep) if place
-    ]
-    env["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parents[2], *given)))
+    env = child_environment()
+    env |= {"FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     workers: dict[str, Worker] = {}
     digests: dict[str, Digest] = {}
     left_out: dict[str, str] = {}
@@ -416,16 +422,16 @@ def run_race(
             text = json.dumps({**request, "build": entry.build, "who": entry.who})
             command = [sys.executable, "-m", "fast_axolotl.cli.race", text]
             try:
-                worker = Worker(command, folder / f"{number}.txt", env=env)
-                workers[entry.name] = stack.enter_context(worker)
+                worker = stack.enter_context(Worker(command, folder / f"{number}.txt", env=env))
                 digests[entry.name] = Digest(**worker.ask("digest"))
             except WorkerError as error:
                 if entry.against is None:
                     raise DataError(f"{entry.name} failed: {error}") from None
                 left_out[entry.name] = str(error)
                 continue
-            ours = digests[entry.against or entry.name]
-            reasons[entry.name] = difference(ours, digests[entry.name])
+            workers[entry.name] = worker
+            expected = digests[entry.against or entry.name]
+            reasons[entry.name] = difference(expected, digests[entry.name])
         firsts: dict[str, list[float]] = {name: [] for name in reasons}
 
         def timed(name: str) -> Callable[[], float]:
@@ -438,25 +444,27 @@ def run_race(
             return run
 
         equal = {name: timed(name) for name, reason in reasons.items() if reason is None}
-        seconds = interleave(equal, repeats, progress)
-    timings = []
-    for entry in (entry for entry in entries if entry.name in reasons):
-        own = seconds.get(entry.name, [])
-        ours = seconds[entry.against] if entry.against else []
+        try:
+            seconds = interleave(equal, repeats, progress)
+        except WorkerError as error:
+            raise DataError(f"a contender failed while it was timed: {error}") from None
+
+    def timing(entry: Entry) -> Timing:
+        own, ours = seconds.get(entry.name, []), seconds.get(entry.against or "", [])
         ratios = [theirs / mine for theirs, mine in zip(own, ours, strict=False)]
-        timings.append(
-            Timing(
-                **workers[entry.name].hello,
-                name=entry.name,
-                gives=entry.gives,
-                against=entry.against,
-                reason=reasons[entry.name],
-                seconds=tuple(own),
-                first_seconds=tuple(firsts[entry.name]),
-                ratio=(median(ratios), min(ratios), max(ratios)) if ratios else None,
-            )
+        return Timing(
+            **workers[entry.name].hello,
+            name=entry.name,
+            gives=entry.gives,
+            against=entry.against,
+            reason=reasons[entry.name],
+            seconds=tuple(own),
+            first_seconds=tuple(firsts[entry.name]),
+            ratio=(median(ratios), min(ratios), max(ratios)) if ratios else None,
         )
-    return RaceResult(timings=tuple(timings), left_out=left_out)
+
+    timings = tuple(timing(entry) for entry in entries if entry.name in reasons)
+    return RaceResult(timings=timings, left_out=left_out)
 
 
 if __name__ == "__main__":
