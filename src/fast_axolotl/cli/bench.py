@@ -215,7 +215,8 @@ def _figure(ratio: float) -> str:
 
 
 def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
-    from fast_axolotl.report.terminal import format_bytes, format_seconds, show_matrix
+    from fast_axolotl.record.units import format_bytes, format_seconds
+    from fast_axolotl.report.terminal import show_matrix
 
     is_reader = operation == "reader"
 
