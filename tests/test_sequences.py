@@ -120,7 +120,6 @@ def test_torch_tensors_are_taken(dtype: str) -> None:
         ([[np.int64(3), 5]], [[3, 5]]),
         ([pa.array([1, 2])], [[1, 2]]),
     ],
-    ids=str,
 )
 def test_integers_of_any_kind_become_plain_ones_without_loss(
     rows: Any, expected: list[list[int]]
