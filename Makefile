@@ -25,7 +25,7 @@ demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
 
 demo-axolotl: $(VENV)/.test
-	$(BIN)/fast-axolotl demo --axolotl -o demo-axolotl-report.html
+	$(BIN)/python -m benchmarks.demo_axolotl
 
 # The tests of the kernels run a second time, with every index checked.
 test: $(VENV)/.test

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.axolotl_inputs import chat_stream, conversation, stream_config
+from benchmarks.axolotl_model import write_config, write_model
 from benchmarks.children import last_error, offline_environment
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.result import Body, Table
-from fast_axolotl.cli.demo_axolotl import write_config, write_model
 from fast_axolotl.errors import UsageError
 from fast_axolotl.protocol.child import launch, with_own_programs
 from fast_axolotl.protocol.losses import compare_losses

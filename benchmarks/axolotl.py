@@ -33,6 +33,7 @@ from benchmarks.axolotl_cases import (
 )
 from benchmarks.axolotl_driver import COMPILING, IMPORTS
 from benchmarks.axolotl_functions import PROGRESS, SUBJECTS
+from benchmarks.axolotl_model import write_model
 from benchmarks.axolotl_runs import OURS, STOCK, Runner
 from benchmarks.children import RunError, last_error, offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
@@ -47,7 +48,6 @@ from benchmarks.result import (
     show_ratio,
     show_time,
 )
-from fast_axolotl.cli.demo_axolotl import write_model
 from fast_axolotl.errors import MissingExtraError, UsageError
 
 FUNCTIONS = "functions"

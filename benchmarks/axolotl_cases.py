@@ -22,6 +22,13 @@ from benchmarks.axolotl_inputs import (
     stream_config,
     text_stream,
 )
+from benchmarks.axolotl_model import (
+    TRAIN_STEPS,
+    Config,
+    train_config,
+    write_config,
+    write_rows,
+)
 from benchmarks.axolotl_runs import (
     OURS,
     STOCK,
@@ -35,13 +42,6 @@ from benchmarks.axolotl_runs import (
 )
 from benchmarks.command import Tell
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Timing, most_goal, ratio_goal
-from fast_axolotl.cli.demo_axolotl import (
-    TRAIN_STEPS,
-    Config,
-    train_config,
-    write_config,
-    write_rows,
-)
 
 ANSWERED = "calls that fast-axolotl answered"
 """The measurement that counts them, by replacement."""

@@ -33,10 +33,10 @@ import pyarrow as pa
 
 import fast_axolotl
 from benchmarks.axolotl_inputs import PREFERENCE_LENGTH, documents, preference_rows
+from benchmarks.axolotl_model import PROCESSES, chat_rows
 from benchmarks.axolotl_runs import OURS, STOCK, by_turns, prepared_difference
 from benchmarks.race import peer_module
 from benchmarks.workloads import draw_lengths, token_rows
-from fast_axolotl.cli.demo_axolotl import PROCESSES, chat_rows
 from fast_axolotl.cli.race import one_line
 
 PROGRESS = "progress: "

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from fast_axolotl.cli.demo_axolotl import (
+from benchmarks.axolotl_model import (
     CHAT,
     SEQUENCE_LENGTH,
     Config,

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.result import Goal, Measurement, most_goal
 from fast_axolotl.cli.race import child_environment
-from fast_axolotl.cli.tally import ResidentPeak
+from fast_axolotl.cli.resident_peak import ResidentPeak
 
 ROOT = Path(__file__).parents[1]
 MOST_PEAK_OVER_OUTPUT = 2.0

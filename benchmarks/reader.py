@@ -44,7 +44,7 @@ from benchmarks.result import (
     most_goal,
     ratio_goal,
 )
-from fast_axolotl.cli.tally import ResidentPeak
+from fast_axolotl.cli.resident_peak import ResidentPeak
 from fast_axolotl.errors import UsageError
 
 NOTES = (

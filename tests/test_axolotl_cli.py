@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.cli.demo_axolotl import (
+from benchmarks.axolotl_model import (
     preprocess_config,
     train_config,
     write_config,

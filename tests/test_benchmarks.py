@@ -24,6 +24,7 @@ from benchmarks.advice import advice_table, find_settings
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
 from benchmarks.axolotl_functions import answer_difference
 from benchmarks.axolotl_inputs import DATASETS, documents, stream_config, text_stream
+from benchmarks.axolotl_model import write_rows
 from benchmarks.axolotl_runs import (
     OURS,
     STOCK,
@@ -51,7 +52,6 @@ from benchmarks.result import (
     result_tables,
 )
 from benchmarks.tokens import plain_pack, token_contest
-from fast_axolotl.cli.demo_axolotl import write_rows
 from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import UsageError
 from support.files import read_rows

@@ -23,7 +23,7 @@ from fast_axolotl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from fast_axolotl.cli.tally import ResidentPeak
+    from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import DedupeSummary
 
 __all__ = ["DEDUPE_EXAMPLES", "dedupe"]
@@ -77,7 +77,7 @@ def dedupe(
     ] = None,
 ) -> None:
     """Write the rows that come for the first time, in order, exactly, in bounded memory."""
-    from fast_axolotl.cli.tally import ResidentPeak
+    from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import dedupe_files
     from fast_axolotl.kernels import digests, rowhash
     from fast_axolotl.report.terminal import phase_progress

@@ -1,7 +1,7 @@
 """``fast-axolotl demo``: the whole story on generated data, in about a minute.
 
 A protocol of two arms (``demo_arm``): one small model in numpy, fed by a reader in plain Python and
-by ours. Or, on request, the real Axolotl as it is and accelerated (``demo_axolotl``).
+by ours.
 """
 
 from __future__ import annotations
@@ -27,30 +27,21 @@ if TYPE_CHECKING:
 __all__ = [
     "DEMO_EXAMPLES",
     "demo",
-    "plan_axolotl_demo",
     "plan_demo",
     "write_rows",
 ]
 
-DEMO_EXAMPLES = "Examples:\n\n  fast-axolotl demo\n\n  fast-axolotl demo --axolotl -o report.html"
+DEMO_EXAMPLES = "Examples:\n\n  fast-axolotl demo\n\n  fast-axolotl demo -o report.html"
 
 _BATCHES = 230
 _PAIRS = 3
 _LEAST_STEPS, _LEAST_SECONDS = 220, 3.5
 """More than the 200 fetches and 2 s that a verdict needs, warm-up apart."""
 _TRIAL_STEPS = 20
-_AXOLOTL_ROWS = 10_000
-_AXOLOTL_STEPS = 260
-_AXOLOTL_LENGTH = 512
-"""Of a sequence: a step takes about a tenth of a second of one core."""
 _TEXT = "the model reads what it is given and waits for what it is not while rows come"
 
 
 def demo(
-    axolotl: Annotated[
-        bool,
-        typer.Option("--axolotl", help="The real Axolotl, as it is and accelerated: 11 minutes."),
-    ] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="The report to write.")] = Path(
         "demo-report.html"
     ),
@@ -67,16 +58,10 @@ def demo(
     check_targets(output=output)
     folder = Path(tempfile.mkdtemp(prefix="fast-axolotl-demo-"))
     try:
-        if axolotl:
-            text = "model, tokenizer and rows are generated"
-            print(f"fast-axolotl: {text}", file=sys.stderr, flush=True)
-            plan = plan_axolotl_demo(folder)
-        else:
-            data = folder / "rows.jsonl"
-            rows = write_rows(data)
-            print(f"fast-axolotl: {rows:,} rows generated", file=sys.stderr, flush=True)
-            plan = plan_demo(data)
-        result = run_plan(plan, folder / "protocol")
+        data = folder / "rows.jsonl"
+        rows = write_rows(data)
+        print(f"fast-axolotl: {rows:,} rows generated", file=sys.stderr, flush=True)
+        result = run_plan(plan_demo(data), folder / "protocol")
         write_report([folder / "protocol"], output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,26 +106,3 @@ def plan_demo(data: Path, pairs: int = _PAIRS) -> Plan:
     texts = ("rows read by json and lists, in Python", "rows read by fast-axolotl")
     arms = tuple(replace(arm, text=text) for arm, text in zip(plan.arms, texts, strict=True))
     return replace(plan, title="the demo: one model, two readers", arms=arms)
-
-
-def plan_axolotl_demo(folder: Path) -> Plan:
-    """The real Axolotl on a generated chat set: all five steps."""
-    from fast_axolotl.cli import demo_axolotl as inputs
-    from fast_axolotl.protocol import plan_axolotl
-
-    model = folder / "model"
-    inputs.write_model(model)
-    data = inputs.write_rows(folder / "chat.jsonl", _AXOLOTL_ROWS)
-    prepare = inputs.preprocess_config(model, data, folder / "prepared")
-    config = {
-        **inputs.train_config(prepare, folder / "output"),
-        "sequence_len": _AXOLOTL_LENGTH,
-        "max_steps": _AXOLOTL_STEPS,
-        "save_steps": _AXOLOTL_STEPS,
-        "num_epochs": 100,
-        "logging_steps": 10,
-    }
-    path = inputs.write_config(config, folder / "config.yml")
-    pins = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
-    plan = plan_axolotl(path, steps=(1, 2, 3, 4, 5), pairs=_PAIRS, pins=pins)
-    return replace(plan, title="the demo: Axolotl as it is, accelerated, and streamed")

@@ -221,7 +221,7 @@ def serve(
 
 def main(text: str) -> None:
     """``python -m fast_axolotl.cli.race REQUEST``: one contender, asked over its pipes."""
-    from fast_axolotl.cli.tally import ResidentPeak
+    from fast_axolotl.cli.resident_peak import ResidentPeak
 
     answers = take_stdout()
     request = json.loads(text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,9 +22,6 @@ from fast_axolotl.cli.options import (
     parse_shard,
     parse_size,
 )
-
-if TYPE_CHECKING:
-    from fast_axolotl.cli.tally import ReadTally
 
 __all__ = ["READ_EXAMPLES", "read"]
 
@@ -65,8 +63,8 @@ def read(
     ] = "256MiB",
 ) -> None:
     """Read a dataset through and report rows/s, MB/s, working set and rejected rows."""
-    from fast_axolotl.cli.tally import tally
-    from fast_axolotl.reading import open_dataset
+    from fast_axolotl.cli.resident_peak import ResidentPeak
+    from fast_axolotl.reading import convert, open_dataset
     from fast_axolotl.report.terminal import phase_progress
 
     start = time.perf_counter()
@@ -85,43 +83,66 @@ def read(
         split=split,
         json_field=json_field,
     )
-    total = reader.num_bytes
-    with phase_progress() as update:
-        summary, rows = tally(
-            reader,
-            head=head,
-            progress=lambda num_bytes, rows: update("reading", num_bytes, total, rows),
-            start=start,
-        )
-    for row in rows:
-        print(json.dumps(row, ensure_ascii=False, default=str))
+    shown: list[str] = []
+    first: float | None = None
+    with reader, ResidentPeak() as memory, phase_progress() as update:
+        for batch in reader:
+            first = time.perf_counter() - start if first is None else first
+            if head is not None:
+                values = convert(batch.slice(0, head - len(shown)), "python")
+                for row in zip(*values.values(), strict=True):
+                    named = dict(zip(values, row, strict=True))
+                    shown.append(json.dumps(named, ensure_ascii=False, default=str))
+                if len(shown) >= head:
+                    break
+            update("reading", reader.stats.num_bytes, reader.num_bytes, reader.stats.rows)
+        seconds = time.perf_counter() - start
+    # After the bar has gone: it takes stdout over while it is drawn.
+    for line in shown:
+        print(line)
+    stats = reader.stats
+    summary = {
+        "rows": stats.rows,
+        "batches": stats.batches,
+        "files": len(reader.files),
+        "num_bytes": stats.num_bytes,
+        "seconds": seconds,
+        "first_batch_seconds": first,
+        "rows_per_second": stats.rows / seconds if seconds else None,
+        "bytes_per_second": stats.num_bytes / seconds if seconds else None,
+        "working_set_bytes": memory.above_start_bytes,
+        "working_set_reason": memory.reason,
+        "rejected_rows": stats.rejected_rows,
+        "rejections": [asdict(item) for item in stats.rejections],
+        "ignored_files": list(stats.ignored_files),
+        "columns": {field.name: str(field.type) for field in reader.schema},
+    }
     if as_json:
-        print(json.dumps(summary.to_json(), ensure_ascii=False, indent=None if rows else 2))
+        print(json.dumps(summary, ensure_ascii=False, indent=None if shown else 2))
     elif head is None:
         _print_summary(summary)
 
 
-def _print_summary(summary: ReadTally) -> None:
+def _print_summary(summary: dict[str, Any]) -> None:
     from fast_axolotl.record.units import count_words, format_bytes, format_seconds
     from fast_axolotl.report.terminal import show_pairs
 
-    files = count_words(summary.files, "file")
+    files = count_words(summary["files"], "file")
+    reason = summary["working_set_reason"]
     pairs = [
-        ("rows", f"{summary.rows:,} in {summary.batches:,} batches from {files}"),
+        ("rows", f"{summary['rows']:,} in {summary['batches']:,} batches from {files}"),
         (
             "time",
-            f"{format_seconds(summary.seconds)}, first batch after "
-            f"{format_seconds(summary.first_batch_seconds)}",
+            f"{format_seconds(summary['seconds'])}, first batch after "
+            f"{format_seconds(summary['first_batch_seconds'])}",
         ),
-        ("rows/s", f"{summary.rows_per_second or 0:,.0f}"),
-        ("bytes/s", f"{format_bytes(summary.bytes_per_second)} encoded"),
+        ("rows/s", f"{summary['rows_per_second'] or 0:,.0f}"),
+        ("bytes/s", f"{format_bytes(summary['bytes_per_second'])} encoded"),
         (
             "working set",
-            format_bytes(summary.working_set_bytes)
-            if summary.working_set_reason is None
-            else f"– ({summary.working_set_reason})",
+            f"– ({reason})" if reason else format_bytes(summary["working_set_bytes"]),
         ),
-        ("rejected rows", describe_rejected(summary.rejected_rows, summary.rejections)),
-        ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary.columns.items())),
+        ("rejected rows", describe_rejected(summary["rejected_rows"], summary["rejections"])),
+        ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary["columns"].items())),
     ]
     show_pairs("", pairs)
