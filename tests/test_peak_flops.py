@@ -9,6 +9,36 @@ from fast_axolotl.measure.peak_flops import DEVICES, explain_missing, find_peak,
 NAMES = [name for device in DEVICES for name in device.names]
 
 
+DENSE_BF16 = {
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A100 80GB PCIe": 312,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA H100 NVL": 835,
+    "NVIDIA H200": 989,
+    "NVIDIA B200": 2250,
+    "NVIDIA GB200": 2500,
+    "AMD Instinct MI300X": 1307,
+    "NVIDIA L40S": 362,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA A10G": 70,
+}
+"""Published dense rates, rounded as published."""
+
+
+@pytest.mark.parametrize("name", DENSE_BF16)
+def test_the_dense_bf16_peak_is_the_published_one(name: str) -> None:
+    assert find_peak(name, "bfloat16").tflops == pytest.approx(DENSE_BF16[name], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tflops"),
+    [("float32", 66.9), ("tf32", 494.7), ("float16", 989.4), ("fp8", 1978.9)],
+)
+def test_the_peak_depends_on_the_data_type(dtype: str, tflops: float) -> None:
+    assert find_peak("NVIDIA H100 80GB HBM3", dtype).tflops == tflops
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_peak_has_a_source(name: str) -> None:
     found = [find_peak(name, dtype) for dtype in ("bfloat16", "float16", "tf32", "float32")]
