@@ -48,7 +48,7 @@ $(RACES) $(AXOLOTL_RACES): bench-%:
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(OPTIONS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-check .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
