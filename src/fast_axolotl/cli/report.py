@@ -218,8 +218,7 @@ def _write_all(
 
 
 def _markdown(made: Report) -> str:
-    from fast_axolotl.report.matrix import protocol_markdown, runs_markdown
-    from fast_axolotl.report.values import escape_markdown
+    from fast_axolotl.report.matrix import escape_markdown, protocol_markdown, runs_markdown
 
     parts = [_MARKDOWN_MARK]
     rest = made.runs[made.arm_runs :]

@@ -6,7 +6,7 @@ several that belong together under a label of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from fast_axolotl.record import RunSummary
@@ -18,8 +18,8 @@ from fast_axolotl.record.units import format_count, format_seconds, format_share
 __all__ = [
     "GROUPS",
     "RANK_COLUMNS",
-    "Group",
     "Row",
+    "describe_value",
     "format_row",
     "missing_reason",
     "rank_row",
@@ -29,28 +29,28 @@ __all__ = [
 RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A line of a group."""
 
-    label: str
-    fields: tuple[str, ...]
-    parts: tuple[str, ...]
-    """Names before the values, where there are several."""
-    note: str
-    """What the figure is, in a few words."""
-    source: str
-    """Field that tells where the value comes from."""
-    is_bare: bool
-    """Whether the label says the unit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Rows under a title."""
-
-    title: str
-    rows: tuple[Row, ...]
+    def __init__(
+        self,
+        *fields: str,
+        label: str = "",
+        parts: tuple[str, ...] = (),
+        note: str = "",
+        source: str = "",
+        is_bare: bool = False,
+    ) -> None:
+        self.fields = fields
+        self.label = label or FIGURES[fields[0]].label
+        self.parts = parts
+        """Names before the values, where there are several."""
+        self.note = note
+        """What the figure is, in a few words."""
+        self.source = source
+        """Field that tells where the value comes from."""
+        self.is_bare = is_bare
+        """Whether the label says the unit."""
 
 
 def read_figure(summary: RunSummary, name: str) -> Any:
@@ -79,6 +79,17 @@ def format_row(summary: RunSummary, row: Row) -> str:
     return " · ".join(shown) + (f"  ({source})" if source else "")
 
 
+def describe_value(value: Any) -> str:
+    """A setting, whatever it is, in one line."""
+    if isinstance(value, Mapping):
+        return " · ".join(f"{name} {describe_value(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(describe_value, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def rank_row(rank: RankSummary) -> tuple[str, ...]:
     """A rank as a row of ``RANK_COLUMNS``."""
     return (
@@ -93,154 +104,103 @@ def rank_row(rank: RankSummary) -> tuple[str, ...]:
     )
 
 
-def _row(
-    *fields: str,
-    label: str = "",
-    parts: tuple[str, ...] = (),
-    note: str = "",
-    source: str = "",
-    is_bare: bool = False,
-) -> Row:
-    return Row(
-        label=label or FIGURES[fields[0]].label,
-        fields=fields,
-        parts=parts,
-        note=note,
-        source=source,
-        is_bare=is_bare,
-    )
-
-
 _SPREAD = ("p50", "p95", "p99", "max")
 
-GROUPS = (
-    Group(
-        title="Waiting for data",
-        rows=(
-            _row("stall_fraction", note="of the steady time"),
-            _row(
-                "device_stall_fraction",
-                "host_stall_fraction",
-                label="by device / by host",
-                parts=("device", "host"),
-            ),
-            _row(
-                *(f"wait_{name}_seconds" for name in _SPREAD),
-                label="wait of a fetch",
-                parts=_SPREAD,
-            ),
-            _row("worst_percent_share", note="of all waiting"),
-            _row("stall_period_fetches", "stall_period_rows"),
-            _row("cached_stall_fraction", note="shorter a step"),
-            _row(
-                "queue_depth",
-                "queue_capacity",
-                "queue_drift_per_step",
-                label="ready queue",
-                parts=("depth", "capacity", "drift a step"),
-                is_bare=True,
-            ),
-            _row(
-                "first_batch_seconds",
-                "first_step_seconds",
-                label="first batch / step after",
-                parts=("batch", "step"),
-            ),
+GROUPS: dict[str, tuple[Row, ...]] = {
+    "Waiting for data": (
+        Row("stall_fraction", note="of the steady time"),
+        Row(
+            "device_stall_fraction",
+            "host_stall_fraction",
+            label="by device / by host",
+            parts=("device", "host"),
+        ),
+        Row(*(f"wait_{name}_seconds" for name in _SPREAD), label="wait of a fetch", parts=_SPREAD),
+        Row("worst_percent_share", note="of all waiting"),
+        Row("stall_period_fetches", "stall_period_rows"),
+        Row("cached_stall_fraction", note="shorter a step"),
+        Row(
+            "queue_depth",
+            "queue_capacity",
+            "queue_drift_per_step",
+            label="ready queue",
+            parts=("depth", "capacity", "drift a step"),
+            is_bare=True,
+        ),
+        Row(
+            "first_batch_seconds",
+            "first_step_seconds",
+            label="first batch / step after",
+            parts=("batch", "step"),
         ),
     ),
-    Group(
-        title="Reading",
-        rows=(
-            _row("rows_per_second", label="rows"),
-            _row("samples_per_second"),
-            _row("bytes_per_second"),
-            _row("free_rows_per_second", note="with no model"),
-            _row("demand_rows_per_second"),
-            _row("headroom", note="loader alone ÷ what the model would take"),
+    "Reading": (
+        Row("rows_per_second", label="rows"),
+        Row("samples_per_second"),
+        Row("bytes_per_second"),
+        Row("free_rows_per_second", note="with no model"),
+        Row("demand_rows_per_second"),
+        Row("headroom", note="loader alone ÷ what the model would take"),
+    ),
+    "Tokens and steps": (
+        Row("tokens_per_second", note="padding left out"),
+        Row("trainable_tokens_per_second", note="label is not −100"),
+        Row("padded_tokens_per_second", note="all positions"),
+        Row("padding_share", note="of all positions"),
+        Row("packing_efficiency"),
+        Row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
+        Row("steps_per_second"),
+        Row(*(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD),
+    ),
+    "Compute": (
+        Row("model_flops_per_token"),
+        Row("model_flops_per_second"),
+        Row("mfu", note="of the peak"),
+        Row("hfu", note="recomputed activations counted"),
+        Row("matmul_share", note="measured on this device"),
+        Row("peak_tflops", source="peak_source"),
+    ),
+    "Memory of the process tree": (
+        Row(
+            "working_set_bytes",
+            "working_set_peak_bytes",
+            label="working set (ΣPSS)",
+            parts=("steady", "highest"),
         ),
-    ),
-    Group(
-        title="Tokens and steps",
-        rows=(
-            _row("tokens_per_second", note="padding left out"),
-            _row("trainable_tokens_per_second", note="label is not −100"),
-            _row("padded_tokens_per_second", note="all positions"),
-            _row("padding_share", note="of all positions"),
-            _row("packing_efficiency"),
-            _row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
-            _row("steps_per_second"),
-            _row(
-                *(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD
-            ),
+        Row(
+            *("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
+            label="resident (ΣRSS)",
+            parts=("all", "anonymous", "files", "shared"),
         ),
+        Row("hwm_bytes", note="ΣVmHWM"),
+        Row("spike_ratio", note="high-water mark ÷ resident; above 2 a spike"),
+        Row("limit_bytes", "limit_share", parts=("", "used")),
+        Row("psi_memory_full", note="PSI full: every task waited"),
     ),
-    Group(
-        title="Compute",
-        rows=(
-            _row("model_flops_per_token"),
-            _row("model_flops_per_second"),
-            _row("mfu", note="of the peak"),
-            _row("hfu", note="recomputed activations counted"),
-            _row("matmul_share", note="measured on this device"),
-            _row("peak_tflops", source="peak_source"),
+    "Disk and swap": (
+        Row("read_bytes_per_second"),
+        Row("read_chars_per_second", note="cached or not"),
+        Row("disk_bytes_per_second", "disk_share", parts=("", "used")),
+        Row("psi_io_full", note="PSI full: every task waited"),
+        Row(
+            "swap_in_bytes_per_second",
+            "swap_out_bytes_per_second",
+            label="swap",
+            parts=("in", "out"),
         ),
+        Row("is_swap_sustained"),
     ),
-    Group(
-        title="Memory of the process tree",
-        rows=(
-            _row(
-                "working_set_bytes",
-                "working_set_peak_bytes",
-                label="working set (ΣPSS)",
-                parts=("steady", "highest"),
-            ),
-            _row(
-                *("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
-                label="resident (ΣRSS)",
-                parts=("all", "anonymous", "files", "shared"),
-            ),
-            _row("hwm_bytes", note="ΣVmHWM"),
-            _row("spike_ratio", note="high-water mark ÷ resident; above 2 a spike"),
-            _row("limit_bytes", "limit_share", parts=("", "used")),
-            _row("psi_memory_full", note="PSI full: every task waited"),
-        ),
+    "GPU (NVML)": (
+        Row("gpu_utilization", note="a kernel ran; not how well"),
+        Row("gpu_memory_bytes", label="memory", note="highest of one device"),
+        Row("gpu_power_watts", note="mean of a device"),
+        Row("gpu_clock_mhz", note="mean of a device"),
     ),
-    Group(
-        title="Disk and swap",
-        rows=(
-            _row("read_bytes_per_second"),
-            _row("read_chars_per_second", note="cached or not"),
-            _row("disk_bytes_per_second", "disk_share", parts=("", "used")),
-            _row("psi_io_full", note="PSI full: every task waited"),
-            _row(
-                "swap_in_bytes_per_second",
-                "swap_out_bytes_per_second",
-                label="swap",
-                parts=("in", "out"),
-            ),
-            _row("is_swap_sustained"),
-        ),
+    "Profiler window and ranks": (
+        Row("device_idle_fraction"),
+        Row("exposed_communication_fraction"),
+        Row("pure_communication_fraction", note="least of all ranks"),
+        Row("rank_skew", note="own time: slowest over median"),
     ),
-    Group(
-        title="GPU (NVML)",
-        rows=(
-            _row("gpu_utilization", note="a kernel ran; not how well"),
-            _row("gpu_memory_bytes", label="memory", note="highest of one device"),
-            _row("gpu_power_watts", note="mean of a device"),
-            _row("gpu_clock_mhz", note="mean of a device"),
-        ),
-    ),
-    Group(
-        title="Profiler window and ranks",
-        rows=(
-            _row("device_idle_fraction"),
-            _row("exposed_communication_fraction"),
-            _row("pure_communication_fraction", note="least of all ranks"),
-            _row("rank_skew", note="own time: slowest over median"),
-        ),
-    ),
-    Group(
-        title="The meter itself",
-        rows=(_row("overhead_seconds_per_fetch"), _row("overhead_fraction")),
-    ),
-)
+    "The meter itself": (Row("overhead_seconds_per_fetch"), Row("overhead_fraction")),
+}

@@ -27,7 +27,7 @@ from fast_axolotl.record.units import (
 )
 from fast_axolotl.report.content import VERDICTS, verdict_title
 from fast_axolotl.report.live_frame import Frame, RankLine
-from fast_axolotl.report.values import describe_left
+from fast_axolotl.report.terminal import describe_left
 
 __all__ = ["Keys", "ViewState", "describe_state", "format_line", "lay_out", "stage_parts"]
 

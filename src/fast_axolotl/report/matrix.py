@@ -6,63 +6,57 @@ Figures that no arm has are not rows; below the matrix stands why, and why an ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import IO
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import MATRIX
-from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
 from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms, verdict_title
 from fast_axolotl.report.figures import missing_reason
-from fast_axolotl.report.terminal import print_drawn, render_drawn
-from fast_axolotl.report.values import escape_markdown, format_ratios
+from fast_axolotl.report.terminal import print_parts
 
 __all__ = [
     "compare_plainly",
     "comparison_markdown",
+    "describe_change",
+    "escape_markdown",
     "protocol_markdown",
-    "render_protocol",
     "runs_markdown",
     "show_comparison",
     "show_protocol",
 ]
 
 _PIPE_WIDTH = 140
+_MOST_DECIMALS = 5
+"""Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
+_SPECIAL = re.compile(r"[\\`*\[\]<>&|#~]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown may take for its own. An underscore inside a word is none: a figure's name."""
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _STYLES = {"better": "green", "worse": "bold red", "changed": "yellow"}
 
 
-def show_protocol(protocol: ProtocolResult, *, file: IO[str] | None = None) -> None:
-    """Print the result of a protocol to stdout, or to a file."""
-    print_drawn(lambda console: _print_protocol(console, protocol), _PIPE_WIDTH, file)
-
-
-def render_protocol(protocol: ProtocolResult, *, width: int = _PIPE_WIDTH) -> str:
-    """What is printed to a pipe, as text."""
-    return render_drawn(lambda console: _print_protocol(console, protocol), width)
-
-
-def _print_protocol(console: Console, protocol: ProtocolResult) -> None:
-    console.print(Text(protocol.title, style="bold"))
+def show_protocol(
+    protocol: ProtocolResult, *, file: IO[str] | None = None, width: int = _PIPE_WIDTH
+) -> None:
+    """Print the result of a protocol to stdout, or to a file: lines of the width."""
+    parts: list[RenderableType] = [Text(protocol.title, style="bold")]
     if protocol.are_losses_equal is False:
-        console.print(Text(protocol.losses, style="bold white on red"))
-    console.print()
-    console.print(Text(protocol.paragraph))
-    console.print()
+        parts.append(Text(protocol.losses, style="bold white on red"))
+    parts += [Text(), Text(protocol.paragraph), Text()]
     if _measured_rows(protocol.matrix):
-        console.print(_table(protocol.matrix))
-    for line in _facts(protocol):
-        console.print(Text(f"• {line}"), soft_wrap=False)
-    for arm in protocol.arms:
-        for folder, tail in _failures(arm):
-            console.print()
-            console.print(Text(f"{arm.name}, {folder} failed; its log ends so:", "bold red"))
-            console.print(Text(tail, style="dim"))
+        parts.append(_table(protocol.matrix))
+    parts += [Text(f"• {line}") for line in _facts(protocol)]
+    for name, tail in _failures(protocol):
+        parts += [Text(), Text(f"{name} failed; its log ends so:", "bold red"), Text(tail, "dim")]
+    print_parts(parts, width, file)
 
 
 def protocol_markdown(protocol: ProtocolResult) -> str:
@@ -74,11 +68,9 @@ def protocol_markdown(protocol: ProtocolResult) -> str:
         lines += [escape_markdown(paragraph), ""]
     lines += [*_matrix_lines(protocol.matrix), ""]
     lines += [f"- {escape_markdown(line)}" for line in _facts(protocol)]
-    for arm in protocol.arms:
-        for folder, tail in _failures(arm):
-            name = escape_markdown(f"{arm.name}, {folder}")
-            lines += ["", f"{name} failed; its log ends so:", "", "```text"]
-            lines += [tail.replace("```", "'''"), "```"]
+    for name, tail in _failures(protocol):
+        lines += ["", f"{escape_markdown(name)} failed; its log ends so:", "", "```text"]
+        lines += [tail.replace("```", "'''"), "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -94,17 +86,12 @@ def show_comparison(
 
     Alarms are what to know before any figure.
     """
-
-    def draw(console: Console) -> None:
-        for alarm in alarms:
-            console.print(Text(alarm, style="bold white on red"))
-        for text, is_broken in checks:
-            console.print(Text(text, style="bold red" if is_broken else ""))
-        console.print(_table(matrix))
-        for note in (*_describe_missing(matrix), *notes, *matrix.notes):
-            console.print(Text(f"• {note}", style="dim"))
-
-    print_drawn(draw, _PIPE_WIDTH, file)
+    parts: list[RenderableType] = [Text(alarm, style="bold white on red") for alarm in alarms]
+    parts += [Text(text, style="bold red" if is_broken else "") for text, is_broken in checks]
+    parts.append(_table(matrix))
+    below = (*_describe_missing(matrix), *notes, *matrix.notes)
+    parts += [Text(f"• {note}", style="dim") for note in below]
+    print_parts(parts, _PIPE_WIDTH, file)
 
 
 def comparison_markdown(
@@ -215,7 +202,7 @@ def _matrix_lines(matrix: Matrix) -> list[str]:
 def _change(cell: Cell, unit: str) -> str:
     """``1.23× (1.20 – 1.26) better``."""
     if cell.ratio is not None:
-        ratio, *ends = format_ratios(cell, decimals=3)
+        ratio, *ends = _format_ratios(cell, decimals=3)
         text = f"{ratio}×"
     elif cell.difference is None:
         return "" if cell.value is None else "not compared"
@@ -234,13 +221,63 @@ def _change(cell: Cell, unit: str) -> str:
     return f"{text} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
 
 
-def _failures(arm: Arm) -> list[tuple[str, str]]:
-    """Folders and ends of logs, each end once."""
-    by_tail: dict[str, list[str]] = {}
-    for run in arm.runs:
-        if run.status == "failed":
-            by_tail.setdefault(run.log_tail, []).append(run.folder)
-    return [(" and ".join(folders), tail) for tail, folders in by_tail.items()]
+def describe_change(cell: Cell, row: MatrixRow) -> tuple[str, str]:
+    """An arm against the baseline: ``×1.42`` and its interval; empty where there is neither."""
+    if cell.ratio is not None:
+        ratio, *ends = _format_ratios(cell, decimals=2)
+        return f"×{ratio}", " to ".join(ends)
+    if cell.difference:
+        ends = [
+            format_change(end, row.unit)
+            for end in (cell.difference_low, cell.difference_high)
+            if end is not None
+        ]
+        return format_change(cell.difference, row.unit), " to ".join(ends)
+    return "", ""
+
+
+def _format_ratios(cell: Cell, *, decimals: int) -> list[str]:
+    """The ratio of a cell, and the ends of its interval where it has one.
+
+    A change has more decimals where fewer would round it to 1, which stands for no change.
+    """
+    known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
+    if cell.outcome in ("better", "worse", "changed"):
+        enough = (
+            number
+            for number in range(decimals, _MOST_DECIMALS)
+            if all(round(value, number) != 1.0 for value in known)
+        )
+        decimals = next(enough, _MOST_DECIMALS)
+    return [
+        f"{value:,.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.{max(decimals, 3) if value < 0.1 else decimals}f}"
+        for value in known
+    ]
+
+
+def escape_markdown(text: str) -> str:
+    """Texts are data: nothing of them is a style, a tag, a column or a line of its own."""
+    return _SPECIAL.sub(
+        lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), " ".join(text.split())
+    )
+
+
+def _failures(protocol: ProtocolResult) -> list[tuple[str, str]]:
+    """Arms with their folders, and ends of logs, each end once."""
+    failures = []
+    for arm in protocol.arms:
+        by_tail: dict[str, list[str]] = {}
+        for run in arm.runs:
+            if run.status == "failed":
+                by_tail.setdefault(run.log_tail, []).append(run.folder)
+        failures += [
+            (f"{arm.name}, {' and '.join(names)}", tail) for tail, names in by_tail.items()
+        ]
+    return failures
 
 
 def _facts(protocol: ProtocolResult) -> list[str]:

@@ -38,20 +38,19 @@ from fast_axolotl.report.content import (
     shown_run,
     verdict_title,
 )
-from fast_axolotl.report.downsampling import keep_extremes
 from fast_axolotl.report.figures import (
     GROUPS,
     RANK_COLUMNS,
-    Group,
+    Row,
+    describe_value,
     format_row,
     missing_reason,
     rank_row,
     read_figure,
 )
-from fast_axolotl.report.matrix import compare_plainly
+from fast_axolotl.report.matrix import compare_plainly, describe_change
 from fast_axolotl.report.plot import Curves, plain_name
-from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
-from fast_axolotl.report.values import describe_change, describe_value
+from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
 __all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "render_report", "report_data"]
 
@@ -175,7 +174,7 @@ def render_report(report: Report) -> str:
         charts=charts,
         drawn=describe_drawn(report),
         run_names=["", *(run.name for run in report.runs)] if len(report.runs) > 1 else [],
-        groups=[_group(group, report.runs) for group in GROUPS] if report.runs else [],
+        groups=[_group(*group, report.runs) for group in GROUPS.items()] if report.runs else [],
         rank_columns=RANK_COLUMNS,
         ranks=[
             (run.name, [(name, values, "") for name, *values in map(rank_row, run.summary.ranks)])
@@ -378,12 +377,12 @@ def _matrix(report: Report) -> dict[str, Any] | None:
     return {"arms": matrix.arms, "rows": rows, "notes": notes, "missing": lines}
 
 
-def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:
+def _group(title: str, figures: Sequence[Row], runs: Sequence[ReportRun]) -> dict[str, Any]:
     """Figures run by run, and why some are missing, one line for all that share the reason."""
     rows: list[TableRow] = []
     missing: dict[str, dict[str, None]] = {}
     is_empty = True
-    for row in group.rows:
+    for row in figures:
         values = [format_row(run.summary, row) for run in runs]
         if any(value != "–" for value in values):
             rows.append((row.label, values, row.note))
@@ -398,7 +397,7 @@ def _group(group: Group, runs: Sequence[ReportRun]) -> dict[str, Any]:
     reasons = [
         f"{'All' if is_all else ', '.join(labels)}: {reason}" for reason, labels in missing.items()
     ]
-    return {"title": group.title, "rows": rows, "reasons": reasons}
+    return {"title": title, "rows": rows, "reasons": reasons}
 
 
 def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:

@@ -1,36 +1,40 @@
 """The curves of a run, from its record: plain columns in seconds, bytes and shares.
 
 This is the data that a page embeds, draws and offers to download. Times are seconds since the
-first line of any of the run's files. The number of points is bounded; extremes are kept.
+first line of any of the run's files.
+
+The number of points is bounded, and nothing that stands out is lost. ``keep_extremes`` chooses
+points: of every stretch, the least and the largest of each column stay. ``merge_steps`` folds
+consecutive steps into points that carry their mean, least and largest. ``Windows`` spreads sums
+over stretches of equal time, for rates and shares. All are one pass in plain Python.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fast_axolotl.record import (
     Histogram,
-    RankRecord,
     RunRecord,
     RunSummary,
     StepBlock,
     SystemRecord,
-    SystemSample,
 )
-from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.report.downsampling import (
-    Column,
-    StepPoint,
-    Windows,
-    keep_extremes,
-    merge_steps,
-    round_figures,
-)
+from fast_axolotl.record.arithmetic import finite, ratio
 
-__all__ = ["MOST_POINTS", "read_series", "steps_together"]
+__all__ = [
+    "MOST_POINTS",
+    "StepPoint",
+    "Windows",
+    "keep_extremes",
+    "merge_steps",
+    "read_series",
+    "round_figures",
+    "steps_together",
+]
 
 MOST_POINTS = 3000
 """Points of a curve: a few for every pixel of a wide screen, so that zooming shows more."""
@@ -46,6 +50,10 @@ _BINS_TOGETHER = 12
 _MEMORY = ("pss_bytes", "rss_bytes", "anon_bytes", "hwm_bytes", "swap_bytes", "cgroup_bytes")
 _COUNTERS = ("read_bytes", "read_chars", "swap_in_bytes", "swap_out_bytes")
 
+_FIGURES = 5
+"""Significant figures of the numbers in a page: a pixel is a thousandth of a chart."""
+
+Column = Sequence[float | None]
 Columns = dict[str, Any]
 
 
@@ -56,7 +64,7 @@ def steps_together(
     counts = []
     for record, summary in runs:
         rank = summary.deciding_rank
-        blocks = [] if rank is None else filter(_is_whole, record.ranks[rank].blocks)
+        blocks = [] if rank is None else _whole(record.ranks[rank].blocks)
         counts.append(sum(block.steps for block in blocks if block.steps > 0))
     known = [count for count in counts if count]
     if known and max(known) <= _MOST_SPREAD * min(known):
@@ -87,13 +95,13 @@ def read_series(
             else block
             for block in rank.blocks
         ]
-        rank = replace(rank, blocks=blocks)
+        whole = _whole(blocks)
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
-        series["steps"] = _steps(rank, offset, is_device, together)
-        series["stall"] = _stall(rank, offset, is_device)
-        series["phases"] = _phases(rank, offset)
-        series["slow"] = _slow(rank, offset)
+        series["steps"] = _steps(whole, offset, is_device, together)
+        series["stall"] = _stall(whole, offset, is_device)
+        series["phases"] = _phases(blocks, offset)
+        series["slow"] = _slow(whole, offset)
         # Boundaries of shards and epochs are thinned evenly where there are very many.
         series["marks"] = {}
         for name in ("shard", "epoch"):
@@ -102,23 +110,19 @@ def read_series(
             if t:
                 mark = {"all": len(t), "every": every, "t": round_figures(t[::every], 7)}
                 series["marks"][name] = mark
-        series["waits"] = _waits(rank, is_device)
+        series["waits"] = _waits(blocks, is_device)
         series["losses"] = _losses(record, most_points)
         series["throughput"] = _throughput(record, zero)
     if system is not None:
-        offset = system.start.time - zero
-        series["memory"] = _memory(system, offset, most_points // 2)
-        series["disk"] = _disk(system, offset, most_points // 2)
-        series["gpus"] = _gpus(system, offset, most_points // 2)
+        series |= _system_series(system, zero, most_points // 2)
     return {name: value for name, value in series.items() if value not in ({}, [])}
 
 
-def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> Columns:
-    blocks = [block for block in rank.blocks if block.steps > 0 and _is_whole(block)]
-    if not blocks:
-        return {}
-    pieces = (piece for block in blocks for piece in _pieces(block, is_device))
+def _steps(blocks: Sequence[StepBlock], offset: float, is_device: bool, together: int) -> Columns:
+    pieces = (point for block in blocks if block.steps > 0 for point in _pieces(block, is_device))
     points = list(merge_steps(pieces, together)) if together > 1 else list(pieces)
+    if not points:
+        return {}
     columns: Columns = {
         "t": round_figures((offset + point.t for point in points), 7),
         "step": [point.first_step for point in points],
@@ -136,7 +140,7 @@ def _steps(rank: RankRecord, offset: float, is_device: bool, together: int) -> C
 
 def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
     """The single steps of a block where they are known, else the block as one point."""
-    wall = finite(block.wall_seconds) or 0.0
+    wall = block.wall_seconds
     device = finite(block.device_wait_seconds) if is_device else None
     wait = (finite(block.host_wait_seconds) or 0.0) if device is None else device
     waits = block.devices if is_device and block.devices else block.hosts
@@ -173,27 +177,22 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
         )
 
 
-def _is_whole(block: StepBlock) -> bool:
-    """Whether its place in time and its length are known."""
-    return finite(block.t) is not None and finite(block.wall_seconds) is not None
+def _whole(blocks: Iterable[StepBlock]) -> list[StepBlock]:
+    """Those whose place in time and length are known."""
+    return [block for block in blocks if math.isfinite(block.t + block.wall_seconds)]
 
 
 def _begin(block: StepBlock) -> float:
     spans = sum(finite(seconds) or 0.0 for seconds in block.spans.values())
-    return block.t - (finite(block.wall_seconds) or 0.0) - spans
+    return block.t - block.wall_seconds - spans
 
 
-def _bounds(blocks: Iterable[StepBlock]) -> tuple[float, float]:
-    whole = [block for block in blocks if _is_whole(block)]
-    return min(map(_begin, whole), default=0.0), max((block.t for block in whole), default=0.0)
-
-
-def _stall(rank: RankRecord, offset: float, is_device: bool) -> Columns:
+def _stall(blocks: Sequence[StepBlock], offset: float, is_device: bool) -> Columns:
     """Waiting ÷ time in windows of equal length: by host, and by device if the run's stall is."""
-    blocks = [block for block in rank.blocks if _is_whole(block)]
     if not blocks:
         return {}
-    windows = Windows.over(*_bounds(blocks), most=_MOST_WINDOWS)
+    begin, end = min(map(_begin, blocks)), max(block.t for block in blocks)
+    windows = Windows.over(begin, end, most=_MOST_WINDOWS)
     for block in blocks:
         device = finite(block.device_wait_seconds)
         windows.spread(
@@ -215,26 +214,21 @@ def _stall(rank: RankRecord, offset: float, is_device: bool) -> Columns:
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
     """Rows, samples and tokens a second: a rate for every rank that fetches, summed."""
-    ranks = [
-        rank
-        for rank in record.ranks.values()
-        if any(block.fetches and _is_whole(block) for block in rank.blocks)
-    ]
+    ranks = [(rank.start.time - zero, _whole(rank.blocks)) for rank in record.ranks.values()]
+    ranks = [(offset, blocks) for offset, blocks in ranks if any(one.fetches for one in blocks)]
     if not ranks:
         return {}
-    bounds = [(rank.start.time - zero, *_bounds(rank.blocks)) for rank in ranks]
-    begin = min(offset + first for offset, first, _ in bounds)
-    end = max(offset + last for offset, _, last in bounds)
+    begin = min(offset + _begin(block) for offset, blocks in ranks for block in blocks)
+    end = max(offset + block.t for offset, blocks in ranks for block in blocks)
     names = [
         name
         for name in ("rows", "samples", "real_tokens")
-        if any(getattr(block, name) for rank in ranks for block in rank.blocks)
+        if any(getattr(block, name) for _, blocks in ranks for block in blocks)
     ]
     totals: dict[str, list[float | None]] = {}
-    for rank in ranks:
-        offset = rank.start.time - zero
+    for offset, blocks in ranks:
         windows = Windows.over(begin, end, most=_MOST_WINDOWS)
-        for block in filter(_is_whole, rank.blocks):
+        for block in blocks:
             amounts = {name: getattr(block, name) for name in names}
             place = offset + _begin(block), offset + block.t
             windows.spread(*place, wall=block.wall_seconds, **amounts)
@@ -250,14 +244,14 @@ def _throughput(record: RunRecord, zero: float) -> Columns:
     return columns
 
 
-def _phases(rank: RankRecord, offset: float) -> list[dict[str, Any]]:
+def _phases(blocks: Sequence[StepBlock], offset: float) -> list[dict[str, Any]]:
     """Stretches that are no steady training, neighbours of one phase as one."""
     phases: list[dict[str, Any]] = []
     is_open = False
-    for block in rank.blocks:
+    for block in blocks:
         if block.phase == "steady":
             is_open = False
-        elif _is_whole(block):
+        elif _whole([block]):
             if not is_open or phases[-1]["name"] != block.phase:
                 phases.append({"name": block.phase, "begin": offset + _begin(block)})
             phases[-1]["end"] = offset + block.t
@@ -265,16 +259,15 @@ def _phases(rank: RankRecord, offset: float) -> list[dict[str, Any]]:
     return phases
 
 
-def _slow(rank: RankRecord, offset: float) -> Columns:
+def _slow(blocks: Sequence[StepBlock], offset: float) -> Columns:
     """Outliers among the fetches: of every stretch of the run, the longest."""
     outliers = []
-    for block in rank.blocks:
-        if block.phase == "steady" and _is_whole(block):
-            for slow in block.slow:
-                if finite(slow.seconds) is not None:
-                    share = (slow.fetch - block.first_fetch + 1) / max(1, block.fetches)
-                    left = (block.t - _begin(block)) * (1.0 - min(1.0, max(0.0, share)))
-                    outliers.append((offset + block.t - left, slow.fetch, slow.row, slow.seconds))
+    for block in blocks:
+        for slow in block.slow if block.phase == "steady" else ():
+            if finite(slow.seconds) is not None:
+                share = (slow.fetch - block.first_fetch + 1) / max(1, block.fetches)
+                left = (block.t - _begin(block)) * (1.0 - min(1.0, max(0.0, share)))
+                outliers.append((offset + block.t - left, slow.fetch, slow.row, slow.seconds))
     if not outliers:
         return {}
     begin, end = outliers[0][0], outliers[-1][0]
@@ -296,10 +289,10 @@ def _slow(rank: RankRecord, offset: float) -> Columns:
     }
 
 
-def _waits(rank: RankRecord, is_device: bool) -> Columns:
+def _waits(blocks: Sequence[StepBlock], is_device: bool) -> Columns:
     """How long fetches waited: share of the fetches, and of all waiting, by duration."""
     steady = Histogram()
-    for block in rank.blocks:
+    for block in blocks:
         if block.phase == "steady":
             steady.merge((block.device_waits or {}) if is_device else block.host_waits)
     bars: dict[int, list[float]] = {}
@@ -338,51 +331,45 @@ def _losses(record: RunRecord, most: int) -> Columns:
     }
 
 
-def _memory(system: SystemRecord, offset: float, most: int) -> Columns:
-    """Memory of the process tree; what was never sampled is left out."""
-    samples = [sample for sample in system.samples if finite(sample.t) is not None]
-    columns = {name: [getattr(one, name) for one in samples] for name in _MEMORY}
-    known = {name: column for name, column in columns.items() if any(column)}
-    watched = [known[name] for name in ("pss_bytes", "anon_bytes", "hwm_bytes") if name in known]
-    return _thin([offset + sample.t for sample in samples], known, most, watched)
+def _system_series(system: SystemRecord, zero: float, most: int) -> Columns:
+    """Memory of the process tree, reads and swap, and GPUs; what was never sampled is left out."""
+    offset = system.start.time - zero
+    timed = [sample for sample in system.samples if finite(sample.t) is not None]
+    sizes = {name: [getattr(sample, name) for sample in timed] for name in _MEMORY}
+    sizes = {name: column for name, column in sizes.items() if any(column)}
+    watched = [sizes[name] for name in ("pss_bytes", "anon_bytes", "hwm_bytes") if name in sizes]
 
+    # Rates are between neighbouring samples.
+    neighbours = zip(system.samples, system.samples[1:], strict=False)
+    pairs = [(before, after) for before, after in neighbours if after.t > before.t]
+    rates: dict[str, Column] = {}
+    for name in _COUNTERS:
+        column: list[float | None] = []
+        for before, after in pairs:
+            low, high = finite(getattr(before, name)), finite(getattr(after, name))
+            if low is None or high is None:
+                column.append(None)
+            else:
+                column.append(max(0.0, high - low) / (after.t - before.t))
+        if any(value is not None for value in column):
+            rates[f"{name}_per_second"] = column
 
-def _disk(system: SystemRecord, offset: float, most: int) -> Columns:
-    """Rates between neighbouring samples."""
-    pairs = [
-        (one, two)
-        for one, two in zip(system.samples, system.samples[1:], strict=False)
-        if two.t > one.t
-    ]
-
-    def rate(one: SystemSample, two: SystemSample, name: str) -> float | None:
-        before, after = finite(getattr(one, name)), finite(getattr(two, name))
-        if before is None or after is None:
-            return None
-        return max(0.0, after - before) / (two.t - one.t)
-
-    columns = {f"{name}_per_second": [rate(*pair, name) for pair in pairs] for name in _COUNTERS}
-    known = {
-        name: column
-        for name, column in columns.items()
-        if any(value is not None for value in column)
-    }
-    return _thin([offset + two.t for _, two in pairs], known, most)
-
-
-def _gpus(system: SystemRecord, offset: float, most: int) -> Columns:
-    """Over all devices: the mean utilisation, and the memory of the fullest."""
-    samples = [sample for sample in system.samples if sample.gpus]
+    # Over all devices: the mean utilisation, and the memory of the fullest.
+    devices = [sample for sample in system.samples if sample.gpus]
     utilization: list[float | None] = []
-    for sample in samples:
+    for sample in devices:
         known = [share for gpu in sample.gpus if (share := finite(gpu.utilization)) is not None]
         utilization.append(sum(known) / len(known) if known else None)
     memory = [
         max((gpu.memory_bytes for gpu in sample.gpus if gpu.memory_bytes), default=None)
-        for sample in samples
+        for sample in devices
     ]
-    columns: dict[str, Column] = {"utilization": utilization, "memory_bytes": memory}
-    return _thin([offset + sample.t for sample in samples], columns, most)
+    gpus: dict[str, Column] = {"utilization": utilization, "memory_bytes": memory}
+    return {
+        "memory": _thin([offset + sample.t for sample in timed], sizes, most, watched),
+        "disk": _thin([offset + after.t for _, after in pairs], rates, most),
+        "gpus": _thin([offset + sample.t for sample in devices], gpus, most),
+    }
 
 
 def _thin(
@@ -396,3 +383,120 @@ def _thin(
     for name, column in columns.items():
         thin[name] = round_figures(column[row] for row in kept)
     return thin
+
+
+def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> list[float | None]:
+    """Numbers as they stand in a page; what is not finite is ``None``."""
+    rounded = [None if finite(one) is None else float(f"{one:.{figures}g}") for one in values]
+    return [
+        int(one) if one is not None and one.is_integer() and abs(one) < 1e15 else one
+        for one in rounded
+    ]
+
+
+def keep_extremes(columns: Sequence[Column], limit: int) -> list[int]:
+    """Which rows to keep, about ``limit`` at most: the first, the last and every extreme.
+
+    The rows are cut into stretches of equal length; of each stretch and column, the rows of the
+    least and the largest value stay. A missing value is no extreme.
+    """
+    length = len(columns[0]) if columns else 0
+    if length <= limit:
+        return list(range(length))
+    stretches = max(1, limit // (2 * len(columns)))
+    kept = {0, length - 1}
+    for number in range(stretches):
+        begin, end = number * length // stretches, (number + 1) * length // stretches
+        for column in columns:
+            known = [row for row in range(begin, end) if finite(column[row]) is not None]
+            if known:
+                kept.add(min(known, key=column.__getitem__))  # type: ignore[arg-type]
+                kept.add(max(known, key=column.__getitem__))  # type: ignore[arg-type]
+    return sorted(kept)
+
+
+@dataclass(slots=True)
+class StepPoint:
+    """Consecutive steps of one phase as a point of a chart."""
+
+    t: float
+    """When the last of them ended."""
+    phase: str
+    first_step: int
+    steps: int
+    wall_seconds: float
+    """Summed."""
+    wait_seconds: float
+    low: float
+    """The shortest step."""
+    high: float
+    high_step: int | None
+    """Number of the longest step; ``None`` where single steps are not known."""
+
+
+def merge_steps(points: Iterable[StepPoint], steps: int) -> Iterator[StepPoint]:
+    """Join consecutive points until each holds so many steps; phases stay apart."""
+    pending: StepPoint | None = None
+    for point in points:
+        if pending is not None and (pending.steps >= steps or pending.phase != point.phase):
+            yield pending
+            pending = None
+        if pending is None:
+            pending = point
+            continue
+        pending.t = point.t
+        pending.steps += point.steps
+        pending.wall_seconds += point.wall_seconds
+        pending.wait_seconds += point.wait_seconds
+        pending.low = min(pending.low, point.low)
+        if point.high > pending.high:
+            pending.high, pending.high_step = point.high, point.high_step
+    if pending is not None:
+        yield pending
+
+
+@dataclass(slots=True)
+class Windows:
+    """Sums over stretches of equal time."""
+
+    begin: float
+    width: float
+    count: int
+    sums: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, begin: float, end: float, most: int) -> Windows:
+        """A window for about every second, and no more than so many."""
+        length = max(end - begin, 1e-9)
+        count = max(1, min(most, round(length)))
+        return cls(begin=begin, width=length / count, count=count)
+
+    @property
+    def times(self) -> list[float]:
+        """The middle of every window."""
+        return [self.begin + (number + 0.5) * self.width for number in range(self.count)]
+
+    def spread(self, begin: float, end: float, **amounts: float | None) -> None:
+        """Share amounts out over the windows that a stretch of time touches."""
+        first, last = self._place(begin), self._place(end)
+        length = end - begin
+        for number in range(first, last + 1):
+            share = 1.0
+            if last > first:
+                left = self.begin + number * self.width
+                inside = min(end, left + self.width) - max(begin, left)
+                share = max(0.0, inside) / length
+            for name, amount in amounts.items():
+                known = finite(amount)
+                if known is not None:
+                    sums = self.sums.get(name) or self.sums.setdefault(name, [0.0] * self.count)
+                    sums[number] += share * known
+
+    def ratio(self, above: str, below: str) -> list[float | None]:
+        """One sum over another, window by window; ``None`` where there is nothing below."""
+        if above not in self.sums or below not in self.sums:
+            return [None] * self.count
+        return list(map(ratio, self.sums[above], self.sums[below]))
+
+    def _place(self, t: float) -> int:
+        return min(self.count - 1, max(0, int((t - self.begin) / self.width)))

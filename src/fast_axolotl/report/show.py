@@ -8,10 +8,10 @@ where the whole summary would push its own verdict out of sight.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -29,20 +29,16 @@ from fast_axolotl.report.content import VERDICTS, find_alarms, verdict_title
 from fast_axolotl.report.figures import (
     GROUPS,
     RANK_COLUMNS,
-    Group,
+    Row,
+    describe_value,
     format_row,
     missing_reason,
     rank_row,
     read_figure,
 )
-from fast_axolotl.report.terminal import print_drawn, render_drawn
-from fast_axolotl.report.values import describe_value
+from fast_axolotl.report.terminal import print_parts
 
-__all__ = [
-    "render_summary",
-    "show_short_summary",
-    "show_summary",
-]
+__all__ = ["show_short_summary", "show_summary"]
 
 _PIPE_WIDTH = 100
 _LABEL_WIDTH = 25
@@ -53,98 +49,39 @@ _PATTERNS = {"steady": "all along", "burst": "in bursts", "periodic": "rarely, a
 
 
 def show_summary(
-    summary: RunSummary, *, record: RunRecord | None = None, file: IO[str] | None = None
+    summary: RunSummary,
+    *,
+    record: RunRecord | None = None,
+    file: IO[str] | None = None,
+    width: int = _PIPE_WIDTH,
 ) -> None:
-    """Print a run to stdout, or to a file; its record tells of losses that are no numbers."""
-    print_drawn(lambda console: _print_all(console, summary, record), _PIPE_WIDTH, file)
+    """Print a run to stdout, or to a file; its record tells of losses that are no numbers.
+
+    What is no terminal gets lines of the width.
+    """
+    print_parts(_summary_parts(summary, record), width, file)
 
 
-def render_summary(
-    summary: RunSummary, *, record: RunRecord | None = None, width: int = _PIPE_WIDTH
-) -> str:
-    """What is printed to a pipe, as text."""
-    return render_drawn(lambda console: _print_all(console, summary, record), width)
-
-
-def _print_all(console: Console, summary: RunSummary, record: RunRecord | None) -> None:
+def _summary_parts(summary: RunSummary, record: RunRecord | None) -> Iterator[RenderableType]:
     alarms = find_alarms(summary, record)
     for alarm in alarms:
-        console.print(Text(alarm, style="bold red"))
+        yield Text(alarm, style="bold red")
     if alarms:
-        console.print()
+        yield Text()
     verdict = summary.verdict
-    _print_verdict(console, verdict)
+    yield _verdict_line(verdict)
     if verdict.evidence:
-        _print_heading(console, "Why")
-        for line in verdict.evidence:
-            _print_bullet(console, line)
+        yield _heading("Why")
+        yield from map(_bullet, verdict.evidence)
     if verdict.action:
-        _print_heading(console, "Next")
-        _print_indented(console, Text(verdict.action))
-    _print_course(console, summary)
-    for group in GROUPS:
-        _print_group(console, summary, group)
-    if len(summary.ranks) > 1:
-        _print_heading(console, "Ranks")
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in RANK_COLUMNS:
-            table.add_column(name, justify="right")
-        for rank in summary.ranks:
-            table.add_row(*rank_row(rank))
-        _print_indented(console, table)
-    values: Mapping[str, Mapping[str, Any]] = {
-        "Settings": summary.settings,
-        "Environment": summary.environment,
-    }
-    for title, pairs in values.items():
-        if pairs:
-            _print_heading(console, title)
-            _print_pairs(console, [(name, describe_value(value)) for name, value in pairs.items()])
-
-
-def _print_verdict(console: Console, verdict: Verdict) -> None:
-    title = Text(
-        f" {verdict_title(verdict.kind, verdict.subtype)} ", style=VERDICTS[verdict.kind].style
-    )
-    console.print(Text.assemble(title, " ", (verdict.headline, "bold")))
-
-
-def _print_heading(console: Console, title: str) -> None:
-    console.print()
-    console.print(Text(title, style="bold"))
-
-
-def _print_indented(console: Console, what: Table | Text) -> None:
-    console.print(Padding(what, (0, 0, 0, 2), expand=False))
-
-
-def _grid(width: int, *, overflow: Any = "ellipsis") -> Table:
-    """Labels of a width, and what stands beside them."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=width, no_wrap=True)
-    table.add_column(overflow=overflow)
-    return table
-
-
-def _print_bullet(console: Console, line: str, mark: str = "•", style: str = "") -> None:
-    grid = _grid(1)
-    grid.add_row(Text(mark, style=style), Text(line, style=style))
-    _print_indented(console, grid)
-
-
-def _print_pairs(console: Console, pairs: list[tuple[str, str]]) -> None:
-    grid = _grid(_LABEL_WIDTH, overflow="fold")
-    for name, value in pairs:
-        grid.add_row(Text(name, style="cyan"), Text(value))
-    _print_indented(console, grid)
-
-
-def _print_course(console: Console, summary: RunSummary) -> None:
+        yield _heading("Next")
+        yield _indented(Text(verdict.action))
+    yield _heading("The run")
     ended = summary.end_reason + (f": {summary.error}" if summary.error else "")
     ranks = ""
     if summary.world_size > 1 and summary.deciding_rank is not None:
         ranks = f" on rank {summary.deciding_rank}, the deciding one of {summary.world_size}"
-    pairs = [
+    course = [
         ("folder", summary.run_dir),
         ("started", format_date(summary.started)),
         ("ended", f"{ended}, after {format_seconds(summary.duration_seconds)}"),
@@ -158,33 +95,45 @@ def _print_course(console: Console, summary: RunSummary) -> None:
     if summary.stall_pattern:
         of = {"": "", "rows": ", after a number of rows"}
         follows = of.get(summary.stall_period_of, f", with each {summary.stall_period_of}")
-        pairs.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
+        course.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
     spans = [f"{name} {format_seconds(value)}" for name, value in summary.span_seconds.items()]
     if spans:
-        pairs.append(("taken out", " · ".join(spans)))
+        course.append(("taken out", " · ".join(spans)))
     if summary.flops_convention:
-        pairs.append(("FLOPs", summary.flops_convention))
+        course.append(("FLOPs", summary.flops_convention))
     if summary.hwm_by_phase:
         tops = [f"{name} {format_bytes(value)}" for name, value in summary.hwm_by_phase.items()]
-        pairs.append(("high-water marks", " · ".join(tops)))
-    pairs += [("note", note) for note in summary.notes]
-    _print_heading(console, "The run")
-    _print_pairs(console, pairs)
+        course.append(("high-water marks", " · ".join(tops)))
+    yield _pairs([*course, *(("note", note) for note in summary.notes)])
+    for title, rows in GROUPS.items():
+        yield _heading(title)
+        yield from _group_parts(summary, rows)
+    if len(summary.ranks) > 1:
+        yield _heading("Ranks")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in RANK_COLUMNS:
+            table.add_column(name, justify="right")
+        for rank in summary.ranks:
+            table.add_row(*rank_row(rank))
+        yield _indented(table)
+    for title, values in (("Settings", summary.settings), ("Environment", summary.environment)):
+        if values:
+            yield _heading(title)
+            yield _pairs([(name, describe_value(value)) for name, value in values.items()])
 
 
-def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
+def _group_parts(summary: RunSummary, rows: Sequence[Row]) -> Iterator[RenderableType]:
     """Its rows, and below them why figures are missing: a line for each reason."""
-    _print_heading(console, group.title)
-    names = [name for row in group.rows for name in row.fields]
+    names = [name for row in rows for name in row.fields]
     reasons = {
         name: missing_reason(summary, name) for name in names if read_figure(summary, name) is None
     }
     if len(reasons) == len(names) and len(set(reasons.values())) == 1:
-        _print_bullet(console, reasons[names[0]], mark="–", style="dim")
+        yield _bullet(reasons[names[0]], mark="–", style="dim")
         return
     pairs: list[tuple[str, str]] = []
     missing: dict[str, list[str]] = {}
-    for row in group.rows:
+    for row in rows:
         text = format_row(summary, row)
         pairs.append((row.label, f"{text}  ({row.note})" if row.note and text != "–" else text))
         by_reason: dict[str, list[str]] = {}
@@ -196,9 +145,43 @@ def _print_group(console: Console, summary: RunSummary, group: Group) -> None:
             is_whole = len(parts) == len(row.fields) or not named
             label = row.label if is_whole else f"{row.label} ({named})"
             missing.setdefault(reason, []).append(label)
-    _print_pairs(console, pairs)
+    yield _pairs(pairs)
     for reason, labels in missing.items():
-        _print_bullet(console, f"{', '.join(labels)}: {reason}", mark="–", style="dim")
+        yield _bullet(f"{', '.join(labels)}: {reason}", mark="–", style="dim")
+
+
+def _verdict_line(verdict: Verdict) -> Text:
+    title = f" {verdict_title(verdict.kind, verdict.subtype)} "
+    return Text.assemble((title, VERDICTS[verdict.kind].style), " ", (verdict.headline, "bold"))
+
+
+def _heading(title: str) -> Text:
+    return Text.assemble("\n", (title, "bold"))
+
+
+def _indented(what: RenderableType) -> Padding:
+    return Padding(what, (0, 0, 0, 2), expand=False)
+
+
+def _grid(width: int, *, overflow: Any = "ellipsis") -> Table:
+    """Labels of a width, and what stands beside them."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=width, no_wrap=True)
+    table.add_column(overflow=overflow)
+    return table
+
+
+def _bullet(line: str, mark: str = "•", style: str = "") -> Padding:
+    grid = _grid(1)
+    grid.add_row(Text(mark, style=style), Text(line, style=style))
+    return _indented(grid)
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> Padding:
+    grid = _grid(_LABEL_WIDTH, overflow="fold")
+    for name, value in pairs:
+        grid.add_row(Text(name, style="cyan"), Text(value))
+    return _indented(grid)
 
 
 def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str]) -> None:
@@ -219,7 +202,7 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
     for alarm in find_alarms(summary, record):
         console.print(Text(alarm, style="bold red"))
     verdict = summary.verdict
-    _print_verdict(console, verdict)
+    console.print(_verdict_line(verdict))
     mark = "• " if len(verdict.evidence) > 1 else ""
     why = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(verdict.evidence)]
     print_rows([*why, *([("Next", verdict.action)] if verdict.action else [])], "bold")

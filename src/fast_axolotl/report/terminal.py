@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -24,13 +24,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fast_axolotl.report.values import describe_left
-
 __all__ = [
+    "describe_left",
     "phase_progress",
-    "print_drawn",
+    "print_parts",
     "protocol_progress",
-    "render_drawn",
     "show_matrix",
     "show_pairs",
     "show_table",
@@ -42,20 +40,18 @@ Update = Callable[[str, int, int, float, "float | None"], None]
 """What runs, runs done, runs in all, seconds of this run, seconds left."""
 
 
-def print_drawn(draw: Callable[[Console], None], width: int, file: IO[str] | None) -> None:
-    """Draw on stdout, or a file: in colours on a terminal, else as plain text so wide."""
+def print_parts(parts: Iterable[RenderableType], width: int, file: IO[str] | None) -> None:
+    """Print to stdout, or a file: in colours on a terminal, else as plain text so wide."""
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
-        draw(console)
-    else:
-        console.file.write(render_drawn(draw, width))
-
-
-def render_drawn(draw: Callable[[Console], None], width: int) -> str:
-    """What is printed to a pipe, as text."""
+        for part in parts:
+            console.print(part)
+        return
     text = io.StringIO()
-    draw(Console(file=text, highlight=False, markup=False, width=width))
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    plain = Console(file=text, highlight=False, markup=False, width=width)
+    for part in parts:
+        plain.print(part)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
 def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -162,7 +158,15 @@ def protocol_progress() -> Iterator[Update]:
         yield draw
 
 
+def describe_left(seconds: float) -> str:
+    """An estimate, as exact as one can be: ``about 12 min left``."""
+    if seconds < 90:
+        return f"about {max(1.0, seconds):.0f} s left"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min left"
+    return f"about {seconds / 3600:.1f} h left"
+
+
 def _console() -> Console:
-    is_terminal = sys.stdout.isatty()
-    width = None if is_terminal else _PIPE_WIDTH
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return Console(width=width, markup=False, highlight=False)
