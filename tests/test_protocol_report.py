@@ -11,19 +11,19 @@ import pytest
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.matrix import (
     comparison_markdown,
+    describe_change,
+    escape_markdown,
     protocol_markdown,
-    render_protocol,
     show_comparison,
     show_protocol,
 )
 from fast_axolotl.report.terminal import protocol_progress
-from fast_axolotl.report.values import describe_change, escape_markdown
-from support.reports import make_protocol, middle_of_a_protocol
+from support.reports import make_protocol, middle_of_a_protocol, text_of
 
 
 def test_different_losses_are_red_and_first() -> None:
     protocol = make_protocol(are_losses_equal=False)
-    lines = render_protocol(protocol).splitlines()
+    lines = text_of(show_protocol, protocol).splitlines()
     assert lines[1].startswith("DIFFERENT: at step 12")
     file = io.StringIO()
     file.isatty = lambda: True  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ def test_markdown_is_a_table_whatever_the_data_says() -> None:
 
 
 def test_it_fits_into_a_narrow_terminal() -> None:
-    text = render_protocol(make_protocol(), width=60)
+    text = text_of(show_protocol, make_protocol(), width=60)
     assert max(map(len, text.splitlines())) <= 60
 
 
@@ -97,7 +97,7 @@ def test_no_change_is_rounded_to_one_and_none_is_a_power_of_ten(
 ) -> None:
     ratio, low, high = numbers
     cell = Cell(value=1.0, ratio=ratio, low=low, high=high, outcome=outcome)
-    assert " ".join(describe_change(cell, row_of(cell))) == page
+    assert " ".join(describe_change(cell, row_of(cell).unit)) == page
     assert in_terminal(cell) == terminal
 
 
@@ -157,7 +157,9 @@ def test_a_protocol_without_runs_counts_none(
 
 
 def lines_of(protocol: ProtocolResult) -> list[str]:
-    return [line for line in render_protocol(protocol, width=400).splitlines() if "•" in line]
+    return [
+        line for line in text_of(show_protocol, protocol, width=400).splitlines() if "•" in line
+    ]
 
 
 def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
@@ -212,5 +214,5 @@ def test_warm_ups_are_told_apart_from_pairs() -> None:
 def test_where_no_arm_ran_nothing_is_told_of_pairs() -> None:
     none = Matrix(arms=(), rows=())
     protocol = replace(make_protocol(), arms=(), matrix=none, order=(), pairs=0, losses="")
-    assert "pair" not in render_protocol(protocol)
+    assert "pair" not in text_of(show_protocol, protocol)
     assert "pair" not in protocol_markdown(protocol)

@@ -22,11 +22,11 @@ from fast_axolotl.report import page
 from fast_axolotl.report.charts import make_charts, stall_chart
 from fast_axolotl.report.content import find_alarms
 from fast_axolotl.report.live_frame import make_frame
+from fast_axolotl.report.matrix import describe_change
 from fast_axolotl.report.page import COLOURS, MOST_RUNS, render_report, report_data
 from fast_axolotl.report.plot import Chart, Curves
 from fast_axolotl.report.series import read_series
-from fast_axolotl.report.show import render_summary
-from fast_axolotl.report.values import describe_change
+from fast_axolotl.report.show import show_summary
 from support.records import every, make_rank, make_run, make_system, steady
 from support.reports import (
     as_report,
@@ -39,6 +39,7 @@ from support.reports import (
     one_step,
     protocol_report,
     slow_start,
+    text_of,
     with_nans,
 )
 
@@ -244,8 +245,8 @@ def test_the_raw_data_holds_every_figure_and_the_protocol() -> None:
 def test_changes_without_a_ratio_are_differences() -> None:
     row = make_protocol().matrix.rows[2]
     difference = Cell(value=0.0, difference=-0.032, difference_low=-0.041, difference_high=-0.023)
-    assert describe_change(difference, row) == ("−3.2 points", "−4.1 points to −2.3 points")
-    assert describe_change(Cell(value=1.0), row) == ("", "")
+    assert describe_change(difference, row.unit) == ("−3.2 points", "−4.1 points to −2.3 points")
+    assert describe_change(Cell(value=1.0), row.unit) == ("", "")
 
 
 def test_a_step_of_the_warm_up_does_not_flatten_the_chart() -> None:
@@ -431,8 +432,8 @@ def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
 def test_one_step_and_one_outlier_are_told_as_one() -> None:
     summary = summarise(make_run(make_rank()))
     one = replace(summary, steps=1, fetches=1, warmup_steps=1)
-    assert "1 step, 1 fetch in" in render_summary(one)
-    assert "1 step of warm-up left out" in render_summary(one)
+    assert "1 step, 1 fetch in" in text_of(show_summary, one)
+    assert "1 step of warm-up left out" in text_of(show_summary, one)
     slow = {"t": [1.0, 2.0], "fetch": [1, 2], "row": [8, 16], "seconds": [9.0, 1e-6], "all": 2}
     series = {
         "steps": {"t": [1.0], "mean": [0.1], "step": [0], "steps": [1], "is_steady": [True]},

@@ -17,14 +17,16 @@ from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.report.downsampling import (
+from fast_axolotl.report.series import (
+    MOST_POINTS,
     StepPoint,
     Windows,
     keep_extremes,
     merge_steps,
+    read_series,
     round_figures,
+    steps_together,
 )
-from fast_axolotl.report.series import MOST_POINTS, read_series, steps_together
 from support.records import every, make_rank, make_run, make_system, steady
 from support.reports import drained_run, lively_run, long_run, many_ranks, one_step, with_nans
 

@@ -17,8 +17,9 @@ from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_json
 from fast_axolotl.report.figures import GROUPS
-from fast_axolotl.report.show import render_summary, show_short_summary, show_summary
+from fast_axolotl.report.show import show_short_summary, show_summary
 from support.records import every, make_rank, make_run, make_system, write_run
+from support.reports import text_of
 
 
 def two_ranks() -> RunRecord:
@@ -37,7 +38,7 @@ def two_ranks() -> RunRecord:
 
 
 def test_every_figure_is_shown() -> None:
-    shown = [name for group in GROUPS for row in group.rows for name in row.fields]
+    shown = [name for rows in GROUPS.values() for row in rows for name in row.fields]
     assert len(shown) == len(set(shown))
     assert set(shown) == set(FIGURES) - {"duration_seconds", "start_to_step_seconds"}
 
@@ -45,26 +46,22 @@ def test_every_figure_is_shown() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     for record in (two_ranks(), make_run(system=make_system()), make_run(make_rank(fetches=0))):
-        text = render_summary(summarise(record), width=width)
+        text = text_of(show_summary, summarise(record), width=width)
         assert max(map(len, text.splitlines())) <= width
         assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_a_pipe_gets_plain_text_and_a_terminal_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarise(two_ranks())
-    plain = io.StringIO()
-    show_summary(summary, file=plain)
-    assert "\x1b" not in plain.getvalue()
+    assert "\x1b" not in text_of(show_summary, summary)
     monkeypatch.setattr(Console, "is_terminal", True)
     monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = io.StringIO()
-    show_summary(summary, file=coloured)
-    assert coloured.getvalue().startswith("\x1b[")
+    assert text_of(show_summary, summary).startswith("\x1b[")
 
 
 def test_markup_in_names_is_not_taken_for_style() -> None:
     summary = replace(summarise(make_run()), run_dir="runs/[bold]x[/bold]", notes=("[red]",))
-    text = render_summary(summary)
+    text = text_of(show_summary, summary)
     assert "runs/[bold]x[/bold]" in text
     assert "[red]" in text
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ def as_report(
     )
     title = protocol.title if protocol else ", ".join(found)
     return Report(title=title, runs=runs, protocol=protocol, made=START_TIME + 9000, version="0")
+
+
+def text_of(show: Callable[..., None], *shown: Any, **options: Any) -> str:
+    """What a pipe receives."""
+    file = io.StringIO()
+    show(*shown, file=file, **options)
+    return file.getvalue()
 
 
 def embedded(html: str, name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -82,52 +83,40 @@ class SampledProcess:
         restart_window(self.record)
 
 
+@dataclass(slots=True)
 class LiveView:
     """Shows a source until it ends, the time is up, or somebody quits."""
 
-    def __init__(
-        self,
-        source: LiveSource,
-        summarise: Callable[[RunRecord], RunSummary],
-        display: Display,
-        *,
-        title: Callable[[], str],
-        ending: Callable[[], str],
-        is_outside: bool = False,
-        read_log: Callable[[], Sequence[str]] | None = None,
-        stage: Callable[[], Sequence[str]] = tuple,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``ending`` is asked every second, and tells in a few words why it is over once it is.
-
-        ``stage`` tells which part of a larger whole the record is.
-        """
-        self._source = source
-        self._summarise = summarise
-        self._display = display
-        self._title = title
-        self._ending = ending
-        self._is_outside = is_outside
-        self._read_log = read_log
-        self._stage = stage
-        self._clock = clock
-        self._path = source.record.path
-        self._summary: RunSummary | None = None
-        self._summary_due = clock()
-        self._is_changed = True
-        self._frame: Frame | None = None
-        self._paused_at: float | None = None
-        self._reset_at: float | None = None
+    source: LiveSource
+    summarise: Callable[[RunRecord], RunSummary]
+    display: Display
+    _: KW_ONLY
+    title: Callable[[], str]
+    ending: Callable[[], str]
+    """Asked every second; tells in a few words why it is over once it is."""
+    is_outside: bool = False
+    read_log: Callable[[], Sequence[str]] | None = None
+    stage: Callable[[], Sequence[str]] = tuple
+    """Tells which part of a larger whole the record is."""
+    clock: Callable[[], float] = time.monotonic
+    _path: str = ""
+    """Of the record that the figures are of."""
+    _summary: RunSummary | None = None
+    _summary_due: float = 0.0
+    _is_changed: bool = True
+    _frame: Frame | None = None
+    _paused_at: float | None = None
+    _reset_at: float | None = None
 
     def run(self, seconds: float | None = None) -> str:
         """Show it; what ended that. Ctrl-C ends it as ``q`` does."""
-        begin = self._clock()
-        with self._display:
+        begin = self.clock()
+        with self.display:
             try:
                 while True:
-                    ending = self._ending()
+                    ending = self.ending()
                     is_over = bool(ending)
-                    if not ending and seconds is not None and self._clock() - begin >= seconds:
+                    if not ending and seconds is not None and self.clock() - begin >= seconds:
                         ending = "the time was up"
                     self._read()
                     if self._paused_at is None or ending:
@@ -139,54 +128,55 @@ class LiveView:
                 return "Ctrl-C"
 
     def _read(self) -> None:
-        self._is_changed = bool(self._source.poll()) or self._is_changed
-        while self._source.is_behind:
-            self._is_changed = bool(self._source.poll()) or self._is_changed
+        is_behind = True
+        while is_behind:
+            self._is_changed = bool(self.source.poll()) or self._is_changed
+            is_behind = self.source.is_behind
 
     def _show(self, ending: str = "") -> None:
-        paused = None if self._paused_at is None else self._clock() - self._paused_at
+        paused = None if self._paused_at is None else self.clock() - self._paused_at
         if self._frame is not None:
-            self._display.show(self._frame, paused_seconds=paused, ending=ending)
+            self.display.show(self._frame, paused_seconds=paused, ending=ending)
 
     def _make_frame(self, *, is_last: bool = False, is_over: bool = False) -> None:
-        record = self._source.record
+        record = self.source.record
         if record.path != self._path:
             # Another run has begun: neither the figures nor the window of the last are its own.
             self._path, self._summary, self._reset_at = record.path, None, None
-        is_due = self._clock() >= self._summary_due or is_last
+        is_due = self.clock() >= self._summary_due or is_last
         if self._summary is None or (self._is_changed and is_due):
-            begin = self._clock()
-            self._summary = self._summarise(record)
+            begin = self.clock()
+            self._summary = self.summarise(record)
             self._is_changed = False
-            end = self._clock()
+            end = self.clock()
             self._summary_due = end + (end - begin) / _SUMMARY_SHARE
         self._frame = make_frame(
             record,
             self._summary,
-            title=self._title(),
-            is_outside=self._is_outside,
-            stepless_seconds=self._source.stepless_seconds,
-            window_seconds=None if self._reset_at is None else self._clock() - self._reset_at,
+            title=self.title(),
+            is_outside=self.is_outside,
+            stepless_seconds=self.source.stepless_seconds,
+            window_seconds=None if self._reset_at is None else self.clock() - self._reset_at,
             is_over=is_over,
-            log=self._read_log() if self._read_log is not None else (),
-            stage=self._stage(),
+            log=self.read_log() if self.read_log is not None else (),
+            stage=self.stage(),
         )
 
     def _wait(self, begin: float, seconds: float | None) -> bool:
         """Until the next frame is due; whether somebody quits."""
-        due = self._clock() + INTERVAL_SECONDS
+        due = self.clock() + INTERVAL_SECONDS
         if seconds is not None:
             due = min(due, begin + seconds)
-        while (left := due - self._clock()) > 0:
-            key = self._display.wait(left)
+        while (left := due - self.clock()) > 0:
+            key = self.display.wait(left)
             if key == "q":
                 return True
             if key == "p":
-                self._paused_at = self._clock() if self._paused_at is None else None
+                self._paused_at = self.clock() if self._paused_at is None else None
             elif key == "r":
                 self._read()
-                self._source.reset()
-                self._reset_at, self._paused_at = self._clock(), None
+                self.source.reset()
+                self._reset_at, self._paused_at = self.clock(), None
                 self._summary, self._is_changed = None, True
             if key in ("p", "r"):
                 if self._paused_at is None:

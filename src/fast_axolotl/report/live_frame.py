@@ -114,13 +114,20 @@ def make_frame(
 ) -> Frame:
     """The frame of a record as it is now."""
     ranks = [record.ranks[number] for number in sorted(record.ranks)]
-    recent = [_recent(rank) for rank in ranks]
+    recent: list[list[StepBlock]] = []
+    """Of each rank, the newest blocks that hold enough seconds, all of one phase."""
     summaries = {rank.rank: rank for rank in summary.ranks}
     lines = []
-    for rank, blocks in zip(ranks, recent, strict=True):
+    for rank in ranks:
         totals, known = WaitTotals(), summaries.get(rank.start.rank)
-        for block in blocks:
+        blocks: list[StepBlock] = []
+        for block in reversed(rank.blocks):
+            is_other = bool(blocks) and block.phase != blocks[0].phase
+            if totals.wall_seconds >= NOW_SECONDS or is_other:
+                break
+            blocks.append(block)
             totals.add_block(block)
+        recent.append(blocks)
         stall, step = totals.stall_fraction, ratio(totals.wall_seconds, totals.steps)
         if known is not None and known.stall_fraction is not None:
             stall = known.stall_fraction
@@ -178,18 +185,6 @@ def make_frame(
         log=tuple(log),
         stage=tuple(stage),
     )
-
-
-def _recent(rank: RankRecord) -> list[StepBlock]:
-    """The newest blocks that hold enough seconds, all of one phase."""
-    recent: list[StepBlock] = []
-    seconds = 0.0
-    for block in reversed(rank.blocks):
-        if seconds >= NOW_SECONDS or (recent and block.phase != recent[0].phase):
-            break
-        recent.append(block)
-        seconds += block.wall_seconds
-    return recent
 
 
 def _rate(blocks: Sequence[StepBlock], name: str) -> float | None:

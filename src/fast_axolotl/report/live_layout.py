@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 
 from rich.console import Console
 from rich.text import Text
@@ -59,6 +60,9 @@ _MANY_STEPS = 5.0
 
 Keys = tuple[tuple[str, str], ...]
 
+Section = tuple[int, list[Text]]
+"""Lines, and their rank before them: sections of a high rank go first where there is no room."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewState:
@@ -72,13 +76,6 @@ class ViewState:
     """Keys that do something, and what."""
 
 
-@dataclass(slots=True, eq=False)
-class _Section:
-    lines: list[Text]
-    rank: int
-    """Sections of a high rank go first where there is no room."""
-
-
 def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = None) -> list[Text]:
     """The lines of a frame, each at most ``width`` wide, at most ``height`` of them."""
     width = max(width, _LEAST_WIDTH)
@@ -88,25 +85,25 @@ def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = 
         keys.append(f" {what}  ")
     # How many ranks to try to show, the most first.
     for most_ranks in [_MOST_RANKS] if height is None else [max(2, height // 3), 6, 4, 2]:
-        ranks = _Section(_ranks(frame, width, most_ranks), 8)
-        sections = [
-            _Section(_header(frame, state, width), 0),
-            _Section(_row(Text(""), frame.stage, width), 2),
+        ranks = _ranks(frame, width, most_ranks)
+        sections: list[Section] = [
+            (0, _header(frame, state, width)),
+            (2, _row(Text(""), frame.stage, width)),
             *_verdict(frame, width),
-            _Section([Text("")], 14),
+            (14, [Text("")]),
             *_figures(frame, width),
-            _Section([Text("")] if ranks.lines else [], 13),
-            ranks,
-            _Section(_log(frame, width, height), 12),
-            _Section([Text("")], 15),
-            _Section([_cut(keys.copy(), width)] if keys and not state.ending else [], 2),
+            (13, [Text("")] if ranks else []),
+            (8, ranks),
+            (12, _log(frame, width, height)),
+            (15, [Text("")]),
+            (2, [_cut(keys.copy(), width)] if keys and not state.ending else []),
         ]
-        kept = [section for section in sections if section.lines]
-        while height is not None and sum(len(one.lines) for one in kept) > height and kept[1:]:
-            kept.remove(max(kept, key=lambda one: one.rank))
-        if ranks in kept:
+        kept = [(rank, lines) for rank, lines in sections if lines]
+        while height is not None and sum(len(lines) for _, lines in kept) > height and kept[1:]:
+            kept.remove(max(kept, key=itemgetter(0)))
+        if (8, ranks) in kept:
             break
-    lines = [line for section in kept for line in section.lines]
+    lines = [line for _, section in kept for line in section]
     return lines if height is None else lines[: max(1, height)]
 
 
@@ -190,7 +187,7 @@ def _describe_verdict(frame: Frame) -> tuple[str, str, str]:
     return "", verdict.headline, verdict.action
 
 
-def _verdict(frame: Frame, width: int) -> list[_Section]:
+def _verdict(frame: Frame, width: int) -> list[Section]:
     """The verdict, and what to do."""
     title, headline, action = _describe_verdict(frame)
     verdict = frame.summary.verdict
@@ -206,15 +203,15 @@ def _verdict(frame: Frame, width: int) -> list[_Section]:
     folded = _fold(Text(action), width - 2, most=_MOST_ACTION_LINES) if action else []
     arrows = [Text.assemble(("→ ", "cyan")), *[Text("  ")] * (len(folded) - 1)]
     actions = [arrow + rest for arrow, rest in zip(arrows, folded, strict=False)]
-    return [_Section(lines, 1), _Section(actions, 9)]
+    return [(1, lines), (9, actions)]
 
 
-def _figures(frame: Frame, width: int) -> list[_Section]:
+def _figures(frame: Frame, width: int) -> list[Section]:
     if not frame.has_begun:
         return []
     summary, is_narrow = frame.summary, width < _NARROW
     rows: list[tuple[int, str, str, list[str]]] = []
-    sections = []
+    sections: list[Section] = []
     if frame.ranks:
         step = []
         if summary.step_p50_seconds is not None:
@@ -230,7 +227,7 @@ def _figures(frame: Frame, width: int) -> list[_Section]:
             queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
             drift = summary.queue_drift_per_step
             queue += [f"{drift:+.2g} a step"] if drift is not None and abs(drift) >= 0.01 else []
-        sections.append(_Section(_stall(frame, width), 3))
+        sections.append((3, _stall(frame, width)))
         rows += [
             (4, "rows/s", "rows/s", _rate_parts(frame, frame.rows_now, "rows_per_second")),
             (4, "tokens/s", "tokens/s", _rate_parts(frame, frame.tokens_now, "tokens_per_second")),
@@ -253,7 +250,7 @@ def _figures(frame: Frame, width: int) -> list[_Section]:
     for rank, wide, narrow, parts in rows:
         label = _label(narrow if is_narrow else wide, width)
         bar = None if is_narrow else bars.get(narrow)
-        sections.append(_Section(_row(label, parts, width, bar=bar), rank))
+        sections.append((rank, _row(label, parts, width, bar=bar)))
     return sections
 
 

@@ -221,18 +221,18 @@ def _change(cell: Cell, unit: str) -> str:
     return f"{text} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
 
 
-def describe_change(cell: Cell, row: MatrixRow) -> tuple[str, str]:
+def describe_change(cell: Cell, unit: str) -> tuple[str, str]:
     """An arm against the baseline: ``×1.42`` and its interval; empty where there is neither."""
     if cell.ratio is not None:
         ratio, *ends = _format_ratios(cell, decimals=2)
         return f"×{ratio}", " to ".join(ends)
     if cell.difference:
         ends = [
-            format_change(end, row.unit)
+            format_change(end, unit)
             for end in (cell.difference_low, cell.difference_high)
             if end is not None
         ]
-        return format_change(cell.difference, row.unit), " to ".join(ends)
+        return format_change(cell.difference, unit), " to ".join(ends)
     return "", ""
 
 

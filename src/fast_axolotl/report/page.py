@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,7 @@ from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.protocol_result import MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Cell, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
@@ -105,8 +105,6 @@ _TILES = (
     ("mfu", "MFU"),
     ("working_set_bytes", "working set"),
 )
-_ARM_ALONE = ("text", "which", "stall", "failed")
-"""Parts of a card that a single run has not."""
 
 _ONE_EACH = (
     "One run each: how much of a difference is chance cannot be told. "
@@ -124,19 +122,16 @@ TableRow = tuple[str, Sequence[str], str]
 def render_report(report: Report) -> str:
     """The page."""
     library, template = _packed_plotly(), _template()
-    as_json = template.environment.globals["as_json"]
     # Fewer points where the data would grow beyond its share of the page.
     points = MOST_POINTS
     data = report_data(report, most_points=points)
-    embedded = as_json(data)
-    while len(embedded) > _MOST_DATA_BYTES and points > _LEAST_POINTS:
+    while len(embedded := _script_json(data)) > _MOST_DATA_BYTES and points > _LEAST_POINTS:
         points //= 2
         data = report_data(report, most_points=points)
-        embedded = as_json(data)
     charts = make_charts(
         [
-            Curves(place=place, name=run.name, series=found["series"], summary=run.summary)
-            for place, (run, found) in enumerate(zip(report.runs, data["runs"], strict=False))
+            Curves(place=place, name=run.name, series=own["series"], summary=run.summary)
+            for place, (run, own) in enumerate(zip(report.runs, data["runs"], strict=False))
         ]
     )
     figures = {
@@ -145,23 +140,20 @@ def render_report(report: Report) -> str:
         for number, panel in enumerate(chart.panels)
         if panel.figure is not None
     }
-    matrix, tables = _matrix(report), _tables(report)
+    protocol, matrix, tables = report.protocol, _matrix(report), _tables(report)
     places = {
         "verdict": ("Verdict", True),
         "matrix": ("Matrix", matrix),
         "charts": ("Charts", charts),
         "figures": ("All figures", report.runs),
-        "runs": ("Runs", report.protocol),
+        "runs": ("Runs", protocol),
         **{one["name"]: (one["title"], True) for one in tables if one["name"] != "course"},
         "definitions": ("What the words mean", True),
     }
     page: str = template.render(
         report=report,
-        protocol=report.protocol,
+        protocol=protocol,
         made=format_date(report.made),
-        titles=[report.title]
-        if report.protocol is not None or not report.runs
-        else [run.name for run in report.runs],
         subtitle=_subtitle(report),
         links=[(name, title) for name, (title, is_there) in places.items() if is_there],
         alarms=[
@@ -169,22 +161,21 @@ def render_report(report: Report) -> str:
             for run in report.runs
             for alarm in find_alarms(run.summary, run.record)
         ],
-        **_verdicts(report),
+        **(_run_verdicts(report.runs) if protocol is None else _arm_verdicts(report, protocol)),
         matrix=matrix,
         charts=charts,
         drawn=describe_drawn(report),
         run_names=["", *(run.name for run in report.runs)] if len(report.runs) > 1 else [],
         groups=[_group(*group, report.runs) for group in GROUPS.items()] if report.runs else [],
-        rank_columns=RANK_COLUMNS,
         ranks=[
             (run.name, [(name, values, "") for name, *values in map(rank_row, run.summary.ranks)])
             for run in report.runs
             if len(run.summary.ranks) > 1
         ],
-        **(_protocol_tables(report.protocol) if report.protocol is not None else {}),
+        **(_protocol_tables(protocol) if protocol is not None else {}),
         tables=tables,
         data=embedded,
-        figures=as_json(to_plain(figures)),
+        figures=_script_json(to_plain(figures)),
         library=library,
     )
     # White space between inline elements would show.
@@ -238,71 +229,66 @@ def _subtitle(report: Report) -> str:
     return " · ".join([format_date(started), format_duration(seconds), *known])
 
 
-def _verdicts(report: Report) -> dict[str, Any]:
-    """What bounds the run, why, and what to do; of several, a card each."""
-    protocol = report.protocol
-    cards: list[dict[str, Any]] = []
-    if protocol is not None:
-        runs = {run.name: run for run in reversed(report.runs)}
-        counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
-        done = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
-        pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
-        course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}."
-        if protocol.losses and protocol.are_losses_equal is not False:
-            course += f" {protocol.losses}"
-        for arm in protocol.arms:
-            kind, _, subtype = arm.verdict.partition(" ")
-            tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
-            badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
-            shown = shown_run(arm)
-            if shown is not None and shown.pair < 0:
-                badges.append(("plain", "warm-up run"))
-            # What the matrix has of all runs; the headline is of the one that is shown.
-            source = runs[arm.name].summary.stall_source if arm.name in runs else ""
-            name = f"{source or 'host'}_stall_fraction"
-            stalls = [
-                format_value(cell.value, "share")
-                for row in protocol.matrix.rows
-                for cell, column in zip(row.cells, protocol.matrix.arms, strict=False)
-                if row.name == name and column == arm.name and finite(cell.value) is not None
-            ]
-            failed = sum(run.status == "failed" for run in arm.runs)
-            cards.append(
-                {
-                    "name": arm.name,
-                    "text": arm.text,
-                    "tone": tone,
-                    "badges": badges,
-                    "headline": arm.headline or no_counted_run(protocol),
-                    "action": arm.action,
-                    "which": describe_run(arm),
-                    "stall": f"Median stall of its runs: {stalls[0]}." if stalls else "",
-                    "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
-                }
-            )
-        return {
-            "answer": None,
-            "tiles": [],
-            "cards": cards,
-            "progress": describe_progress(protocol),
-            "course": course if protocol.arms else "",
-        }
-    for run in report.runs:
+def _run_verdicts(runs: Sequence[ReportRun]) -> dict[str, Any]:
+    """What bounds a run, why, and what to do; of several, a card each."""
+    cards = []
+    for run in runs:
         verdict = run.summary.verdict
-        tone = VERDICTS[verdict.kind].tone
-        card = {
-            "name": run.name,
-            "tone": tone,
-            "badges": [(tone, verdict_title(verdict.kind, verdict.subtype))],
-        }
-        cards.append({**asdict(verdict), **card, **dict.fromkeys(_ARM_ALONE, "")})
+        tone, title = VERDICTS[verdict.kind].tone, verdict_title(verdict.kind, verdict.subtype)
+        texts = {"headline": verdict.headline, "action": verdict.action}
+        cards.append({"name": run.name, "tone": tone, "badges": [(tone, title)], **texts})
+    if len(runs) != 1:
+        return {"answer": None, "cards": cards}
     tiles = [
         (label, FIGURES[name].format(value))
         for name, label in _TILES
-        if len(report.runs) == 1 and (value := getattr(report.runs[0].summary, name)) is not None
+        if (value := getattr(runs[0].summary, name)) is not None
     ]
-    answer = cards[0] if len(cards) == 1 else None
-    return {"answer": answer, "tiles": tiles, "cards": cards, "progress": "", "course": ""}
+    evidence = runs[0].summary.verdict.evidence
+    return {"answer": {**cards[0], "evidence": evidence}, "tiles": tiles}
+
+
+def _arm_verdicts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
+    """A card for each arm, and what was done."""
+    cards = []
+    sources = {run.name: run.summary.stall_source for run in reversed(report.runs)}
+    for arm in protocol.arms:
+        kind, _, subtype = arm.verdict.partition(" ")
+        tone = VERDICTS[kind].tone if kind in VERDICTS else "plain"
+        badges = [(tone, verdict_title(kind, subtype))] if kind in VERDICTS else []
+        shown = shown_run(arm)
+        if shown is not None and shown.pair < 0:
+            badges.append(("plain", "warm-up run"))
+        # What the matrix has of all runs; the headline is of the one that is shown.
+        name = f"{sources.get(arm.name) or 'host'}_stall_fraction"
+        stalls = [
+            format_value(cell.value, "share")
+            for row in protocol.matrix.rows
+            for cell, column in zip(row.cells, protocol.matrix.arms, strict=False)
+            if row.name == name and column == arm.name and finite(cell.value) is not None
+        ]
+        failed = sum(run.status == "failed" for run in arm.runs)
+        cards.append(
+            {
+                "name": arm.name,
+                "text": arm.text,
+                "tone": tone,
+                "badges": badges,
+                "headline": arm.headline or no_counted_run(protocol),
+                "action": arm.action,
+                "which": describe_run(arm),
+                "stall": f"Median stall of its runs: {stalls[0]}." if stalls else "",
+                "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
+            }
+        )
+    counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
+    done = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
+    pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
+    course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}." if protocol.arms else ""
+    if course and protocol.losses and protocol.are_losses_equal is not False:
+        course += f" {protocol.losses}"
+    progress = describe_progress(protocol)
+    return {"answer": None, "cards": cards, "progress": progress, "course": course}
 
 
 def _matrix(report: Report) -> dict[str, Any] | None:
@@ -345,36 +331,29 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         if end is not None and end > 0
     ]
     half = min(math.log(2), max([math.log(1.1), *ends]))
-    rows = []
-    for row in shown:
-        cells = []
-        for cell, arm in zip(row.cells, matrix.arms, strict=False):
-            change, interval = describe_change(cell, row)
-            picture: dict[str, Any] | None = None
-            if cell.ratio and cell.low and cell.high:
-                # On a logarithmic scale, 104 wide: a bar for the interval, a dot for the ratio.
-                low, middle, high = (
-                    52 + 43 * max(-1.0, min(1.0, math.log(value) / half))
-                    for value in (cell.low, cell.ratio, cell.high)
-                )
-                arrow = "M98 2L103 7L98 12Z" if cell.ratio > 1 else "M6 2L1 7L6 12Z"
-                is_beyond = abs(math.log(cell.ratio)) > half
-                picture = {"low": low, "middle": middle, "width": max(2.0, high - low)}
-                picture["arrow"] = arrow if is_beyond else ""
-            cells.append(
-                {
-                    "arm": arm,
-                    "value": format_value(cell.value, row.unit),
-                    "outcome": cell.outcome,
-                    "change": change,
-                    "interval": interval,
-                    "picture": picture,
-                    "reason": "" if cell.reason in shared else cell.reason,
-                }
-            )
-        rows.append({"label": row.label, "better": row.better, "cells": cells})
     lines = [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()]
-    return {"arms": matrix.arms, "rows": rows, "notes": notes, "missing": lines}
+    return {
+        "arms": matrix.arms,
+        "rows": shown,
+        "shared": shared,
+        "half": half,
+        "notes": notes,
+        "missing": lines,
+    }
+
+
+def _picture(cell: Cell, half: float) -> dict[str, Any] | None:
+    """An interval on a logarithmic scale, 104 wide: a bar for it, and a dot for the ratio."""
+    if not (cell.ratio and cell.low and cell.high):
+        return None
+    low, middle, high = (
+        52 + 43 * max(-1.0, min(1.0, math.log(value) / half))
+        for value in (cell.low, cell.ratio, cell.high)
+    )
+    arrow = "M98 2L103 7L98 12Z" if cell.ratio > 1 else "M6 2L1 7L6 12Z"
+    is_beyond = abs(math.log(cell.ratio)) > half
+    width = max(2.0, high - low)
+    return {"low": low, "middle": middle, "width": width, "arrow": arrow if is_beyond else ""}
 
 
 def _group(title: str, figures: Sequence[Row], runs: Sequence[ReportRun]) -> dict[str, Any]:
@@ -499,36 +478,36 @@ def _load(name: str, purpose: str) -> Any:
         ) from error
 
 
+def _script_json(value: Any) -> str:
+    """Nothing in it can end the script that it stands in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&'"})
+
+
 @cache
 def _template() -> Any:
     """The page, compiled, with what is the same for every report."""
     jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
-    loader = jinja2.PackageLoader("fast_axolotl.report", "assets")
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-
-    def as_json(value: Any) -> Any:
-        """Nothing in it can end the script that it stands in."""
-        forms: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": str}
-        return jinja2.utils.htmlsafe_json_dumps(value, **forms)
-
-    def asset(name: str) -> Any:
-        return jinja2.utils.markupsafe.Markup(loader.get_source(environment, name)[0])
-
     environment.filters["plain_name"] = plain_name
     environment.globals.update(
-        as_json=as_json,
-        asset=asset,
+        asset=lambda name: environment.loader.get_source(environment, name)[0],
         colours=COLOURS,
+        describe_change=describe_change,
+        format_value=format_value,
         generator=GENERATOR,
         most_large=_MOST_LARGE,
         most_runs=MOST_RUNS,
+        picture=_picture,
+        rank_columns=RANK_COLUMNS,
         tones=_OUTCOME_TONES,
+        zip=zip,
     )
     return environment.get_template("report.html")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
@@ -64,8 +64,7 @@ class Curves:
         return ref if by == 1.0 else {**ref, "by": by}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Legend:
+class Legend(NamedTuple):
     """What a colour stands for."""
 
     role: str
@@ -73,8 +72,7 @@ class Legend:
     shape: Literal["line", "dashed", "area", "mark", "bar"] = "line"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class Panel(NamedTuple):
     """One figure of a chart."""
 
     name: str
@@ -93,12 +91,11 @@ class Chart:
     title: str
     text: str
     """How to read it."""
-    legend: tuple[Legend, ...]
-    panels: tuple[Panel, ...]
+    legend: Sequence[Legend]
+    panels: Sequence[Panel]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class Scale(NamedTuple):
     """A unit that suits the numbers."""
 
     by: float
@@ -115,8 +112,7 @@ _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
 
 def choose_scale(kind: str, top: float) -> Scale:
     """The largest unit in which the largest number is no fraction."""
-    by, unit = next((by, unit) for least, by, unit in _SCALES[kind] if top >= least)
-    return Scale(by=by, unit=unit)
+    return next(Scale(by, unit) for least, by, unit in _SCALES[kind] if top >= least)
 
 
 def largest(columns: Iterable[Sequence[float | None]]) -> float:
@@ -239,21 +235,14 @@ def words(
 
 def phase_shapes(run: Curves, times: Scale) -> list[Figure]:
     """Stretches that are no steady training, shaded."""
-    return [
-        {
-            "type": "rect",
-            "xref": "x",
-            "x0": phase["begin"] * times.by,
-            "x1": phase["end"] * times.by,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"width": 0},
-            "fillcolor": colour("muted", 0.10),
-            "layer": "below",
-        }
-        for phase in run.series.get("phases", [])
-    ]
+    look = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10), "layer": "below"}
+    shapes = []
+    for phase in run.series.get("phases", []):
+        ends = {"x0": phase["begin"] * times.by, "x1": phase["end"] * times.by}
+        shapes.append(
+            {"type": "rect", "xref": "x", **ends, "yref": "paper", "y0": 0, "y1": 1, **look}
+        )
+    return shapes
 
 
 def plain_name(name: str) -> str:
