@@ -26,7 +26,6 @@ from fast_axolotl.report.plot import (
     Curves,
     Figure,
     Legend,
-    Panel,
     Scale,
     across,
     area,
@@ -38,6 +37,7 @@ from fast_axolotl.report.plot import (
     line,
     phase_shapes,
     plain_name,
+    stacked_layout,
     time_axes,
     words,
 )
@@ -73,18 +73,7 @@ _MEMORY = (
 _UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COMMAND does."
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASE_WORDS = {"warmup": "warm-up", "replay": "cached batch"}
-_WAIT_TICKS = {
-    1e-6: "1 µs",
-    1e-5: "10 µs",
-    1e-4: "100 µs",
-    1e-3: "1 ms",
-    1e-2: "10 ms",
-    1e-1: "100 ms",
-    1.0: "1 s",
-    10.0: "10 s",
-    100.0: "100 s",
-    1000.0: "1,000 s",
-}
+_WAIT_TICKS = [f"{count} {unit}" for unit in ("µs", "ms", "s") for count in (1, 10, 100)]
 
 Beyond = list[tuple[float, str, float]]
 """Points beyond the scale: when, at which step, and how long the longest one took."""
@@ -123,39 +112,47 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     scale = choose_scale("seconds", top)
     stalls = [run.series["stall"] for run in runs if run.has("stall")]
     share = max((largest([one["host"], one.get("device", [])]) for one in stalls), default=0.0)
-    panels = []
+    chart = Chart(
+        "stall",
+        "Step time and stall",
+        "Above, how long a step took; below, which share of the time went into waiting for "
+        "data. Shaded stretches are left out of the figures.",
+        [Legend("step", "time of a step")],
+    )
+    if any("low" in run.series["steps"] for run in shown):
+        chart.legend.append(Legend("step", "shortest to longest step of a point", "area"))
+    chart.legend.append(Legend("wait", "of it waiting for data", "area"))
+    if any(run.has("slow") for run in runs):
+        outlier = "outlier: a fetch that waited far longer than most"
+        chart.legend.append(Legend("wait", outlier, "mark"))
+    if any("device" in one for one in stalls):
+        chart.legend.append(Legend("host", "waiting by the host's clock", "dashed"))
+    if any(run.has("marks") for run in runs):
+        chart.legend.append(Legend("accent", "new shard or epoch", "dashed"))
     for run, time in zip(runs, axes, strict=True):
         if not run.has("steps"):
-            text = "No step was recorded, so there is nothing to draw."
-            panels.append(Panel(run.name, text))
+            chart.add(run.name, "No step was recorded, so there is nothing to draw.")
             continue
         beyond = _points_beyond(run, top)
-        layout: Figure = {
-            "xaxis": {**time, "anchor": "y2"},
-            "yaxis": axis("step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]),
-            "yaxis2": axis(
-                "stall",
-                domain=[0, 0.32],
-                range=[0, min(1.0, max(0.25, 1.15 * share))],
-                tickformat=".0%",
-                nticks=4,
-            ),
-            "shapes": phase_shapes(run, times),
-            "annotations": [],
-        }
         marks = [t * times.by for one in run.series.get("marks", {}).values() for t in one["t"]]
         dotted: Figure = {"axis": "x", "alpha": 0.55, "layer": "below", "width": 1, "dash": "dot"}
-        layout["shapes"] += [across(t, "accent", **dotted) for t in marks]
-        layout["shapes"].append(across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"))
+        shapes = phase_shapes(run, times)
+        shapes += [across(t, "accent", **dotted) for t in marks]
+        shapes.append(across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"))
         place = {"xref": "paper", "yref": "y2", "xanchor": "left", "yanchor": "middle"}
-        label = words(f"{100 * DATA_STALL:.0f} %", "muted", 1, DATA_STALL, **place)
-        layout["annotations"].append(label)
+        labels = [words(f"{100 * DATA_STALL:.0f} %", "muted", 1, DATA_STALL, **place)]
         for phase in run.series.get("phases", []):
             name = html.escape(plain_name(_PHASE_WORDS.get(phase["name"], phase["name"])))
-            label = words(name, "muted", phase["begin"] * times.by, 1, xanchor="left")
-            layout["annotations"].append(label)
-        traces = _step_traces(run, times, scale)
-        traces += _mark_traces(run, times, scale, top, beyond)
+            labels.append(words(name, "muted", phase["begin"] * times.by, 1, xanchor="left"))
+        ends = [0, min(1.0, max(0.25, 1.15 * share))]
+        layout = {
+            "xaxis": {**time, "anchor": "y2"},
+            "yaxis": axis("step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]),
+            "yaxis2": axis("stall", domain=[0, 0.32], range=ends, tickformat=".0%", nticks=4),
+            "shapes": shapes,
+            "annotations": labels,
+        }
+        traces = _step_traces(run, times, scale, top, beyond)
         if run.has("stall"):
             x, host = run.ref("stall", "t", times.by), run.ref("stall", "host")
             dots = dots_if(len(run.series["stall"]["t"]) == 1, size=8)
@@ -167,28 +164,9 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 traces.append(line(x, host, "host", name, width=1.2, dash="dot", **more))
             else:
                 traces.append(area(x, host, "wait", "stall", **more))
-        figure = {"traces": traces, "layout": layout, "height": 380, "right": 40}
-        panels.append(Panel(run.name, _stall_text(run, beyond), figure))
-    legend = [Legend("step", "time of a step")]
-    if any("low" in run.series["steps"] for run in shown):
-        spread = "shortest to longest step of a point"
-        legend.append(Legend("step", spread, "area"))
-    legend.append(Legend("wait", "of it waiting for data", "area"))
-    if any(run.has("slow") for run in runs):
-        outlier = "outlier: a fetch that waited far longer than most"
-        legend.append(Legend("wait", outlier, "mark"))
-    if any("device" in one for one in stalls):
-        legend.append(Legend("host", "waiting by the host's clock", "dashed"))
-    if any(run.has("marks") for run in runs):
-        legend.append(Legend("accent", "new shard or epoch", "dashed"))
-    return Chart(
-        name="stall",
-        title="Step time and stall",
-        text="Above, how long a step took; below, which share of the time went into waiting for "
-        "data. Shaded stretches are left out of the figures.",
-        legend=legend,
-        panels=panels,
-    )
+        text = _stall_text(run, beyond)
+        chart.add(run.name, text, traces=traces, layout=layout, height=380, right=40)
+    return chart
 
 
 def _longest_steps(run: Curves) -> list[float]:
@@ -210,7 +188,10 @@ def _points_beyond(run: Curves, top: float) -> Beyond:
     return points
 
 
-def _step_traces(run: Curves, times: Scale, scale: Scale) -> list[Figure]:
+def _step_traces(
+    run: Curves, times: Scale, scale: Scale, top: float, beyond: Beyond
+) -> list[Figure]:
+    """Steps and their waits, outliers among the fetches, and steps beyond the scale."""
     x, unit = run.ref("steps", "t", times.by), f" {scale.unit}"
     dots = dots_if(len(run.series["steps"]["t"]) == 1, size=8)
 
@@ -233,46 +214,29 @@ def _step_traces(run: Curves, times: Scale, scale: Scale) -> list[Figure]:
     traces.append(line(x, run.ref("steps", "mean", scale.by), "step", "step", **mean))
     wait = run.ref("steps", "wait", scale.by)
     traces.append(area(x, wait, "wait", "waiting", unit=unit, width=1, alpha=0.35, **dots))
-    return traces
-
-
-def _mark_traces(
-    run: Curves, times: Scale, scale: Scale, top: float, beyond: Beyond
-) -> list[Figure]:
-    """Outliers among the fetches, and steps beyond the scale."""
-    mark = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hovertemplate": "%{text}"}
-    traces: list[Figure] = []
-    outliers = _outliers(run)
-    if outliers:
-        traces.append(
-            {
-                **mark,
-                "name": "outlier",
-                "x": [t * times.by for t, *_ in outliers],
-                "y": [min(seconds, top) * scale.by for *_, seconds in outliers],
-                "text": [
-                    f"{format_seconds(seconds)} at fetch {fetch:,}, sample {row:,}"
-                    for _, fetch, row, seconds in outliers
-                ],
-                "marker": {
-                    "symbol": "diamond",
-                    "size": 7,
-                    "color": colour("wait"),
-                    "line": {"color": colour("card"), "width": 1},
-                },
-            }
-        )
+    marks = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hovertemplate": "%{text}"}
+    if outliers := _outliers(run):
+        edge = {"line": {"color": colour("card"), "width": 1}}
+        outlier_marks = {
+            "name": "outlier",
+            "x": [t * times.by for t, *_ in outliers],
+            "y": [min(seconds, top) * scale.by for *_, seconds in outliers],
+            "text": [
+                f"{format_seconds(seconds)} at fetch {fetch:,}, sample {row:,}"
+                for _, fetch, row, seconds in outliers
+            ],
+            "marker": {"symbol": "diamond", "size": 7, "color": colour("wait"), **edge},
+        }
+        traces.append({**marks, **outlier_marks})
     if beyond:
-        traces.append(
-            {
-                **mark,
-                "name": "beyond the scale",
-                "x": [t * times.by for t, _, _ in beyond],
-                "y": [0.985 * top * scale.by] * len(beyond),
-                "text": [f"{format_seconds(high)} {where}" for _, where, high in beyond],
-                "marker": {"symbol": "triangle-up", "size": 9, "color": colour("step")},
-            }
-        )
+        beyond_marks = {
+            "name": "beyond the scale",
+            "x": [t * times.by for t, _, _ in beyond],
+            "y": [0.985 * top * scale.by] * len(beyond),
+            "text": [f"{format_seconds(high)} {where}" for _, where, high in beyond],
+            "marker": {"symbol": "triangle-up", "size": 9, "color": colour("step")},
+        }
+        traces.append({**marks, **beyond_marks})
     return traces
 
 
@@ -327,11 +291,19 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
         return None
     stalls = [[finite(rank.stall_fraction) for rank in run.summary.ranks] for run in runs]
     top = largest(stalls)
-    panels = []
+    chart = Chart(
+        "ranks",
+        "Ranks",
+        "How much each rank waited for data. The slowest rank sets the pace of all.",
+        [
+            Legend("step", "share of waiting, a rank", "bar"),
+            Legend("wait", "the rank that decides", "bar"),
+        ],
+    )
     for run, column in zip(runs, stalls, strict=True):
         ranks, deciding = run.summary.ranks, run.series.get("rank")
         if len(ranks) < 2:
-            panels.append(Panel(run.name, "There is one rank."))
+            chart.add(run.name, "There is one rank.")
             continue
         roles = ["wait" if rank.rank == deciding else "step" for rank in ranks]
         bars = {
@@ -358,107 +330,75 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
                 f"half of them {median} or less."
             )
             text += f" Rank {deciding} decides." if deciding is not None else ""
-        figure = {"traces": [bars], "layout": layout, "height": 220}
-        panels.append(Panel(run.name, text, figure))
-    return Chart(
-        name="ranks",
-        title="Ranks",
-        text="How much each rank waited for data. The slowest rank sets the pace of all.",
-        legend=(
-            Legend("step", "share of waiting, a rank", "bar"),
-            Legend("wait", "the rank that decides", "bar"),
-        ),
-        panels=panels,
-    )
+        chart.add(run.name, text, traces=[bars], layout=layout, height=220)
+    return chart
 
 
 def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     """Rows a second at the boundary of loader and model, and tokens."""
-    columns = {
-        run.place: next(
-            (name for name in ("rows", "samples") if f"{name}_per_second" in throughput), ""
-        )
-        for run in runs
-        if (throughput := run.series.get("throughput"))
-    }
-    if not any(columns.values()):
+    columns = {}
+    """Of each run that counted any: its rows, or else its samples, and what to call them."""
+    for run in runs:
+        throughput = run.series.get("throughput", {})
+        column = next((one for one in ("rows", "samples") if f"{one}_per_second" in throughput), "")
+        if column:
+            noun = "rows" if run.summary.rows_per_second is not None else column
+            columns[run.place] = f"{column}_per_second", noun
+    if not columns:
         return None
-    shown = [run for run in runs if columns.get(run.place)]
     times, axes = time_axes(runs, "throughput")
-    rows = largest(run.series["throughput"][f"{columns[run.place]}_per_second"] for run in shown)
-    tokens = largest(
-        run.series["throughput"].get("real_tokens_per_second", [])
-        for run in runs
-        if run.has("throughput")
+    counted = [run.series["throughput"] for run in runs if run.has("throughput")]
+    shown = [run for run in runs if run.place in columns]
+    rows = largest(run.series["throughput"][columns[run.place][0]] for run in shown)
+    tokens = largest(throughput.get("real_tokens_per_second", []) for throughput in counted)
+    lower = axis("tokens/s", range=[0, tokens * 1.12], tickformat="~s") if tokens else None
+    label = f"{' or '.join(sorted({noun for _, noun in columns.values()}))} a second"
+    chart = Chart(
+        "throughput",
+        "Reader throughput",
+        "What crosses the boundary between loader and model, all ranks together.",
+        [Legend("step", label, "area")],
     )
-    nouns = {
-        run.place: "rows"
-        if run.summary.rows_per_second is not None or columns[run.place] == "rows"
-        else "samples"
-        for run in runs
-        if run.has("throughput")
-    }
-    panels, has_demand = [], False
+    if tokens:
+        chart.legend.append(Legend("pss", "real tokens a second", "area"))
+    has_demand = False
     for run, time in zip(runs, axes, strict=True):
-        column = columns.get(run.place)
-        if not column:
-            panels.append(Panel(run.name, "No row was counted."))
+        if run.place not in columns:
+            chart.add(run.name, "No row was counted.")
             continue
-        throughput, noun = run.series["throughput"], nouns[run.place]
-        x = run.ref("throughput", "t", times.by)
+        summary, throughput = run.summary, run.series["throughput"]
+        column, noun = columns[run.place]
+        x, y = run.ref("throughput", "t", times.by), run.ref("throughput", column)
         more = {"form": ",.4~s", "alpha": 0.16, **dots_if(len(throughput["t"]) <= 1)}
-        y = run.ref("throughput", f"{column}_per_second")
         traces = [area(x, y, "step", f"{noun}/s", **more)]
-        shapes = phase_shapes(run, times)
+        if "real_tokens_per_second" in throughput and tokens:
+            y = run.ref("throughput", "real_tokens_per_second")
+            traces.append(area(x, y, "pss", "tokens/s", yaxis="y2", **more))
         # Not where the line of the demand would press the rows to the ground.
-        demand = run.summary.demand_rows_per_second
-        top = rows
-        if demand is not None and noun == "rows" and 0 < demand < _MOST_DEMAND * rows:
-            shapes.append(across(demand, "muted", width=1.2, dash="dash"))
-            top, has_demand = max(rows, demand), True
-        layout: Figure = {
-            "xaxis": {**time, "anchor": "y2" if tokens else "y"},
-            "yaxis": axis(
-                f"{noun}/s",
-                range=[0, top * 1.12 or 1.0],
-                tickformat="~s",
-                domain=[0.5 if tokens else 0, 1],
-            ),
-            "shapes": shapes,
-        }
-        if tokens:
-            ends = [0, tokens * 1.12]
-            layout["yaxis2"] = axis("tokens/s", tickformat="~s", range=ends, domain=[0, 0.4])
-            if "real_tokens_per_second" in throughput:
-                y = run.ref("throughput", "real_tokens_per_second")
-                traces.append(area(x, y, "pss", "tokens/s", yaxis="y2", **more))
-        figure = {"traces": traces, "layout": layout, "height": 320 if tokens else 240}
-        summary = run.summary
+        demand = summary.demand_rows_per_second if noun == "rows" else None
+        is_drawn = demand is not None and 0 < demand < _MOST_DEMAND * rows
+        top = max(rows, demand) if demand is not None and is_drawn else rows
+        upper = axis(f"{noun}/s", range=[0, top * 1.12 or 1.0], tickformat="~s")
+        layout = stacked_layout(run, times, time, upper, lower)
+        if demand is not None and is_drawn:
+            layout["shapes"].append(across(demand, "muted", width=1.2, dash="dash"))
+            has_demand = True
         rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
         parts = []
         if rate is not None:
             parts.append(f"{format_count(rate)} {noun} a second in the steady phase.")
         if summary.tokens_per_second is not None:
             parts.append(f"{format_count(summary.tokens_per_second)} real tokens a second.")
-        if noun == "rows" and demand is not None:
+        if demand is not None:
             parts.append(f"The model would take {format_count(demand)} rows a second.")
         if summary.free_rows_per_second is not None:
             parts.append(f"The loader alone gave {format_count(summary.free_rows_per_second)}.")
         text = " ".join(parts) or "The run has no steady phase; the curve is of its warm-up."
-        panels.append(Panel(run.name, text, figure))
-    label = f"{' or '.join(sorted(set(nouns.values())))} a second"
-    legend = [Legend("step", label, "area")]
-    if tokens:
-        legend.append(Legend("pss", "real tokens a second", "area"))
+        height = 320 if tokens else 240
+        chart.add(run.name, text, traces=traces, layout=layout, height=height)
     if has_demand:
-        legend.append(Legend("muted", "what the model would take", "dashed"))
-    return Chart(
-        name="throughput",
-        title="Reader throughput",
-        text="What crosses the boundary between loader and model, all ranks together.",
-        legend=legend,
-        panels=panels,
-    )
+        chart.legend.append(Legend("muted", "what the model would take", "dashed"))
+    return chart
 
 
 def memory_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -472,12 +412,24 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
     near = [limit for limit in limits if limit <= _NEAR * highest]
     top = 1.1 * max([highest, *near]) or 1.0
     scale = choose_scale("bytes", top)
-    panels = []
+    chart = Chart(
+        "memory",
+        "Working set",
+        "Memory of the whole process tree. Shared pages count once in the working set; a "
+        "high-water mark far above it is a spike.",
+        [
+            Legend("pss", "working set (ΣPSS)", "area"),
+            Legend("anon", "anonymous"),
+            Legend("hwm", "high-water mark (ΣVmHWM)"),
+        ],
+    )
+    if near:
+        chart.legend.append(Legend("limit", "limit", "dashed"))
     for run, time in zip(runs, axes, strict=True):
         if not run.has("memory"):
-            panels.append(Panel(run.name, _UNWATCHED))
+            chart.add(run.name, _UNWATCHED)
             continue
-        memory, traces = run.series["memory"], []
+        summary, memory, traces = run.summary, run.series["memory"], []
         for name, role, label in _MEMORY:
             if name in memory:
                 # The working set is sampled more seldom than the rest.
@@ -492,11 +444,8 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
             "shapes": phase_shapes(run, times),
             "annotations": [],
         }
-        limit = run.summary.limit_bytes
-        if limit and limit <= top:
-            _add_limit(layout, limit * scale.by, "limit")
-        figure = {"traces": traces, "layout": layout, "height": 260}
-        summary = run.summary
+        if summary.limit_bytes and summary.limit_bytes <= top:
+            _add_limit(layout, summary.limit_bytes * scale.by, "limit")
         parts = []
         if summary.working_set_bytes is not None:
             parts.append(
@@ -517,22 +466,8 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
             last, end = format_duration(sampled[-1]), format_duration(memory["t"][-1])
             parts.append(f"The working set was last sampled at {last} of {end}.")
         text = " ".join(parts) or "No size was sampled."
-        panels.append(Panel(run.name, text, figure))
-    legend = [
-        Legend("pss", "working set (ΣPSS)", "area"),
-        Legend("anon", "anonymous"),
-        Legend("hwm", "high-water mark (ΣVmHWM)"),
-    ]
-    if near:
-        legend.append(Legend("limit", "limit", "dashed"))
-    return Chart(
-        name="memory",
-        title="Working set",
-        text="Memory of the whole process tree. Shared pages count once in the working set; a "
-        "high-water mark far above it is a spike.",
-        legend=legend,
-        panels=panels,
-    )
+        chart.add(run.name, text, traces=traces, layout=layout, height=260)
+    return chart
 
 
 def disk_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -555,33 +490,37 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
         ("swap_in_bytes_per_second", area, "wait", "swap in", swaps, "y2"),
         ("swap_out_bytes_per_second", line, "hwm", "swap out", swaps, "y2"),
     )
-    panels = []
+    upper = axis("reads", reads.unit, range=[0, top * reads.by])
+    lower = axis("swap", swaps.unit, range=[0, 1.12 * swap * swaps.by]) if swap else None
+    chart = Chart(
+        "disk",
+        "Disk and swap",
+        "Reads of the process tree against what the data's own device gives. No device reads "
+        "means that the page cache had the data.",
+        [
+            Legend("step", "read from the device", "area"),
+            Legend("calls", "asked for by reads, cached or not"),
+        ],
+    )
+    if capacity:
+        chart.legend.append(Legend("limit", "capacity of the device", "dashed"))
+    if swap:
+        chart.legend.append(Legend("wait", "swapped in", "area"))
+        chart.legend.append(Legend("hwm", "swapped out"))
     for run, time in zip(runs, axes, strict=True):
         if not run.has("disk"):
-            panels.append(Panel(run.name, _UNWATCHED))
+            chart.add(run.name, _UNWATCHED)
             continue
+        summary, disk = run.summary, run.series["disk"]
         x = run.ref("disk", "t", times.by)
-        traces = [
-            draw(
-                x, run.ref("disk", name, scale.by), role, label, unit=f" {scale.unit}", yaxis=yaxis
-            )
-            for name, draw, role, label, scale, yaxis in drawn
-            if name in run.series["disk"] and (swap or yaxis == "y")
-        ]
-        domain = [0.5 if swap else 0, 1]
-        layout: Figure = {
-            "xaxis": {**time, "anchor": "y2" if swap else "y"},
-            "yaxis": axis("reads", reads.unit, range=[0, top * reads.by], domain=domain),
-            "shapes": phase_shapes(run, times),
-            "annotations": [],
-        }
-        if run.summary.disk_bytes_per_second:
-            _add_limit(layout, run.summary.disk_bytes_per_second * reads.by, "capacity")
-        if swap:
-            ends = [0, 1.12 * swap * swaps.by]
-            layout["yaxis2"] = axis("swap", swaps.unit, range=ends, domain=[0, 0.4])
-        figure = {"traces": traces, "layout": layout, "height": 320 if swap else 240}
-        summary = run.summary
+        traces = []
+        for name, draw, role, label, scale, yaxis in drawn:
+            if name in disk and (swap or yaxis == "y"):
+                y = run.ref("disk", name, scale.by)
+                traces.append(draw(x, y, role, label, unit=f" {scale.unit}", yaxis=yaxis))
+        layout = stacked_layout(run, times, time, upper, lower) | {"annotations": []}
+        if summary.disk_bytes_per_second:
+            _add_limit(layout, summary.disk_bytes_per_second * reads.by, "capacity")
         parts = []
         if summary.read_bytes_per_second is not None:
             share = ""
@@ -592,32 +531,15 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from the device{share}.")
         if summary.read_chars_per_second is not None:
             parts.append(f"{format_bytes(summary.read_chars_per_second)}/s asked for by reads.")
-        is_sampled = any(
-            run.series["disk"].get(f"swap_{way}_bytes_per_second") for way in ("in", "out")
-        )
+        is_sampled = any(disk.get(f"swap_{way}_bytes_per_second") for way in ("in", "out"))
         if is_sampled and not _highest_swap(run):
             parts.append("The machine did not swap.")
         elif summary.swap_in_bytes_per_second is not None:
             parts.append(f"Swapped in {format_bytes(summary.swap_in_bytes_per_second)}/s.")
         text = " ".join(parts) or "Nothing was counted."
-        panels.append(Panel(run.name, text, figure))
-    legend = [
-        Legend("step", "read from the device", "area"),
-        Legend("calls", "asked for by reads, cached or not"),
-    ]
-    if capacity:
-        legend.append(Legend("limit", "capacity of the device", "dashed"))
-    if swap:
-        legend.append(Legend("wait", "swapped in", "area"))
-        legend.append(Legend("hwm", "swapped out"))
-    return Chart(
-        name="disk",
-        title="Disk and swap",
-        text="Reads of the process tree against what the data's own device gives. No device reads "
-        "means that the page cache had the data.",
-        legend=legend,
-        panels=panels,
-    )
+        height = 320 if swap else 240
+        chart.add(run.name, text, traces=traces, layout=layout, height=height)
+    return chart
 
 
 def _highest_swap(run: Curves) -> float:
@@ -634,12 +556,23 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     times, axes = time_axes(runs, "gpus")
     memory = largest(run.series["gpus"]["memory_bytes"] for run in shown)
     scale = choose_scale("bytes", memory)
-    panels = []
+    upper = axis("utilisation", range=[0, 1.03], tickformat=".0%")
+    lower = axis("memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0])
+    chart = Chart(
+        "gpu",
+        "GPU",
+        "Above, the share of time in which a kernel ran, which says nothing of how well; "
+        "below, the memory that is taken.",
+        [
+            Legend("step", "utilisation, mean of the devices", "area"),
+            Legend("anon", "memory of the fullest device", "area"),
+        ],
+    )
     for run, time in zip(runs, axes, strict=True):
         summary = run.summary
         if not run.has("gpus"):
             reason = summary.reasons.get("gpu_utilization", "no GPU was sampled")
-            panels.append(Panel(run.name, f"Nothing to draw: {reason}."))
+            chart.add(run.name, f"Nothing to draw: {reason}.")
             continue
         x, used = run.ref("gpus", "t", times.by), run.ref("gpus", "memory_bytes", scale.by)
         below = {"yaxis": "y2", "unit": f" {scale.unit}"}
@@ -647,13 +580,7 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
             area(x, run.ref("gpus", "utilization"), "step", "utilisation", form=".0%", alpha=0.16),
             area(x, used, "anon", "memory", alpha=0.16, **below),
         ]
-        ends = [0, 1.12 * memory * scale.by or 1.0]
-        layout = {
-            "xaxis": {**time, "anchor": "y2"},
-            "yaxis": axis("utilisation", range=[0, 1.03], tickformat=".0%", domain=[0.5, 1]),
-            "yaxis2": axis("memory", scale.unit, range=ends, domain=[0, 0.4]),
-            "shapes": phase_shapes(run, times),
-        }
+        layout = stacked_layout(run, times, time, upper, lower)
         parts = []
         if summary.gpu_utilization is not None:
             parts.append(f"A kernel ran for {format_share(summary.gpu_utilization)} of the time.")
@@ -662,19 +589,8 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
         if summary.gpu_power_watts is not None:
             parts.append(f"{summary.gpu_power_watts:,.0f} W a device.")
         text = " ".join(parts) or "Devices were seen, and no figure of them."
-        figure = {"traces": traces, "layout": layout, "height": 320}
-        panels.append(Panel(run.name, text, figure))
-    return Chart(
-        name="gpu",
-        title="GPU",
-        text="Above, the share of time in which a kernel ran, which says nothing of how well; "
-        "below, the memory that is taken.",
-        legend=(
-            Legend("step", "utilisation, mean of the devices", "area"),
-            Legend("anon", "memory of the fullest device", "area"),
-        ),
-        panels=panels,
-    )
+        chart.add(run.name, text, traces=traces, layout=layout, height=320)
+    return chart
 
 
 def _add_limit(layout: Figure, value: float, text: str) -> None:
@@ -700,19 +616,25 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
             "wait of a fetch",
             type="log",
             range=list(ends),
-            tickvals=list(_WAIT_TICKS),
-            ticktext=list(_WAIT_TICKS.values()),
+            tickvals=[10.0**power for power in range(-6, 4)],
+            ticktext=[*_WAIT_TICKS, "1,000 s"],
             hoverformat=".2~s",
             unifiedhovertitle={"text": "%{x:.2~s}s"},
         ),
         "yaxis": axis("share", range=[0, top], tickformat=".0%"),
         "bargap": 0.1,
     }
-    panels = []
+    chart = Chart(
+        "waits",
+        "Waits of single fetches",
+        "Where the bars are tells how long a fetch usually waits; where the line is tells "
+        "which waits cost the time. Far apart, they mean few long waits.",
+        [Legend("step", "share of the fetches", "bar"), Legend("wait", "share of all waiting")],
+    )
     for run in runs:
         if not run.has("waits"):
             text = "No fetch of a steady phase was recorded, so there is nothing to draw."
-            panels.append(Panel(run.name, text))
+            chart.add(run.name, text)
             continue
         own = run.series["waits"]["seconds"]
         x = run.ref("waits", "seconds")
@@ -730,7 +652,6 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
         curve = line(x, run.ref("waits", "wait_share"), "wait", "waiting", form=".1%", width=2)
         if len(own) == 1:
             curve |= {"mode": "markers", "marker": {"size": 8, "color": colour("wait")}}
-        figure = {"traces": [bars, curve], "layout": layout, "height": 260}
         summary = run.summary
         parts = [f"{count_words(run.series['waits']['fetches'], 'fetch')}."]
         if summary.wait_p50_seconds is not None and summary.wait_p95_seconds is not None:
@@ -742,18 +663,8 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
         if summary.worst_percent_share is not None:
             share = f"{100 * summary.worst_percent_share:.0f} %"
             parts.append(f"The worst 1 % of them make up {share} of all waiting.")
-        panels.append(Panel(run.name, " ".join(parts), figure))
-    return Chart(
-        name="waits",
-        title="Waits of single fetches",
-        text="Where the bars are tells how long a fetch usually waits; where the line is tells "
-        "which waits cost the time. Far apart, they mean few long waits.",
-        legend=(
-            Legend("step", "share of the fetches", "bar"),
-            Legend("wait", "share of all waiting"),
-        ),
-        panels=panels,
-    )
+        chart.add(run.name, " ".join(parts), traces=[bars, curve], layout=layout, height=260)
+    return chart
 
 
 def _format_wait(seconds: float) -> str:
@@ -766,7 +677,9 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("losses")]
     if not shown:
         return None
-    traces, legend, parts = [], [], []
+    same = " Where runs learned the same, their curves lie on each other." if shown[1:] else ""
+    chart = Chart("losses", "Loss", f"As the trainer logged it.{same}")
+    traces, parts = [], []
     for number, run in enumerate(shown):
         losses = run.series["losses"]
         role = _RUN_ROLES[number % len(_RUN_ROLES)]
@@ -782,7 +695,8 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
                 **dots_if(len(losses["loss"]) == 1),
             )
         )
-        legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
+        if shown[1:]:
+            chart.legend.append(Legend(role, run.name, "dashed" if number else "line"))
         known = [value for value in losses["loss"] if value is not None]
         name = f"{plain_name(run.name)}: " if len(shown) > 1 else ""
         text = f"{name}no loss is a number."
@@ -799,12 +713,5 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
         "shapes": [across(step, "bad", axis="x", width=2) for step in ends],
         "annotations": [words(f"NaN or infinite: step {step:,}", "bad", step, 1) for step in ends],
     }
-    figure = {"traces": traces, "layout": layout, "height": 260}
-    same = " Where runs learned the same, their curves lie on each other." if parts[1:] else ""
-    return Chart(
-        name="losses",
-        title="Loss",
-        text=f"As the trainer logged it.{same}",
-        legend=tuple(legend) if len(shown) > 1 else (),
-        panels=(Panel("", " ".join(parts), figure),),
-    )
+    chart.add("", " ".join(parts), traces=traces, layout=layout, height=260)
+    return chart

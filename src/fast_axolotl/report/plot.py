@@ -8,7 +8,7 @@ data times a factor, and ``{"role": "wait", "alpha": 0.3}`` is a colour of the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fast_axolotl.record import RunSummary
@@ -31,6 +31,7 @@ __all__ = [
     "line",
     "phase_shapes",
     "plain_name",
+    "stacked_layout",
     "time_axes",
     "words",
 ]
@@ -83,7 +84,7 @@ class Panel(NamedTuple):
     """``None``: there is nothing to draw, and the text says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Chart:
     """A question and the panels that answer it."""
 
@@ -91,8 +92,12 @@ class Chart:
     title: str
     text: str
     """How to read it."""
-    legend: Sequence[Legend]
-    panels: Sequence[Panel]
+    legend: list[Legend] = field(default_factory=list)
+    panels: list[Panel] = field(default_factory=list)
+
+    def add(self, name: str, text: str, **figure: Any) -> None:
+        """A panel; with no figure, its text says why there is nothing to draw."""
+        self.panels.append(Panel(name, text, figure or None))
 
 
 class Scale(NamedTuple):
@@ -150,6 +155,20 @@ def time_axes(runs: Sequence[Curves], group: str) -> tuple[Scale, list[Figure]]:
             )
         )
     return scale, axes
+
+
+def stacked_layout(
+    run: Curves, times: Scale, time: Figure, upper: Figure, lower: Figure | None
+) -> Figure:
+    """Two axes above each other on one of time, or the upper one alone; phases are shaded."""
+    layout = {
+        "xaxis": {**time, "anchor": "y2" if lower else "y"},
+        "yaxis": {**upper, "domain": [0.5 if lower else 0, 1]},
+        "shapes": phase_shapes(run, times),
+    }
+    if lower:
+        layout["yaxis2"] = {**lower, "domain": [0, 0.4]}
+    return layout
 
 
 def axis(name: str, unit: str = "", **more: Any) -> Figure:
