@@ -16,7 +16,7 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.child import read_last_lines
 from fast_axolotl.record import Log, RunRecord, RunSummary, SystemSample, SystemStart
 from fast_axolotl.record.follower import ProtocolStage
-from fast_axolotl.report.live import LiveView, SampledProcess
+from fast_axolotl.report.live import LineDisplay, LiveView, SampledProcess, open_display
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import (
     ViewState,
@@ -25,7 +25,6 @@ from fast_axolotl.report.live_layout import (
     lay_out,
     stage_parts,
 )
-from fast_axolotl.report.live_screen import LineDisplay, open_display
 from fast_axolotl.report.series import read_series
 from support.records import GIGABYTE, make_rank, make_run, make_system, steady
 

@@ -42,9 +42,8 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.follower import ProtocolFollower, RunFollower
-    from fast_axolotl.report.live import LiveView
+    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
     from fast_axolotl.report.live_layout import stage_parts
-    from fast_axolotl.report.live_screen import ScreenDisplay, open_display
 
     is_protocol = ProtocolFollower.is_protocol(folder)
     follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
@@ -85,7 +84,7 @@ class LiveRun:
     """The view of a command that is being run. Without a terminal its output is left alone."""
 
     def __init__(self, run_dir: str, environment: Mapping[str, str]) -> None:
-        from fast_axolotl.report.live_screen import ScreenDisplay, open_display
+        from fast_axolotl.report.live import ScreenDisplay, open_display
 
         self.streams: dict[str, Any] = {}
         """Where the command reads and writes, as Popen takes it; for the rest, as we do."""

@@ -99,8 +99,7 @@ def _watch_process(
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.measure.system_figures import Watched
     from fast_axolotl.record import LineWriter
-    from fast_axolotl.report.live import LiveView, SampledProcess
-    from fast_axolotl.report.live_screen import LineDisplay, open_display
+    from fast_axolotl.report.live import LineDisplay, LiveView, SampledProcess, open_display
 
     check_process(pid)
     writer = None

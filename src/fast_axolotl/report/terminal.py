@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -76,7 +75,7 @@ def show_matrix(
         table.add_row(*row)
     console.print(table)
     for note in notes:
-        console.print(note, style="dim", markup=False, highlight=False)
+        console.print(note, style="dim")
 
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -85,7 +84,7 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     _console().print(table)
 
 
