@@ -21,26 +21,8 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.plot import (
-    Chart,
-    Curves,
-    Figure,
-    Legend,
-    Scale,
-    across,
-    area,
-    axis,
-    choose_scale,
-    colour,
-    dots_if,
-    largest,
-    line,
-    phase_shapes,
-    plain_name,
-    stacked_layout,
-    time_axes,
-    words,
-)
+from fast_axolotl.report import plot
+from fast_axolotl.report.plot import Chart, Curves, Figure, Legend, Scale
 
 __all__ = [
     "disk_chart",
@@ -99,7 +81,7 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("steps")]
     if not shown:
         return None
-    times, axes = time_axes(runs, "steps")
+    times, axes = plot.time_axes(runs, "steps")
     # The scale ends above all steady steps, unless a handful of them dwarfs the rest.
     top = 0.0
     for run in shown:
@@ -109,9 +91,9 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         is_dwarfed = len(ordered) > 4 * _MOST_DWARFING and ordered[0] > 5 * ordered[_MOST_DWARFING]
         top = max(top, 1.5 * ordered[_MOST_DWARFING] if is_dwarfed else 1.08 * ordered[0])
     top = top or 1.0
-    scale = choose_scale("seconds", top)
+    scale = plot.choose_scale("seconds", top)
     stalls = [run.series["stall"] for run in runs if run.has("stall")]
-    share = max((largest([one["host"], one.get("device", [])]) for one in stalls), default=0.0)
+    share = max((plot.largest([one["host"], one.get("device", [])]) for one in stalls), default=0.0)
     chart = Chart(
         "stall",
         "Step time and stall",
@@ -136,34 +118,36 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         beyond = _points_beyond(run, top)
         marks = [t * times.by for one in run.series.get("marks", {}).values() for t in one["t"]]
         dotted: Figure = {"axis": "x", "alpha": 0.55, "layer": "below", "width": 1, "dash": "dot"}
-        shapes = phase_shapes(run, times)
-        shapes += [across(t, "accent", **dotted) for t in marks]
-        shapes.append(across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"))
+        shapes = plot.phase_shapes(run, times)
+        shapes += [plot.across(t, "accent", **dotted) for t in marks]
+        shapes.append(plot.across(DATA_STALL, "muted", axis="y2", width=1.2, dash="dash"))
         place = {"xref": "paper", "yref": "y2", "xanchor": "left", "yanchor": "middle"}
-        labels = [words(f"{100 * DATA_STALL:.0f} %", "muted", 1, DATA_STALL, **place)]
+        labels = [plot.words(f"{100 * DATA_STALL:.0f} %", "muted", 1, DATA_STALL, **place)]
         for phase in run.series.get("phases", []):
-            name = html.escape(plain_name(_PHASE_WORDS.get(phase["name"], phase["name"])))
-            labels.append(words(name, "muted", phase["begin"] * times.by, 1, xanchor="left"))
+            name = html.escape(plot.plain_name(_PHASE_WORDS.get(phase["name"], phase["name"])))
+            labels.append(plot.words(name, "muted", phase["begin"] * times.by, 1, xanchor="left"))
         ends = [0, min(1.0, max(0.25, 1.15 * share))]
         layout = {
             "xaxis": {**time, "anchor": "y2"},
-            "yaxis": axis("step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]),
-            "yaxis2": axis("stall", domain=[0, 0.32], range=ends, tickformat=".0%", nticks=4),
+            "yaxis": plot.axis(
+                "step time", scale.unit, domain=[0.42, 1], range=[0, top * scale.by]
+            ),
+            "yaxis2": plot.axis("stall", domain=[0, 0.32], range=ends, tickformat=".0%", nticks=4),
             "shapes": shapes,
             "annotations": labels,
         }
         traces = _step_traces(run, times, scale, top, beyond)
         if run.has("stall"):
             x, host = run.ref("stall", "t", times.by), run.ref("stall", "host")
-            dots = dots_if(len(run.series["stall"]["t"]) == 1, size=8)
+            dots = plot.dots_if(len(run.series["stall"]["t"]) == 1, size=8)
             more = {"yaxis": "y2", "form": ".1%", **dots}
             if "device" in run.series["stall"]:
                 device = run.ref("stall", "device")
-                traces.append(area(x, device, "wait", "stall of the device", **more))
+                traces.append(plot.area(x, device, "wait", "stall of the device", **more))
                 name = "by the host's clock"
-                traces.append(line(x, host, "host", name, width=1.2, dash="dot", **more))
+                traces.append(plot.line(x, host, "host", name, width=1.2, dash="dot", **more))
             else:
-                traces.append(area(x, host, "wait", "stall", **more))
+                traces.append(plot.area(x, host, "wait", "stall", **more))
         text = _stall_text(run, beyond)
         chart.add(run.name, text, traces=traces, layout=layout, height=380, right=40)
     return chart
@@ -193,7 +177,7 @@ def _step_traces(
 ) -> list[Figure]:
     """Steps and their waits, outliers among the fetches, and steps beyond the scale."""
     x, unit = run.ref("steps", "t", times.by), f" {scale.unit}"
-    dots = dots_if(len(run.series["steps"]["t"]) == 1, size=8)
+    dots = plot.dots_if(len(run.series["steps"]["t"]) == 1, size=8)
 
     def numbers(column: str) -> Figure:
         """The number of the step behind its time, where every one is known."""
@@ -206,17 +190,17 @@ def _step_traces(
     has_spread = "low" in run.series["steps"]
     if has_spread:
         low, high = run.ref("steps", "low", scale.by), run.ref("steps", "high", scale.by)
-        fill = {"fill": "tonexty", "fillcolor": colour("step", 0.22)}
+        fill = {"fill": "tonexty", "fillcolor": plot.colour("step", 0.22)}
         longest = {"unit": unit, **fill, **numbers("high_step")}
-        traces.append(line(x, low, "step", "shortest", width=0, unit=unit))
-        traces.append(line(x, high, "step", "longest", width=0.8, **longest))
+        traces.append(plot.line(x, low, "step", "shortest", width=0, unit=unit))
+        traces.append(plot.line(x, high, "step", "longest", width=0.8, **longest))
     mean = {"unit": unit, **dots, **({} if has_spread else numbers("step"))}
-    traces.append(line(x, run.ref("steps", "mean", scale.by), "step", "step", **mean))
+    traces.append(plot.line(x, run.ref("steps", "mean", scale.by), "step", "step", **mean))
     wait = run.ref("steps", "wait", scale.by)
-    traces.append(area(x, wait, "wait", "waiting", unit=unit, width=1, alpha=0.35, **dots))
+    traces.append(plot.area(x, wait, "wait", "waiting", unit=unit, width=1, alpha=0.35, **dots))
     marks = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hovertemplate": "%{text}"}
     if outliers := _outliers(run):
-        edge = {"line": {"color": colour("card"), "width": 1}}
+        edge = {"line": {"color": plot.colour("card"), "width": 1}}
         outlier_marks = {
             "name": "outlier",
             "x": [t * times.by for t, *_ in outliers],
@@ -225,7 +209,7 @@ def _step_traces(
                 f"{format_seconds(seconds)} at fetch {fetch:,}, sample {row:,}"
                 for _, fetch, row, seconds in outliers
             ],
-            "marker": {"symbol": "diamond", "size": 7, "color": colour("wait"), **edge},
+            "marker": {"symbol": "diamond", "size": 7, "color": plot.colour("wait"), **edge},
         }
         traces.append({**marks, **outlier_marks})
     if beyond:
@@ -234,7 +218,7 @@ def _step_traces(
             "x": [t * times.by for t, _, _ in beyond],
             "y": [0.985 * top * scale.by] * len(beyond),
             "text": [f"{format_seconds(high)} {where}" for _, where, high in beyond],
-            "marker": {"symbol": "triangle-up", "size": 9, "color": colour("step")},
+            "marker": {"symbol": "triangle-up", "size": 9, "color": plot.colour("step")},
         }
         traces.append({**marks, **beyond_marks})
     return traces
@@ -290,7 +274,7 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
     if all(len(run.summary.ranks) < 2 for run in runs):
         return None
     stalls = [[finite(rank.stall_fraction) for rank in run.summary.ranks] for run in runs]
-    top = largest(stalls)
+    top = plot.largest(stalls)
     chart = Chart(
         "ranks",
         "Ranks",
@@ -311,13 +295,15 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
             "name": "waiting",
             "x": [rank.rank for rank in ranks],
             "y": column,
-            "marker": {"color": [colour(role, 0.8) for role in roles]},
+            "marker": {"color": [plot.colour(role, 0.8) for role in roles]},
             "hovertemplate": "rank %{x}: %{y:.1%}<extra></extra>",
         }
         last = max(rank.rank for rank in ranks)
         layout = {
-            "xaxis": axis("rank", range=[-0.7, last + 0.7], tickformat="d"),
-            "yaxis": axis("stall", range=[0, max(0.05, min(1.0, 1.12 * top))], tickformat=".0%"),
+            "xaxis": plot.axis("rank", range=[-0.7, last + 0.7], tickformat="d"),
+            "yaxis": plot.axis(
+                "stall", range=[0, max(0.05, min(1.0, 1.12 * top))], tickformat=".0%"
+            ),
             "hovermode": "closest",
             "bargap": 0.25,
         }
@@ -346,12 +332,12 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
             columns[run.place] = f"{column}_per_second", noun
     if not columns:
         return None
-    times, axes = time_axes(runs, "throughput")
+    times, axes = plot.time_axes(runs, "throughput")
     counted = [run.series["throughput"] for run in runs if run.has("throughput")]
     shown = [run for run in runs if run.place in columns]
-    rows = largest(run.series["throughput"][columns[run.place][0]] for run in shown)
-    tokens = largest(throughput.get("real_tokens_per_second", []) for throughput in counted)
-    lower = axis("tokens/s", range=[0, tokens * 1.12], tickformat="~s") if tokens else None
+    rows = plot.largest(run.series["throughput"][columns[run.place][0]] for run in shown)
+    tokens = plot.largest(throughput.get("real_tokens_per_second", []) for throughput in counted)
+    lower = plot.axis("tokens/s", range=[0, tokens * 1.12], tickformat="~s") if tokens else None
     label = f"{' or '.join(sorted({noun for _, noun in columns.values()}))} a second"
     chart = Chart(
         "throughput",
@@ -369,19 +355,19 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
         summary, throughput = run.summary, run.series["throughput"]
         column, noun = columns[run.place]
         x, y = run.ref("throughput", "t", times.by), run.ref("throughput", column)
-        more = {"form": ",.4~s", "alpha": 0.16, **dots_if(len(throughput["t"]) <= 1)}
-        traces = [area(x, y, "step", f"{noun}/s", **more)]
+        more = {"form": ",.4~s", "alpha": 0.16, **plot.dots_if(len(throughput["t"]) <= 1)}
+        traces = [plot.area(x, y, "step", f"{noun}/s", **more)]
         if "real_tokens_per_second" in throughput and tokens:
             y = run.ref("throughput", "real_tokens_per_second")
-            traces.append(area(x, y, "pss", "tokens/s", yaxis="y2", **more))
+            traces.append(plot.area(x, y, "pss", "tokens/s", yaxis="y2", **more))
         # Not where the line of the demand would press the rows to the ground.
         demand = summary.demand_rows_per_second if noun == "rows" else None
         is_drawn = demand is not None and 0 < demand < _MOST_DEMAND * rows
         top = max(rows, demand) if demand is not None and is_drawn else rows
-        upper = axis(f"{noun}/s", range=[0, top * 1.12 or 1.0], tickformat="~s")
-        layout = stacked_layout(run, times, time, upper, lower)
+        upper = plot.axis(f"{noun}/s", range=[0, top * 1.12 or 1.0], tickformat="~s")
+        layout = plot.stacked_layout(run, times, time, upper, lower)
         if demand is not None and is_drawn:
-            layout["shapes"].append(across(demand, "muted", width=1.2, dash="dash"))
+            layout["shapes"].append(plot.across(demand, "muted", width=1.2, dash="dash"))
             has_demand = True
         rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
         parts = []
@@ -406,12 +392,14 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("memory")]
     if not shown:
         return None
-    times, axes = time_axes(runs, "memory")
-    highest = largest(run.series["memory"].get(name, []) for run in shown for name, _, _ in _MEMORY)
+    times, axes = plot.time_axes(runs, "memory")
+    highest = plot.largest(
+        run.series["memory"].get(name, []) for run in shown for name, _, _ in _MEMORY
+    )
     limits = [run.summary.limit_bytes for run in shown if run.summary.limit_bytes]
     near = [limit for limit in limits if limit <= _NEAR * highest]
     top = 1.1 * max([highest, *near]) or 1.0
-    scale = choose_scale("bytes", top)
+    scale = plot.choose_scale("bytes", top)
     chart = Chart(
         "memory",
         "Working set",
@@ -433,15 +421,15 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         for name, role, label in _MEMORY:
             if name in memory:
                 # The working set is sampled more seldom than the rest.
-                draw = area if name == "pss_bytes" else line
+                draw = plot.area if name == "pss_bytes" else plot.line
                 x, y = run.ref("memory", "t", times.by), run.ref("memory", name, scale.by)
                 is_single = sum(value is not None for value in memory[name]) == 1
-                more = {"unit": f" {scale.unit}", "connectgaps": True, **dots_if(is_single)}
+                more = {"unit": f" {scale.unit}", "connectgaps": True, **plot.dots_if(is_single)}
                 traces.append(draw(x, y, role, label, **more))
         layout: Figure = {
             "xaxis": time,
-            "yaxis": axis("memory", scale.unit, range=[0, top * scale.by]),
-            "shapes": phase_shapes(run, times),
+            "yaxis": plot.axis("memory", scale.unit, range=[0, top * scale.by]),
+            "shapes": plot.phase_shapes(run, times),
             "annotations": [],
         }
         if summary.limit_bytes and summary.limit_bytes <= top:
@@ -475,23 +463,23 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("disk")]
     if not shown:
         return None
-    times, axes = time_axes(runs, "disk")
-    device = largest(run.series["disk"].get("read_bytes_per_second", []) for run in shown)
-    calls = largest(run.series["disk"].get("read_chars_per_second", []) for run in shown)
+    times, axes = plot.time_axes(runs, "disk")
+    device = plot.largest(run.series["disk"].get("read_bytes_per_second", []) for run in shown)
+    calls = plot.largest(run.series["disk"].get("read_chars_per_second", []) for run in shown)
     capacity = max(run.summary.disk_bytes_per_second or 0.0 for run in shown)
     # Calls that the page cache answers can be many times what any disk gives.
     asked = min(calls, _NEAR * max(device, capacity)) if capacity else calls
     top = 1.12 * max(device, capacity, asked) or 1e6
     swap = max(map(_highest_swap, shown))
-    reads, swaps = choose_scale("rate", top), choose_scale("rate", swap)
+    reads, swaps = plot.choose_scale("rate", top), plot.choose_scale("rate", swap)
     drawn = (
-        ("read_chars_per_second", line, "calls", "read calls", reads, "y"),
-        ("read_bytes_per_second", area, "step", "from the device", reads, "y"),
-        ("swap_in_bytes_per_second", area, "wait", "swap in", swaps, "y2"),
-        ("swap_out_bytes_per_second", line, "hwm", "swap out", swaps, "y2"),
+        ("read_chars_per_second", plot.line, "calls", "read calls", reads, "y"),
+        ("read_bytes_per_second", plot.area, "step", "from the device", reads, "y"),
+        ("swap_in_bytes_per_second", plot.area, "wait", "swap in", swaps, "y2"),
+        ("swap_out_bytes_per_second", plot.line, "hwm", "swap out", swaps, "y2"),
     )
-    upper = axis("reads", reads.unit, range=[0, top * reads.by])
-    lower = axis("swap", swaps.unit, range=[0, 1.12 * swap * swaps.by]) if swap else None
+    upper = plot.axis("reads", reads.unit, range=[0, top * reads.by])
+    lower = plot.axis("swap", swaps.unit, range=[0, 1.12 * swap * swaps.by]) if swap else None
     chart = Chart(
         "disk",
         "Disk and swap",
@@ -518,7 +506,7 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             if name in disk and (swap or yaxis == "y"):
                 y = run.ref("disk", name, scale.by)
                 traces.append(draw(x, y, role, label, unit=f" {scale.unit}", yaxis=yaxis))
-        layout = stacked_layout(run, times, time, upper, lower) | {"annotations": []}
+        layout = plot.stacked_layout(run, times, time, upper, lower) | {"annotations": []}
         if summary.disk_bytes_per_second:
             _add_limit(layout, summary.disk_bytes_per_second * reads.by, "capacity")
         parts = []
@@ -543,7 +531,7 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
 
 
 def _highest_swap(run: Curves) -> float:
-    return largest(
+    return plot.largest(
         run.series["disk"].get(f"swap_{way}_bytes_per_second", []) for way in ("in", "out")
     )
 
@@ -553,11 +541,11 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("gpus")]
     if not shown:
         return None
-    times, axes = time_axes(runs, "gpus")
-    memory = largest(run.series["gpus"]["memory_bytes"] for run in shown)
-    scale = choose_scale("bytes", memory)
-    upper = axis("utilisation", range=[0, 1.03], tickformat=".0%")
-    lower = axis("memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0])
+    times, axes = plot.time_axes(runs, "gpus")
+    memory = plot.largest(run.series["gpus"]["memory_bytes"] for run in shown)
+    scale = plot.choose_scale("bytes", memory)
+    upper = plot.axis("utilisation", range=[0, 1.03], tickformat=".0%")
+    lower = plot.axis("memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0])
     chart = Chart(
         "gpu",
         "GPU",
@@ -577,10 +565,12 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
         x, used = run.ref("gpus", "t", times.by), run.ref("gpus", "memory_bytes", scale.by)
         below = {"yaxis": "y2", "unit": f" {scale.unit}"}
         traces = [
-            area(x, run.ref("gpus", "utilization"), "step", "utilisation", form=".0%", alpha=0.16),
-            area(x, used, "anon", "memory", alpha=0.16, **below),
+            plot.area(
+                x, run.ref("gpus", "utilization"), "step", "utilisation", form=".0%", alpha=0.16
+            ),
+            plot.area(x, used, "anon", "memory", alpha=0.16, **below),
         ]
-        layout = stacked_layout(run, times, time, upper, lower)
+        layout = plot.stacked_layout(run, times, time, upper, lower)
         parts = []
         if summary.gpu_utilization is not None:
             parts.append(f"A kernel ran for {format_share(summary.gpu_utilization)} of the time.")
@@ -595,8 +585,8 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
 
 def _add_limit(layout: Figure, value: float, text: str) -> None:
     """A dashed line over the whole width, and the words on it."""
-    label = words(text, "limit", 1, value, xref="paper", yref="y", xanchor="right")
-    layout["shapes"].append(across(value, "limit", width=1.2, dash="dash"))
+    label = plot.words(text, "limit", 1, value, xref="paper", yref="y", xanchor="right")
+    layout["shapes"].append(plot.across(value, "limit", width=1.2, dash="dash"))
     layout["annotations"].append(label)
 
 
@@ -606,13 +596,15 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
     if not waits:
         return None
     seconds = [value for one in waits for value in one["seconds"]]
-    top = min(1.0, 1.1 * max(largest([one["fetch_share"], one["wait_share"]]) for one in waits))
+    top = min(
+        1.0, 1.1 * max(plot.largest([one["fetch_share"], one["wait_share"]]) for one in waits)
+    )
     ends = math.log10(min(seconds)) - 0.15, math.log10(max(seconds)) + 0.15
     if ends[1] - ends[0] < 2:
         middle = sum(ends) / 2
         ends = middle - 1, middle + 1
     layout = {
-        "xaxis": axis(
+        "xaxis": plot.axis(
             "wait of a fetch",
             type="log",
             range=list(ends),
@@ -621,7 +613,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
             hoverformat=".2~s",
             unifiedhovertitle={"text": "%{x:.2~s}s"},
         ),
-        "yaxis": axis("share", range=[0, top], tickformat=".0%"),
+        "yaxis": plot.axis("share", range=[0, top], tickformat=".0%"),
         "bargap": 0.1,
     }
     chart = Chart(
@@ -646,12 +638,12 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
             "width": [0.2 * value for value in own],
             "text": list(map(_format_wait, own)),
             "textposition": "none",
-            "marker": {"color": colour("step", 0.65)},
+            "marker": {"color": plot.colour("step", 0.65)},
             "hovertemplate": "%{y:.1%} near %{text}",
         }
-        curve = line(x, run.ref("waits", "wait_share"), "wait", "waiting", form=".1%", width=2)
+        curve = plot.line(x, run.ref("waits", "wait_share"), "wait", "waiting", form=".1%", width=2)
         if len(own) == 1:
-            curve |= {"mode": "markers", "marker": {"size": 8, "color": colour("wait")}}
+            curve |= {"mode": "markers", "marker": {"size": 8, "color": plot.colour("wait")}}
         summary = run.summary
         parts = [f"{count_words(run.series['waits']['fetches'], 'fetch')}."]
         if summary.wait_p50_seconds is not None and summary.wait_p95_seconds is not None:
@@ -668,7 +660,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
 
 
 def _format_wait(seconds: float) -> str:
-    scale = choose_scale("seconds", seconds)
+    scale = plot.choose_scale("seconds", seconds)
     return f"{format_count(seconds * scale.by)} {scale.unit}"
 
 
@@ -684,21 +676,21 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
         losses = run.series["losses"]
         role = _RUN_ROLES[number % len(_RUN_ROLES)]
         traces.append(
-            line(
+            plot.line(
                 run.ref("losses", "step"),
                 run.ref("losses", "loss"),
                 role,
-                html.escape(plain_name(run.name)),
+                html.escape(plot.plain_name(run.name)),
                 form=",.5~g",
                 width=1.8 if number else 3,
                 dash=("dash" if number % 2 else "dot") if number else "",
-                **dots_if(len(losses["loss"]) == 1),
+                **plot.dots_if(len(losses["loss"]) == 1),
             )
         )
         if shown[1:]:
             chart.legend.append(Legend(role, run.name, "dashed" if number else "line"))
         known = [value for value in losses["loss"] if value is not None]
-        name = f"{plain_name(run.name)}: " if len(shown) > 1 else ""
+        name = f"{plot.plain_name(run.name)}: " if len(shown) > 1 else ""
         text = f"{name}no loss is a number."
         if known:
             text = f"{name}from {known[0]:,.4g} to {known[-1]:,.4g}."
@@ -708,10 +700,12 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
         parts.append(text)
     ends = sorted({run.series["losses"]["first_not_finite"] for run in shown} - {None})
     layout = {
-        "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
-        "yaxis": axis("loss"),
-        "shapes": [across(step, "bad", axis="x", width=2) for step in ends],
-        "annotations": [words(f"NaN or infinite: step {step:,}", "bad", step, 1) for step in ends],
+        "xaxis": plot.axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
+        "yaxis": plot.axis("loss"),
+        "shapes": [plot.across(step, "bad", axis="x", width=2) for step in ends],
+        "annotations": [
+            plot.words(f"NaN or infinite: step {step:,}", "bad", step, 1) for step in ends
+        ],
     }
     chart.add("", " ".join(parts), traces=traces, layout=layout, height=260)
     return chart

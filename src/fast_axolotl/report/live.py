@@ -31,12 +31,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from fast_axolotl.record import RunRecord, RunSummary, SystemRecord, SystemSample, SystemStart
-from fast_axolotl.record.follower import (
-    MOST_SAMPLES,
-    NEWEST,
-    condense_samples,
-    restart_window,
-)
+from fast_axolotl.record.follower import MOST_SAMPLES, NEWEST, condense_samples, restart_window
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import Keys, ViewState, format_line, lay_out
 

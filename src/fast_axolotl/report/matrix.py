@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunSummary
+from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
@@ -28,6 +29,7 @@ __all__ = [
     "comparison_markdown",
     "describe_change",
     "escape_markdown",
+    "measured_rows",
     "protocol_markdown",
     "runs_markdown",
     "show_comparison",
@@ -51,7 +53,7 @@ def show_protocol(
     if protocol.are_losses_equal is False:
         parts.append(Text(protocol.losses, style="bold white on red"))
     parts += [Text(), Text(protocol.paragraph), Text()]
-    if _measured_rows(protocol.matrix):
+    if measured_rows(protocol.matrix):
         parts.append(_table(protocol.matrix))
     parts += [Text(f"• {line}") for line in _facts(protocol)]
     for name, tail in _failures(protocol):
@@ -132,7 +134,7 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
     matrix = compare_plainly(runs)
     lines.append(_line(["figure", *map(escape_markdown, matrix.arms)]))
     lines.append("| --- |" + " ---: |" * len(matrix.arms))
-    for row in _measured_rows(matrix):
+    for row in measured_rows(matrix):
         values = [format_value(cell.value, row.unit) for cell in row.cells]
         lines.append(_line([escape_markdown(row.label), *values]))
     missing = [f"- {escape_markdown(line)}" for line in _describe_missing(matrix)]
@@ -171,7 +173,7 @@ def _table(matrix: Matrix) -> Table:
     for name in matrix.arms[1:]:
         table.add_column(name, justify="right")
         table.add_column(f"÷ {matrix.arms[0]}, 95 %")
-    for row in _measured_rows(matrix):
+    for row in measured_rows(matrix):
         table.add_row(*(Text(text, style=style) for text, style in _styled_cells(row)))
     return table
 
@@ -186,14 +188,14 @@ def _styled_cells(row: MatrixRow) -> list[tuple[str, str]]:
 
 
 def _matrix_lines(matrix: Matrix) -> list[str]:
-    if not _measured_rows(matrix):
+    if not measured_rows(matrix):
         return []
     baseline, *others = map(escape_markdown, matrix.arms)
     header = ["", baseline]
     for name in others:
         header += [name, f"÷ {baseline}, 95 %"]
     lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * len(others)])]
-    for row in _measured_rows(matrix):
+    for row in measured_rows(matrix):
         cells = ((escape_markdown(text), style) for text, style in _styled_cells(row))
         lines.append(_line([f"**{text}**" if style else text for text, style in cells]))
     return lines
@@ -316,13 +318,15 @@ def _facts(protocol: ProtocolResult) -> list[str]:
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 
 
-def _measured_rows(matrix: Matrix) -> list[MatrixRow]:
-    return [row for row in matrix.rows if any(cell.value is not None for cell in row.cells)]
+def measured_rows(matrix: Matrix) -> list[MatrixRow]:
+    """Those with a value in any arm."""
+    rows = ((row, [finite(cell.value) for cell in row.cells]) for row in matrix.rows)
+    return [row for row, values in rows if any(value is not None for value in values)]
 
 
 def _describe_missing(matrix: Matrix) -> list[str]:
     """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
-    shown = _measured_rows(matrix)
+    shown = measured_rows(matrix)
     if not shown:
         return []
     missing: dict[str, list[str]] = {}

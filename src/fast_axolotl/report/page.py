@@ -19,10 +19,11 @@ from importlib import import_module
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.protocol_result import Cell, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Cell, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
 from fast_axolotl.report.charts import make_charts
 from fast_axolotl.report.content import (
@@ -48,7 +49,7 @@ from fast_axolotl.report.figures import (
     rank_row,
     read_figure,
 )
-from fast_axolotl.report.matrix import compare_plainly, describe_change
+from fast_axolotl.report.matrix import compare_plainly, describe_change, measured_rows
 from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
@@ -156,11 +157,6 @@ def render_report(report: Report) -> str:
         made=format_date(report.made),
         subtitle=_subtitle(report),
         links=[(name, title) for name, (title, is_there) in places.items() if is_there],
-        alarms=[
-            (run.name, alarm)
-            for run in report.runs
-            for alarm in find_alarms(run.summary, run.record)
-        ],
         **(_run_verdicts(report.runs) if protocol is None else _arm_verdicts(report, protocol)),
         matrix=matrix,
         charts=charts,
@@ -188,30 +184,18 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
     if report.protocol is not None:
         protocol = to_plain(report.protocol)
         for arm in protocol["arms"]:
-            for run in arm["runs"]:
-                losses = run["losses"]
-                run["losses"] = [losses[row] for row in keep_extremes([losses], _MOST_LOSSES)]
+            for plain in arm["runs"]:
+                losses = plain["losses"]
+                plain["losses"] = [losses[row] for row in keep_extremes([losses], _MOST_LOSSES)]
     shown = report.runs[:MOST_RUNS]
     pairs = [(run.record, run.summary) for run in shown]
     together = steps_together(pairs, most_points=most_points)
-    data: dict[str, Any] = to_plain(
-        {
-            "title": report.title,
-            "made": report.made,
-            "version": report.version,
-            "protocol": protocol,
-            "runs": [
-                {
-                    "name": run.name,
-                    "summary": run.summary,
-                    "series": read_series(
-                        run.record, run.summary, most_points=most_points, together=steps
-                    ),
-                }
-                for run, steps in zip(shown, together, strict=True)
-            ],
-        }
-    )
+    runs = []
+    for run, steps in zip(shown, together, strict=True):
+        series = read_series(run.record, run.summary, most_points=most_points, together=steps)
+        runs.append({"name": run.name, "summary": run.summary, "series": series})
+    head = {"title": report.title, "made": report.made, "version": report.version}
+    data: dict[str, Any] = to_plain({**head, "protocol": protocol, "runs": runs})
     return data
 
 
@@ -301,24 +285,17 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         matrix, notes = compare_plainly(report.runs), [_ONE_EACH]
     else:
         return None
-
-    def is_known(row: MatrixRow) -> bool:
-        return any(finite(cell.value) is not None for cell in row.cells)
-
-    shown = [row for row in matrix.rows if is_known(row)]
+    shown = measured_rows(matrix)
     reasons = Counter(cell.reason for row in shown for cell in row.cells if cell.reason)
     shared = [reason for reason, count in reasons.items() if count >= _SHARED]
     notes[1:1] = [f"{reason[:1].upper()}{reason[1:]}." for reason in shared]
     if not shown:
-        is_counted = protocol is None or any(counted_runs(arm) for arm in protocol.arms)
-        notes[0] = (
-            "No figure was measured in any arm."
-            if protocol is None or is_counted
-            else no_counted_run(protocol)
-        )
+        notes[0] = "No figure was measured in any arm."
+        if protocol is not None and not any(map(counted_runs, protocol.arms)):
+            notes[0] = no_counted_run(protocol)
     missing: dict[str, list[str]] = {}
     for row in matrix.rows:
-        if not is_known(row):
+        if row not in shown:
             reason = next((cell.reason for cell in row.cells if cell.reason), "it was not recorded")
             missing.setdefault(reason, []).append(row.label)
     # How far the pictures of intervals reach to either side, as a logarithm: the same for all. At
@@ -330,15 +307,13 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         for end in (cell.low, cell.high, cell.ratio)
         if end is not None and end > 0
     ]
-    half = min(math.log(2), max([math.log(1.1), *ends]))
-    lines = [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()]
     return {
         "arms": matrix.arms,
         "rows": shown,
         "shared": shared,
-        "half": half,
+        "half": min(math.log(2), max([math.log(1.1), *ends])),
         "notes": notes,
-        "missing": lines,
+        "missing": [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()],
     }
 
 
@@ -410,62 +385,51 @@ def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:
 
 def _tables(report: Report) -> list[dict[str, Any]]:
     """The course of the runs, their settings, and the environment."""
-    names = ["", *(run.name for run in report.runs)]
     summaries = [run.summary for run in report.runs]
-    tables: list[dict[str, Any]] = []
-    if summaries:
-        ends, measured, spans = [], [], []
-        for one in summaries:
-            error = f": {one.error}" if one.error else ""
-            ends.append(f"{one.end_reason}{error}, after {format_duration(one.duration_seconds)}")
-            measured.append(
-                f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
-                f"{format_duration(one.measured_seconds)}; "
-                f"{count_words(one.warmup_steps, 'step')} of warm-up left out"
-            )
-            taken = [f"{name} {format_duration(value)}" for name, value in one.span_seconds.items()]
-            spans.append(" · ".join(taken) or "–")
-        rows: list[TableRow] = [
-            ("folder", [one.run_dir for one in summaries], ""),
-            ("started", [format_date(one.started) for one in summaries], ""),
-            ("ended", ends, ""),
-            ("ranks", [str(one.world_size) for one in summaries], ""),
-            ("measured", measured, ""),
-            ("spans taken out", spans, ""),
-            ("FLOPs", [one.flops_convention or "–" for one in summaries], ""),
-            ("notes", [" ".join(f"{note}." for note in one.notes) or "–" for one in summaries], ""),
-        ]
-        is_single = len(summaries) == 1
-        tables.append(
-            {
-                "name": "course",
-                "title": "The run" if is_single else "The runs with charts",
-                "head": [] if is_single else names,
-                "rows": [row for row in rows if any(value != "–" for value in row[1])],
-                "is_open": is_single,
-            }
-        )
     environments = [one.environment for one in summaries]
     if report.protocol is not None and not any(environments):
         environments = [report.protocol.environment] if report.protocol.environment else []
     by_name: dict[str, Sequence[Mapping[str, Any]]] = {
+        "course": list(map(_course, summaries)),
         "settings": [one.settings for one in summaries],
         "environment": environments,
     }
+    tables: list[dict[str, Any]] = []
     for name, values in by_name.items():
         rows = [
             (key, [describe_value(one[key]) if key in one else "–" for one in values], "")
             for key in dict.fromkeys(key for one in values for key in one)
         ]
-        head = names
-        if all(len(set(shown)) == 1 for _, shown, _ in rows):
+        title, head = name.title(), ["", *(run.name for run in report.runs)]
+        is_single = len(values) == 1
+        if name == "course":
+            title = "The run" if is_single else "The runs with charts"
+            rows = [row for row in rows if any(value != "–" for value in row[1])]
+        if is_single or (name != "course" and all(len(set(shown)) == 1 for _, shown, _ in rows)):
             # One column where all agree.
             head, rows = [], [(key, shown[:1], "") for key, shown, _ in rows]
         if rows:
-            title = name.title()
-            table = {"name": name, "title": title, "head": head, "rows": rows, "is_open": True}
+            is_open = is_single or name != "course"
+            table = {"name": name, "title": title, "head": head, "rows": rows, "is_open": is_open}
             tables.append(table)
     return tables
+
+
+def _course(summary: RunSummary) -> dict[str, str]:
+    error = f": {summary.error}" if summary.error else ""
+    spans = (f"{name} {format_duration(value)}" for name, value in summary.span_seconds.items())
+    return {
+        "folder": summary.run_dir,
+        "started": format_date(summary.started),
+        "ended": f"{summary.end_reason}{error}, after {format_duration(summary.duration_seconds)}",
+        "ranks": str(summary.world_size),
+        "measured": f"{count_words(summary.steps, 'step')}, "
+        f"{count_words(summary.fetches, 'fetch')} in {format_duration(summary.measured_seconds)}; "
+        f"{count_words(summary.warmup_steps, 'step')} of warm-up left out",
+        "spans taken out": " · ".join(spans) or "–",
+        "FLOPs": summary.flops_convention or "–",
+        "notes": " ".join(f"{note}." for note in summary.notes) or "–",
+    }
 
 
 def _load(name: str, purpose: str) -> Any:
@@ -500,6 +464,7 @@ def _template() -> Any:
         asset=lambda name: environment.loader.get_source(environment, name)[0],
         colours=COLOURS,
         describe_change=describe_change,
+        find_alarms=find_alarms,
         format_value=format_value,
         generator=GENERATOR,
         most_large=_MOST_LARGE,

@@ -236,20 +236,11 @@ def across(
     }
 
 
-def words(
-    text: str,
-    role: str,
-    x: float,
-    y: float,
-    *,
-    xref: str = "x",
-    yref: str = "paper",
-    **anchors: str,
-) -> Figure:
+def words(text: str, role: str, x: float, y: float, **place: str) -> Figure:
     """A few words at a place of a figure."""
     font = {"color": colour(role), "size": 11}
-    place = {"xref": xref, "x": x, "yref": yref, "y": y, "yanchor": "bottom", **anchors}
-    return {"text": text, "showarrow": False, "font": font, **place}
+    place = {"xref": "x", "yref": "paper", "yanchor": "bottom", **place}
+    return {"text": text, "showarrow": False, "font": font, "x": x, "y": y, **place}
 
 
 def phase_shapes(run: Curves, times: Scale) -> list[Figure]:

@@ -16,13 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fast_axolotl.record import (
-    Histogram,
-    RunRecord,
-    RunSummary,
-    StepBlock,
-    SystemRecord,
-)
+from fast_axolotl.record import Histogram, RunRecord, RunSummary, StepBlock, SystemRecord
 from fast_axolotl.record.arithmetic import finite, ratio
 
 __all__ = [
