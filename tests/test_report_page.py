@@ -227,8 +227,7 @@ def test_the_same_report_is_the_same_page() -> None:
 def test_without_the_extra_the_error_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page._packed_plotly.cache_clear()
-    page._template.cache_clear()
+    page._load_assets.cache_clear()
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[report\]'") as error:
         render_report(as_report(one_step()))

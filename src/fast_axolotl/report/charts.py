@@ -115,7 +115,14 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         if not run.has("steps"):
             chart.add(run.name, "No step was recorded, so there is nothing to draw.")
             continue
-        beyond = _points_beyond(run, top)
+        steps, beyond = run.series["steps"], []
+        for row, high in enumerate(_longest_steps(run)):
+            if high > top:
+                number, first = steps.get("high_step", steps["step"])[row], steps["step"][row]
+                where = f"at step {number or 0:,}"
+                if number is None:
+                    where = f"among steps {first:,} to {first + steps['steps'][row] - 1:,}"
+                beyond.append((steps["t"][row], where, high))
         marks = [t * times.by for one in run.series.get("marks", {}).values() for t in one["t"]]
         dotted: Figure = {"axis": "x", "alpha": 0.55, "layer": "below", "width": 1, "dash": "dot"}
         shapes = plot.phase_shapes(run, times)
@@ -157,19 +164,6 @@ def _longest_steps(run: Curves) -> list[float]:
     """Of every point."""
     steps = run.series["steps"]
     return [value or 0.0 for value in steps.get("high", steps["mean"])]
-
-
-def _points_beyond(run: Curves, top: float) -> Beyond:
-    steps = run.series["steps"]
-    numbers = steps.get("high_step", steps["step"])
-    points = []
-    for row, high in enumerate(_longest_steps(run)):
-        if high > top:
-            where, first = f"at step {numbers[row] or 0:,}", steps["step"][row]
-            if numbers[row] is None:
-                where = f"among steps {first:,} to {first + steps['steps'][row] - 1:,}"
-            points.append((steps["t"][row], where, high))
-    return points
 
 
 def _step_traces(

@@ -52,8 +52,6 @@ _SLICE_SECONDS = 0.2
 """How often a new size of the terminal is looked for."""
 _ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.?)", re.DOTALL)
 """Arrows and the like: no keys of ours."""
-_KEYS: Keys = (("p", "pause"), ("r", "reset window"), ("q", "quit"))
-_PAUSED_KEYS: Keys = (("p", "go on"), ("r", "reset window"), ("q", "quit"))
 
 
 class LiveSource(Protocol):
@@ -289,13 +287,11 @@ class ScreenDisplay:
             signal.signal(signal.SIGTSTP, self._before)
 
     def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        keys = _KEYS if paused_seconds is None else _PAUSED_KEYS
-        state = ViewState(
-            paused_seconds=paused_seconds,
-            ending=ending,
-            keys=keys if self._keyboard.is_open else (("Ctrl-C", "quit"),),
-        )
-        self._shown = frame, state
+        pause = "pause" if paused_seconds is None else "go on"
+        keys: Keys = (("p", pause), ("r", "reset window"), ("q", "quit"))
+        if not self._keyboard.is_open:
+            keys = (("Ctrl-C", "quit"),)
+        self._shown = frame, ViewState(paused_seconds=paused_seconds, ending=ending, keys=keys)
         self._draw()
 
     def wait(self, seconds: float) -> str:

@@ -79,6 +79,25 @@ class ViewState:
 def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = None) -> list[Text]:
     """The lines of a frame, each at most ``width`` wide, at most ``height`` of them."""
     width = max(width, _LEAST_WIDTH)
+    summary = frame.summary
+    parts = [_clock_time(summary.duration_seconds)]
+    if frame.step is not None:
+        parts.append(f"step {frame.step:,}")
+    if frame.loss is not None:
+        parts.append(f"loss {frame.loss:.4g}")
+    if len(frame.ranks) > 1 or summary.world_size > 1:
+        parts.append(f"{len(frame.ranks)} of {summary.world_size} ranks")
+    facts = Text.assemble(" · ".join(parts), (" · ", "dim"), describe_state(frame, state))
+    name = Text.assemble(("fast-axolotl ", "bold cyan"))
+    room = width - name.cell_len
+    is_one_line = room - facts.cell_len - 2 >= min(24, len(frame.title))
+    room -= facts.cell_len + 2 if is_one_line else 0
+    # The end of a path says most.
+    title = frame.title if len(frame.title) <= room else f"…{frame.title[-(max(1, room) - 1) :]}"
+    name.append(title, style="bold")
+    header = [_cut(name, width), *_fold(facts, width, most=2)]
+    if is_one_line:
+        header = [name.append("  ").append(facts)]
     keys = Text()
     for key, what in state.keys:
         keys.append(f" {key} ", style="reverse")
@@ -87,7 +106,7 @@ def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = 
     for most_ranks in [_MOST_RANKS] if height is None else [max(2, height // 3), 6, 4, 2]:
         ranks = _ranks(frame, width, most_ranks)
         sections: list[Section] = [
-            (0, _header(frame, state, width)),
+            (0, header),
             (2, _row(Text(""), frame.stage, width)),
             *_verdict(frame, width),
             (14, [Text("")]),
@@ -105,29 +124,6 @@ def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = 
             break
     lines = [line for _, section in kept for line in section]
     return lines if height is None else lines[: max(1, height)]
-
-
-def _header(frame: Frame, state: ViewState, width: int) -> list[Text]:
-    summary = frame.summary
-    parts = [_clock_time(summary.duration_seconds)]
-    if frame.step is not None:
-        parts.append(f"step {frame.step:,}")
-    if frame.loss is not None:
-        parts.append(f"loss {frame.loss:.4g}")
-    if len(frame.ranks) > 1 or summary.world_size > 1:
-        parts.append(f"{len(frame.ranks)} of {summary.world_size} ranks")
-    words, style = describe_state(frame, state)
-    facts = Text.assemble(" · ".join(parts), (" · ", "dim"), (words, style))
-    name = Text.assemble(("fast-axolotl ", "bold cyan"))
-    room = width - name.cell_len
-    is_one_line = room - facts.cell_len - 2 >= min(24, len(frame.title))
-    room -= facts.cell_len + 2 if is_one_line else 0
-    # The end of a path says most.
-    title = frame.title if len(frame.title) <= room else f"…{frame.title[-(max(1, room) - 1) :]}"
-    name.append(title, style="bold")
-    if is_one_line:
-        return [name.append("  ").append(facts)]
-    return [_cut(name, width), *_fold(facts, width, most=2)]
 
 
 def describe_state(frame: Frame, state: ViewState) -> tuple[str, str]:

@@ -19,7 +19,6 @@ from importlib import import_module
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_plain
@@ -53,7 +52,7 @@ from fast_axolotl.report.matrix import compare_plainly, describe_change, measure
 from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
-__all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "render_report", "report_data"]
+__all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "interval_picture", "render_report", "report_data"]
 
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
@@ -122,7 +121,7 @@ TableRow = tuple[str, Sequence[str], str]
 
 def render_report(report: Report) -> str:
     """The page."""
-    library, template = _packed_plotly(), _template()
+    template, library = _load_assets()
     # Fewer points where the data would grow beyond its share of the page.
     points = MOST_POINTS
     data = report_data(report, most_points=points)
@@ -142,6 +141,13 @@ def render_report(report: Report) -> str:
         if panel.figure is not None
     }
     protocol, matrix, tables = report.protocol, _matrix(report), _tables(report)
+    subtitle = [format_date(report.made)]
+    about = protocol or (report.runs[0].summary if report.runs else None)
+    if about is not None:
+        seconds = about.seconds if isinstance(about, ProtocolResult) else about.duration_seconds
+        machine = [about.environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
+        subtitle = [format_date(about.started), format_duration(seconds)]
+        subtitle += [value for value in machine if isinstance(value, str) and value]
     places = {
         "verdict": ("Verdict", True),
         "matrix": ("Matrix", matrix),
@@ -155,9 +161,9 @@ def render_report(report: Report) -> str:
         report=report,
         protocol=protocol,
         made=format_date(report.made),
-        subtitle=_subtitle(report),
+        subtitle=" · ".join(subtitle),
         links=[(name, title) for name, (title, is_there) in places.items() if is_there],
-        **(_run_verdicts(report.runs) if protocol is None else _arm_verdicts(report, protocol)),
+        **(_run_parts(report.runs) if protocol is None else _protocol_parts(report, protocol)),
         matrix=matrix,
         charts=charts,
         drawn=describe_drawn(report),
@@ -168,7 +174,6 @@ def render_report(report: Report) -> str:
             for run in report.runs
             if len(run.summary.ranks) > 1
         ],
-        **(_protocol_tables(protocol) if protocol is not None else {}),
         tables=tables,
         data=embedded,
         figures=_script_json(to_plain(figures)),
@@ -199,21 +204,7 @@ def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, 
     return data
 
 
-def _subtitle(report: Report) -> str:
-    if report.protocol is not None:
-        started, seconds = report.protocol.started, report.protocol.seconds
-        environment = report.protocol.environment
-    elif report.runs:
-        first = report.runs[0].summary
-        started, seconds, environment = first.started, first.duration_seconds, first.environment
-    else:
-        return format_date(report.made)
-    machine = [environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
-    known = [value for value in machine if isinstance(value, str) and value]
-    return " · ".join([format_date(started), format_duration(seconds), *known])
-
-
-def _run_verdicts(runs: Sequence[ReportRun]) -> dict[str, Any]:
+def _run_parts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     """What bounds a run, why, and what to do; of several, a card each."""
     cards = []
     for run in runs:
@@ -232,8 +223,8 @@ def _run_verdicts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     return {"answer": {**cards[0], "evidence": evidence}, "tiles": tiles}
 
 
-def _arm_verdicts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
-    """A card for each arm, and what was done."""
+def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
+    """A card for each arm, what was done, the runs in the order of their numbers, ends of logs."""
     cards = []
     sources = {run.name: run.summary.stall_source for run in reversed(report.runs)}
     for arm in protocol.arms:
@@ -271,8 +262,35 @@ def _arm_verdicts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
     course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}." if protocol.arms else ""
     if course and protocol.losses and protocol.are_losses_equal is not False:
         course += f" {protocol.losses}"
-    progress = describe_progress(protocol)
-    return {"answer": None, "cards": cards, "progress": progress, "course": course}
+    runs: list[TableRow] = []
+    for arm in protocol.arms:
+        for run in arm.runs:
+            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
+            took = "–" if run.seconds is None else format_duration(run.seconds)
+            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
+            runs.append((run.folder, (arm.name, pair, state, took, run.page_cache or "–"), ""))
+
+    def number(row: TableRow) -> tuple[int, str]:
+        """Of ``runs/07-baseline``; a folder without a number comes first."""
+        digits = row[0].rpartition("/")[2].partition("-")[0]
+        return (int(digits) if digits.isdecimal() else -1), row[0]
+
+    return {
+        "answer": None,
+        "cards": cards,
+        "progress": describe_progress(protocol),
+        "course": course,
+        "commands": [(arm.name, [" ".join(arm.command)], "") for arm in protocol.arms],
+        "protocol_runs": sorted(runs, key=number),
+        "logs": [
+            (run.folder, run.log_tail) for arm in protocol.arms for run in arm.runs if run.log_tail
+        ],
+        "dedupe_rows": [
+            (name.replace("_", " "), [describe_value(value)], "")
+            for name, value in protocol.dedupe.items()
+            if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
+        ],
+    }
 
 
 def _matrix(report: Report) -> dict[str, Any] | None:
@@ -317,7 +335,7 @@ def _matrix(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _picture(cell: Cell, half: float) -> dict[str, Any] | None:
+def interval_picture(cell: Cell, half: float) -> dict[str, Any] | None:
     """An interval on a logarithmic scale, 104 wide: a bar for it, and a dot for the ratio."""
     if not (cell.ratio and cell.low and cell.high):
         return None
@@ -335,7 +353,6 @@ def _group(title: str, figures: Sequence[Row], runs: Sequence[ReportRun]) -> dic
     """Figures run by run, and why some are missing, one line for all that share the reason."""
     rows: list[TableRow] = []
     missing: dict[str, dict[str, None]] = {}
-    is_empty = True
     for row in figures:
         values = [format_row(run.summary, row) for run in runs]
         if any(value != "–" for value in values):
@@ -345,52 +362,38 @@ def _group(title: str, figures: Sequence[Row], runs: Sequence[ReportRun]) -> dic
                 if read_figure(run.summary, name) is None:
                     reason = missing_reason(run.summary, name)
                     missing.setdefault(reason, {})[row.label] = None
-                else:
-                    is_empty = False
-    is_all = is_empty and len(missing) == 1
+    is_all = not rows and len(missing) == 1
     reasons = [
         f"{'All' if is_all else ', '.join(labels)}: {reason}" for reason, labels in missing.items()
     ]
     return {"title": title, "rows": rows, "reasons": reasons}
 
 
-def _protocol_tables(protocol: ProtocolResult) -> dict[str, Any]:
-    """Its commands, its runs in the order of their numbers, and the ends of logs."""
-    runs: list[TableRow] = []
-    for arm in protocol.arms:
-        for run in arm.runs:
-            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
-            took = "–" if run.seconds is None else format_duration(run.seconds)
-            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
-            runs.append((run.folder, (arm.name, pair, state, took, run.page_cache or "–"), ""))
-
-    def number(row: TableRow) -> tuple[int, str]:
-        """Of ``runs/07-baseline``; a folder without a number comes first."""
-        digits = row[0].rpartition("/")[2].partition("-")[0]
-        return (int(digits) if digits.isdecimal() else -1), row[0]
-
-    return {
-        "commands": [(arm.name, [" ".join(arm.command)], "") for arm in protocol.arms],
-        "protocol_runs": sorted(runs, key=number),
-        "logs": [
-            (run.folder, run.log_tail) for arm in protocol.arms for run in arm.runs if run.log_tail
-        ],
-        "dedupe_rows": [
-            (name.replace("_", " "), [describe_value(value)], "")
-            for name, value in protocol.dedupe.items()
-            if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
-        ],
-    }
-
-
 def _tables(report: Report) -> list[dict[str, Any]]:
     """The course of the runs, their settings, and the environment."""
     summaries = [run.summary for run in report.runs]
+    courses = []
+    for one in summaries:
+        error = f": {one.error}" if one.error else ""
+        spans = (f"{name} {format_duration(value)}" for name, value in one.span_seconds.items())
+        course = {
+            "folder": one.run_dir,
+            "started": format_date(one.started),
+            "ended": f"{one.end_reason}{error}, after {format_duration(one.duration_seconds)}",
+            "ranks": str(one.world_size),
+            "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
+            f"{format_duration(one.measured_seconds)}; "
+            f"{count_words(one.warmup_steps, 'step')} of warm-up left out",
+            "spans taken out": " · ".join(spans) or "–",
+            "FLOPs": one.flops_convention or "–",
+            "notes": " ".join(f"{note}." for note in one.notes) or "–",
+        }
+        courses.append(course)
     environments = [one.environment for one in summaries]
     if report.protocol is not None and not any(environments):
         environments = [report.protocol.environment] if report.protocol.environment else []
     by_name: dict[str, Sequence[Mapping[str, Any]]] = {
-        "course": list(map(_course, summaries)),
+        "course": courses,
         "settings": [one.settings for one in summaries],
         "environment": environments,
     }
@@ -415,23 +418,6 @@ def _tables(report: Report) -> list[dict[str, Any]]:
     return tables
 
 
-def _course(summary: RunSummary) -> dict[str, str]:
-    error = f": {summary.error}" if summary.error else ""
-    spans = (f"{name} {format_duration(value)}" for name, value in summary.span_seconds.items())
-    return {
-        "folder": summary.run_dir,
-        "started": format_date(summary.started),
-        "ended": f"{summary.end_reason}{error}, after {format_duration(summary.duration_seconds)}",
-        "ranks": str(summary.world_size),
-        "measured": f"{count_words(summary.steps, 'step')}, "
-        f"{count_words(summary.fetches, 'fetch')} in {format_duration(summary.measured_seconds)}; "
-        f"{count_words(summary.warmup_steps, 'step')} of warm-up left out",
-        "spans taken out": " · ".join(spans) or "–",
-        "FLOPs": summary.flops_convention or "–",
-        "notes": " ".join(f"{note}." for note in summary.notes) or "–",
-    }
-
-
 def _load(name: str, purpose: str) -> Any:
     """A module of the extra."""
     try:
@@ -449,8 +435,9 @@ def _script_json(value: Any) -> str:
 
 
 @cache
-def _template() -> Any:
-    """The page, compiled, with what is the same for every report."""
+def _load_assets() -> tuple[Any, str]:
+    """The page, compiled, with what is the same for every report; and Plotly, packed."""
+    plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
     jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
@@ -469,15 +456,10 @@ def _template() -> Any:
         generator=GENERATOR,
         most_large=_MOST_LARGE,
         most_runs=MOST_RUNS,
-        picture=_picture,
+        interval_picture=interval_picture,
         rank_columns=RANK_COLUMNS,
         tones=_OUTCOME_TONES,
         zip=zip,
     )
-    return environment.get_template("report.html")
-
-
-@cache
-def _packed_plotly() -> str:
-    plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
-    return base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0))
+    return environment.get_template("report.html"), packed.decode()

@@ -27,9 +27,8 @@ _DRAWING_MILLISECONDS = 20_000
 def find_browser(which: Callable[[str], str | None] = shutil.which) -> str:
     """The command of a browser that can take pictures."""
     for name in BROWSERS:
-        found = which(name)
-        if found:
-            return found
+        if browser := which(name):
+            return browser
     raise MissingExtraError(
         f"a picture is taken by a browser, and none of {', '.join(BROWSERS)} is installed: "
         "apt install chromium, or open the report and take a screenshot"

@@ -161,7 +161,7 @@ def stacked_layout(
     run: Curves, times: Scale, time: Figure, upper: Figure, lower: Figure | None
 ) -> Figure:
     """Two axes above each other on one of time, or the upper one alone; phases are shaded."""
-    layout = {
+    layout: Figure = {
         "xaxis": {**time, "anchor": "y2" if lower else "y"},
         "yaxis": {**upper, "domain": [0.5 if lower else 0, 1]},
         "shapes": phase_shapes(run, times),

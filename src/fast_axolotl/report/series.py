@@ -94,7 +94,18 @@ def read_series(
         is_device = summary.stall_source == "device"
         series["steps"] = _steps(whole, offset, is_device, together)
         series["stall"] = _stall(whole, offset, is_device)
-        series["phases"] = _phases(blocks, offset)
+        # Stretches that are no steady training, neighbours of one phase as one.
+        phases: list[dict[str, Any]] = []
+        is_open = False
+        for block in blocks:
+            if block.phase == "steady":
+                is_open = False
+            elif _whole([block]):
+                if not is_open or phases[-1]["name"] != block.phase:
+                    phases.append({"name": block.phase, "begin": offset + _begin(block)})
+                phases[-1]["end"] = offset + block.t
+                is_open = True
+        series["phases"] = phases
         series["slow"] = _slow(whole, offset)
         # Boundaries of shards and epochs are thinned evenly where there are very many.
         series["marks"] = {}
@@ -105,7 +116,16 @@ def read_series(
                 mark = {"all": len(t), "every": every, "t": round_figures(t[::every], 7)}
                 series["marks"][name] = mark
         series["waits"] = _waits(blocks, is_device)
-        series["losses"] = _losses(record, most_points)
+        logs = record.find_losses()
+        losses = [finite(line.values["loss"]) for line in logs]
+        if kept := keep_extremes([losses], most_points):
+            wrong = [line.step for line, loss in zip(logs, losses, strict=True) if loss is None]
+            series["losses"] = {
+                "step": [logs[row].step for row in kept],
+                "loss": round_figures((losses[row] for row in kept), 7),
+                "not_finite": len(wrong),
+                "first_not_finite": wrong[0] if wrong else None,
+            }
         series["throughput"] = _throughput(record, zero)
     if system is not None:
         series |= _system_series(system, zero, most_points // 2)
@@ -238,21 +258,6 @@ def _throughput(record: RunRecord, zero: float) -> Columns:
     return columns
 
 
-def _phases(blocks: Sequence[StepBlock], offset: float) -> list[dict[str, Any]]:
-    """Stretches that are no steady training, neighbours of one phase as one."""
-    phases: list[dict[str, Any]] = []
-    is_open = False
-    for block in blocks:
-        if block.phase == "steady":
-            is_open = False
-        elif _whole([block]):
-            if not is_open or phases[-1]["name"] != block.phase:
-                phases.append({"name": block.phase, "begin": offset + _begin(block)})
-            phases[-1]["end"] = offset + block.t
-            is_open = True
-    return phases
-
-
 def _slow(blocks: Sequence[StepBlock], offset: float) -> Columns:
     """Outliers among the fetches: of every stretch of the run, the longest."""
     outliers = []
@@ -307,21 +312,6 @@ def _waits(blocks: Sequence[StepBlock], is_device: bool) -> Columns:
         "seconds": round_figures(middles),
         "fetch_share": round_figures(count / fetches for count, _ in shares),
         "wait_share": round_figures(wait / waited if waited else 0.0 for _, wait in shares),
-    }
-
-
-def _losses(record: RunRecord, most: int) -> Columns:
-    logs = record.find_losses()
-    values = [finite(line.values["loss"]) for line in logs]
-    kept = keep_extremes([values], most)
-    if not kept:
-        return {}
-    wrong = [line.step for line, value in zip(logs, values, strict=True) if value is None]
-    return {
-        "step": [logs[row].step for row in kept],
-        "loss": round_figures((values[row] for row in kept), 7),
-        "not_finite": len(wrong),
-        "first_not_finite": wrong[0] if wrong else None,
     }
 
 

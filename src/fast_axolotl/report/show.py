@@ -59,24 +59,15 @@ def show_summary(
 
     What is no terminal gets lines of the width.
     """
-    print_parts(_summary_parts(summary, record), width, file)
-
-
-def _summary_parts(summary: RunSummary, record: RunRecord | None) -> Iterator[RenderableType]:
     alarms = find_alarms(summary, record)
-    for alarm in alarms:
-        yield Text(alarm, style="bold red")
-    if alarms:
-        yield Text()
+    parts: list[RenderableType] = [Text(alarm, style="bold red") for alarm in alarms]
+    parts += [Text()] if alarms else []
     verdict = summary.verdict
-    yield _verdict_line(verdict)
+    parts.append(_verdict_line(verdict))
     if verdict.evidence:
-        yield _heading("Why")
-        yield from map(_bullet, verdict.evidence)
+        parts += [_heading("Why"), *map(_bullet, verdict.evidence)]
     if verdict.action:
-        yield _heading("Next")
-        yield _indented(Text(verdict.action))
-    yield _heading("The run")
+        parts += [_heading("Next"), _indented(Text(verdict.action))]
     ended = summary.end_reason + (f": {summary.error}" if summary.error else "")
     ranks = ""
     if summary.world_size > 1 and summary.deciding_rank is not None:
@@ -104,22 +95,22 @@ def _summary_parts(summary: RunSummary, record: RunRecord | None) -> Iterator[Re
     if summary.hwm_by_phase:
         tops = [f"{name} {format_bytes(value)}" for name, value in summary.hwm_by_phase.items()]
         course.append(("high-water marks", " · ".join(tops)))
-    yield _pairs([*course, *(("note", note) for note in summary.notes)])
+    course += [("note", note) for note in summary.notes]
+    parts += [_heading("The run"), _pairs(course)]
     for title, rows in GROUPS.items():
-        yield _heading(title)
-        yield from _group_parts(summary, rows)
+        parts += [_heading(title), *_group_parts(summary, rows)]
     if len(summary.ranks) > 1:
-        yield _heading("Ranks")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in RANK_COLUMNS:
             table.add_column(name, justify="right")
         for rank in summary.ranks:
             table.add_row(*rank_row(rank))
-        yield _indented(table)
+        parts += [_heading("Ranks"), _indented(table)]
     for title, values in (("Settings", summary.settings), ("Environment", summary.environment)):
         if values:
-            yield _heading(title)
-            yield _pairs([(name, describe_value(value)) for name, value in values.items()])
+            pairs = [(name, describe_value(value)) for name, value in values.items()]
+            parts += [_heading(title), _pairs(pairs)]
+    print_parts(parts, width, file)
 
 
 def _group_parts(summary: RunSummary, rows: Sequence[Row]) -> Iterator[RenderableType]:
