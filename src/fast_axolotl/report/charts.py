@@ -331,7 +331,7 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.place in columns]
     rows = plot.largest(run.series["throughput"][columns[run.place][0]] for run in shown)
     tokens = plot.largest(throughput.get("real_tokens_per_second", []) for throughput in counted)
-    lower = plot.axis("tokens/s", range=[0, tokens * 1.12], tickformat="~s") if tokens else None
+    lower = plot.axis("tokens/s", tickformat="~s", range=[0, tokens * 1.12]) if tokens else None
     label = f"{' or '.join(sorted({noun for _, noun in columns.values()}))} a second"
     chart = Chart(
         "throughput",
@@ -538,8 +538,7 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     times, axes = plot.time_axes(runs, "gpus")
     memory = plot.largest(run.series["gpus"]["memory_bytes"] for run in shown)
     scale = plot.choose_scale("bytes", memory)
-    upper = plot.axis("utilisation", range=[0, 1.03], tickformat=".0%")
-    lower = plot.axis("memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0])
+    ends = [0, 1.12 * memory * scale.by or 1.0]
     chart = Chart(
         "gpu",
         "GPU",
@@ -564,7 +563,12 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
             ),
             plot.area(x, used, "anon", "memory", alpha=0.16, **below),
         ]
-        layout = plot.stacked_layout(run, times, time, upper, lower)
+        layout = {
+            "xaxis": {**time, "anchor": "y2"},
+            "yaxis": plot.axis("utilisation", range=[0, 1.03], tickformat=".0%", domain=[0.5, 1]),
+            "yaxis2": plot.axis("memory", scale.unit, range=ends, domain=[0, 0.4]),
+            "shapes": plot.phase_shapes(run, times),
+        }
         parts = []
         if summary.gpu_utilization is not None:
             parts.append(f"A kernel ran for {format_share(summary.gpu_utilization)} of the time.")

@@ -239,8 +239,8 @@ def across(
 def words(text: str, role: str, x: float, y: float, **place: str) -> Figure:
     """A few words at a place of a figure."""
     font = {"color": colour(role), "size": 11}
-    place = {"xref": "x", "yref": "paper", "yanchor": "bottom", **place}
-    return {"text": text, "showarrow": False, "font": font, "x": x, "y": y, **place}
+    at = {"xref": "x", "x": x, "yref": "paper", "y": y, "yanchor": "bottom", **place}
+    return {"text": text, "showarrow": False, "font": font, **at}
 
 
 def phase_shapes(run: Curves, times: Scale) -> list[Figure]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -154,25 +154,29 @@ def _indented(what: RenderableType) -> Padding:
     return Padding(what, (0, 0, 0, 2), expand=False)
 
 
-def _grid(width: int, *, overflow: Any = "ellipsis") -> Table:
+def _grid(
+    rows: Sequence[tuple[str, str]],
+    width: int,
+    style: str,
+    *,
+    text_style: str = "",
+    overflow: OverflowMethod = "fold",
+) -> Table:
     """Labels of a width, and what stands beside them."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=width, no_wrap=True)
-    table.add_column(overflow=overflow)
-    return table
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(overflow=overflow)
+    for label, text in rows:
+        grid.add_row(Text(label, style=style), Text(text, style=text_style))
+    return grid
 
 
 def _bullet(line: str, mark: str = "•", style: str = "") -> Padding:
-    grid = _grid(1)
-    grid.add_row(Text(mark, style=style), Text(line, style=style))
-    return _indented(grid)
+    return _indented(_grid([(mark, line)], 1, style, text_style=style, overflow="ellipsis"))
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> Padding:
-    grid = _grid(_LABEL_WIDTH, overflow="fold")
-    for name, value in pairs:
-        grid.add_row(Text(name, style="cyan"), Text(value))
-    return _indented(grid)
+    return _indented(_grid(pairs, _LABEL_WIDTH, "cyan"))
 
 
 def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str]) -> None:
@@ -183,12 +187,7 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
         rows: list[tuple[str, str]], style: str, width: int = _SHORT_LABEL_WIDTH
     ) -> None:
         if rows:
-            grid = _grid(width, overflow="fold")
-            for label, text in rows:
-                grid.add_row(
-                    Text(label, style=style), Text(text, style="dim" if width == 1 else "")
-                )
-            console.print(grid)
+            console.print(_grid(rows, width, style, text_style="dim" if width == 1 else ""))
 
     for alarm in find_alarms(summary, record):
         console.print(Text(alarm, style="bold red"))

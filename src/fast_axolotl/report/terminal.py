@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -43,13 +43,10 @@ def print_parts(parts: Iterable[RenderableType], width: int, file: IO[str] | Non
     """Print to stdout, or a file: in colours on a terminal, else as plain text so wide."""
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
-        for part in parts:
-            console.print(part)
+        console.print(Group(*parts))
         return
     text = io.StringIO()
-    plain = Console(file=text, highlight=False, markup=False, width=width)
-    for part in parts:
-        plain.print(part)
+    Console(file=text, highlight=False, markup=False, width=width).print(Group(*parts))
     console.file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
@@ -119,7 +116,6 @@ def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int]
 @contextmanager
 def protocol_progress() -> Iterator[Update]:
     """How far a protocol is: a bar in a terminal, else one line for every run."""
-
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         printed = ("", -1)
