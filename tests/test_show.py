@@ -18,6 +18,7 @@ from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_json
 from fast_axolotl.report.figures import GROUPS
 from fast_axolotl.report.show import show_short_summary, show_summary
+from fast_axolotl.report.terminal import show_table
 from support.records import every, make_rank, make_run, make_system, write_run
 from support.reports import text_of
 
@@ -64,6 +65,11 @@ def test_markup_in_names_is_not_taken_for_style() -> None:
     text = text_of(show_summary, summary)
     assert "runs/[bold]x[/bold]" in text
     assert "[red]" in text
+
+
+def test_a_table_of_words_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(["reason"], [["pip install 'fast-axolotl[report]'"]])
+    assert "'fast-axolotl[report]'" in capsys.readouterr().out
 
 
 def test_json_holds_every_field_and_no_nan() -> None:

@@ -52,6 +52,7 @@ _MEMORY = (
     ("pss_bytes", "pss", "working set"),
     ("anon_bytes", "anon", "anonymous"),
 )
+_SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
 _UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COMMAND does."
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASE_WORDS = {"warmup": "warm-up", "replay": "cached batch"}
@@ -84,10 +85,12 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     times, axes = plot.time_axes(runs, "steps")
     # The scale ends above all steady steps, unless a handful of them dwarfs the rest.
     top = 0.0
+    longest: dict[int, list[float]] = {}
     for run in shown:
-        longest = _longest_steps(run)
-        pairs = zip(longest, run.series["steps"]["is_steady"], strict=True)
-        ordered = sorted([high for high, is_steady in pairs if is_steady] or longest, reverse=True)
+        steps = run.series["steps"]
+        highs = longest[run.place] = [value or 0.0 for value in steps.get("high", steps["mean"])]
+        pairs = zip(highs, steps["is_steady"], strict=True)
+        ordered = sorted([high for high, is_steady in pairs if is_steady] or highs, reverse=True)
         is_dwarfed = len(ordered) > 4 * _MOST_DWARFING and ordered[0] > 5 * ordered[_MOST_DWARFING]
         top = max(top, 1.5 * ordered[_MOST_DWARFING] if is_dwarfed else 1.08 * ordered[0])
     top = top or 1.0
@@ -116,7 +119,7 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
             chart.add(run.name, "No step was recorded, so there is nothing to draw.")
             continue
         steps, beyond = run.series["steps"], []
-        for row, high in enumerate(_longest_steps(run)):
+        for row, high in enumerate(longest[run.place]):
             if high > top:
                 number, first = steps.get("high_step", steps["step"])[row], steps["step"][row]
                 where = f"at step {number or 0:,}"
@@ -158,12 +161,6 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         text = _stall_text(run, beyond)
         chart.add(run.name, text, traces=traces, layout=layout, height=380, right=40)
     return chart
-
-
-def _longest_steps(run: Curves) -> list[float]:
-    """Of every point."""
-    steps = run.series["steps"]
-    return [value or 0.0 for value in steps.get("high", steps["mean"])]
 
 
 def _step_traces(
@@ -268,7 +265,7 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
     if all(len(run.summary.ranks) < 2 for run in runs):
         return None
     stalls = [[finite(rank.stall_fraction) for rank in run.summary.ranks] for run in runs]
-    top = plot.largest(stalls)
+    ends = [0, max(0.05, min(1.0, 1.12 * plot.largest(stalls)))]
     chart = Chart(
         "ranks",
         "Ranks",
@@ -295,9 +292,7 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
         last = max(rank.rank for rank in ranks)
         layout = {
             "xaxis": plot.axis("rank", range=[-0.7, last + 0.7], tickformat="d"),
-            "yaxis": plot.axis(
-                "stall", range=[0, max(0.05, min(1.0, 1.12 * top))], tickformat=".0%"
-            ),
+            "yaxis": plot.axis("stall", range=ends, tickformat=".0%"),
             "hovermode": "closest",
             "bargap": 0.25,
         }
@@ -464,7 +459,10 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
     # Calls that the page cache answers can be many times what any disk gives.
     asked = min(calls, _NEAR * max(device, capacity)) if capacity else calls
     top = 1.12 * max(device, capacity, asked) or 1e6
-    swap = max(map(_highest_swap, shown))
+    swapped = {
+        run.place: plot.largest(run.series["disk"].get(name, []) for name in _SWAP) for run in shown
+    }
+    swap = max(swapped.values())
     reads, swaps = plot.choose_scale("rate", top), plot.choose_scale("rate", swap)
     drawn = (
         ("read_chars_per_second", plot.line, "calls", "read calls", reads, "y"),
@@ -513,8 +511,7 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from the device{share}.")
         if summary.read_chars_per_second is not None:
             parts.append(f"{format_bytes(summary.read_chars_per_second)}/s asked for by reads.")
-        is_sampled = any(disk.get(f"swap_{way}_bytes_per_second") for way in ("in", "out"))
-        if is_sampled and not _highest_swap(run):
+        if any(disk.get(name) for name in _SWAP) and not swapped[run.place]:
             parts.append("The machine did not swap.")
         elif summary.swap_in_bytes_per_second is not None:
             parts.append(f"Swapped in {format_bytes(summary.swap_in_bytes_per_second)}/s.")
@@ -522,12 +519,6 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
         height = 320 if swap else 240
         chart.add(run.name, text, traces=traces, layout=layout, height=height)
     return chart
-
-
-def _highest_swap(run: Curves) -> float:
-    return plot.largest(
-        run.series["disk"].get(f"swap_{way}_bytes_per_second", []) for way in ("in", "out")
-    )
 
 
 def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -555,13 +546,11 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
             reason = summary.reasons.get("gpu_utilization", "no GPU was sampled")
             chart.add(run.name, f"Nothing to draw: {reason}.")
             continue
-        x, used = run.ref("gpus", "t", times.by), run.ref("gpus", "memory_bytes", scale.by)
-        below = {"yaxis": "y2", "unit": f" {scale.unit}"}
+        x, busy = run.ref("gpus", "t", times.by), run.ref("gpus", "utilization")
+        used, unit = run.ref("gpus", "memory_bytes", scale.by), f" {scale.unit}"
         traces = [
-            plot.area(
-                x, run.ref("gpus", "utilization"), "step", "utilisation", form=".0%", alpha=0.16
-            ),
-            plot.area(x, used, "anon", "memory", alpha=0.16, **below),
+            plot.area(x, busy, "step", "utilisation", form=".0%", alpha=0.16),
+            plot.area(x, used, "anon", "memory", alpha=0.16, yaxis="y2", unit=unit),
         ]
         layout = {
             "xaxis": {**time, "anchor": "y2"},
@@ -594,9 +583,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
     if not waits:
         return None
     seconds = [value for one in waits for value in one["seconds"]]
-    top = min(
-        1.0, 1.1 * max(plot.largest([one["fetch_share"], one["wait_share"]]) for one in waits)
-    )
+    highest = max(plot.largest([one["fetch_share"], one["wait_share"]]) for one in waits)
     ends = math.log10(min(seconds)) - 0.15, math.log10(max(seconds)) + 0.15
     if ends[1] - ends[0] < 2:
         middle = sum(ends) / 2
@@ -611,7 +598,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
             hoverformat=".2~s",
             unifiedhovertitle={"text": "%{x:.2~s}s"},
         ),
-        "yaxis": plot.axis("share", range=[0, top], tickformat=".0%"),
+        "yaxis": plot.axis("share", range=[0, min(1.0, 1.1 * highest)], tickformat=".0%"),
         "bargap": 0.1,
     }
     chart = Chart(
