@@ -349,14 +349,14 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
         if "real_tokens_per_second" in throughput and tokens:
             y = run.ref("throughput", "real_tokens_per_second")
             traces.append(plot.area(x, y, "pss", "tokens/s", yaxis="y2", **more))
-        # Not where the line of the demand would press the rows to the ground.
         demand = summary.demand_rows_per_second if noun == "rows" else None
-        is_drawn = demand is not None and 0 < demand < _MOST_DEMAND * rows
-        top = max(rows, demand) if demand is not None and is_drawn else rows
-        upper = plot.axis(f"{noun}/s", range=[0, top * 1.12 or 1.0], tickformat="~s")
+        # Not where its line would press the rows to the ground.
+        drawn = demand if demand is not None and 0 < demand < _MOST_DEMAND * rows else 0.0
+        ends = [0, max(rows, drawn) * 1.12 or 1.0]
+        upper = plot.axis(f"{noun}/s", range=ends, tickformat="~s")
         layout = plot.stacked_layout(run, times, time, upper, lower)
-        if demand is not None and is_drawn:
-            layout["shapes"].append(plot.across(demand, "muted", width=1.2, dash="dash"))
+        if drawn:
+            layout["shapes"].append(plot.across(drawn, "muted", width=1.2, dash="dash"))
             has_demand = True
         rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
         parts = []

@@ -58,7 +58,7 @@ def steps_together(
     counts = []
     for record, summary in runs:
         rank = summary.deciding_rank
-        blocks = [] if rank is None else _whole(record.ranks[rank].blocks)
+        blocks = [] if rank is None else filter(_is_whole, record.ranks[rank].blocks)
         counts.append(sum(block.steps for block in blocks if block.steps > 0))
     known = [count for count in counts if count]
     if known and max(known) <= _MOST_SPREAD * min(known):
@@ -89,7 +89,7 @@ def read_series(
             else block
             for block in rank.blocks
         ]
-        whole = _whole(blocks)
+        whole = list(filter(_is_whole, blocks))
         offset = rank.start.time - zero
         is_device = summary.stall_source == "device"
         series["steps"] = _steps(whole, offset, is_device, together)
@@ -100,7 +100,7 @@ def read_series(
         for block in blocks:
             if block.phase == "steady":
                 is_open = False
-            elif _whole([block]):
+            elif _is_whole(block):
                 if not is_open or phases[-1]["name"] != block.phase:
                     phases.append({"name": block.phase, "begin": offset + _begin(block)})
                 phases[-1]["end"] = offset + block.t
@@ -191,9 +191,9 @@ def _pieces(block: StepBlock, is_device: bool) -> Iterator[StepPoint]:
         )
 
 
-def _whole(blocks: Iterable[StepBlock]) -> list[StepBlock]:
-    """Those whose place in time and length are known."""
-    return [block for block in blocks if math.isfinite(block.t + block.wall_seconds)]
+def _is_whole(block: StepBlock) -> bool:
+    """Whether its place in time and its length are known."""
+    return math.isfinite(block.t + block.wall_seconds)
 
 
 def _begin(block: StepBlock) -> float:
@@ -228,8 +228,11 @@ def _stall(blocks: Sequence[StepBlock], offset: float, is_device: bool) -> Colum
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
     """Rows, samples and tokens a second: a rate for every rank that fetches, summed."""
-    ranks = [(rank.start.time - zero, _whole(rank.blocks)) for rank in record.ranks.values()]
-    ranks = [(offset, blocks) for offset, blocks in ranks if any(one.fetches for one in blocks)]
+    ranks = []
+    for rank in record.ranks.values():
+        blocks = list(filter(_is_whole, rank.blocks))
+        if any(block.fetches for block in blocks):
+            ranks.append((rank.start.time - zero, blocks))
     if not ranks:
         return {}
     begin = min(offset + _begin(block) for offset, blocks in ranks for block in blocks)
