@@ -53,20 +53,11 @@ def test_it_fits_into_a_narrow_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 60
 
 
-def row_of(cell: Cell) -> MatrixRow:
-    return MatrixRow(
-        name="rows_per_second",
-        label="reader",
-        unit="rows/s",
-        better="higher",
-        cells=(Cell(value=100.0), cell),
-    )
-
-
 def in_terminal(cell: Cell) -> str:
-    file = io.StringIO()
-    show_comparison(Matrix(arms=("a", "b"), rows=(row_of(cell),)), file=file)
-    [line] = [line for line in file.getvalue().splitlines() if "reader" in line]
+    names = {"name": "rows_per_second", "label": "reader", "unit": "rows/s", "better": "higher"}
+    row = MatrixRow(**names, cells=(Cell(value=100.0), cell))
+    lines = text_of(show_comparison, Matrix(arms=("a", "b"), rows=(row,))).splitlines()
+    [line] = [line for line in lines if "reader" in line]
     return line.split("│")[-2].strip()
 
 
@@ -97,7 +88,7 @@ def test_no_change_is_rounded_to_one_and_none_is_a_power_of_ten(
 ) -> None:
     ratio, low, high = numbers
     cell = Cell(value=1.0, ratio=ratio, low=low, high=high, outcome=outcome)
-    assert " ".join(describe_change(cell, row_of(cell).unit)) == page
+    assert " ".join(describe_change(cell, "rows/s")) == page
     assert in_terminal(cell) == terminal
 
 
@@ -157,9 +148,8 @@ def test_a_protocol_without_runs_counts_none(
 
 
 def lines_of(protocol: ProtocolResult) -> list[str]:
-    return [
-        line for line in text_of(show_protocol, protocol, width=400).splitlines() if "•" in line
-    ]
+    lines = text_of(show_protocol, protocol, width=400).splitlines()
+    return [line for line in lines if "•" in line]
 
 
 def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
@@ -167,9 +157,7 @@ def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
     line = "Not measured in streaming: swap in: nobody sampled the process tree."
     assert f"• {line}" in lines_of(protocol)
     assert f"- {line}\n" in protocol_markdown(protocol)
-    file = io.StringIO()
-    show_comparison(protocol.matrix, file=file)
-    assert f"• {line}\n" in file.getvalue()
+    assert f"• {line}\n" in text_of(show_comparison, protocol.matrix)
     assert f"- {line}\n" in comparison_markdown(protocol.matrix)
     assert "• Not measured: MFU: the peak of this device is not known." in lines_of(protocol)
 
@@ -186,9 +174,8 @@ def test_an_arm_without_any_figure_is_told_in_one_line() -> None:
 def test_alarms_come_before_every_figure() -> None:
     matrix = make_protocol().matrix
     alarm = "DIFFERENT losses <b>: 1.8 and 1.9."
-    file = io.StringIO()
-    show_comparison(matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)], file=file)
-    assert file.getvalue().startswith(f"{alarm}\nx < 1: FAILED\n")
+    text = text_of(show_comparison, matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)])
+    assert text.startswith(f"{alarm}\nx < 1: FAILED\n")
     text = comparison_markdown(matrix, alarms=[alarm])
     assert text.startswith("> **DIFFERENT losses &lt;b&gt;: 1.8 and 1.9.**\n\n|")
 

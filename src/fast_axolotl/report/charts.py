@@ -352,8 +352,7 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
         demand = summary.demand_rows_per_second if noun == "rows" else None
         # Not where its line would press the rows to the ground.
         drawn = demand if demand is not None and 0 < demand < _MOST_DEMAND * rows else 0.0
-        ends = [0, max(rows, drawn) * 1.12 or 1.0]
-        upper = plot.axis(f"{noun}/s", range=ends, tickformat="~s")
+        upper = plot.axis(f"{noun}/s", range=[0, max(rows, drawn) * 1.12 or 1.0], tickformat="~s")
         layout = plot.stacked_layout(run, times, time, upper, lower)
         if drawn:
             layout["shapes"].append(plot.across(drawn, "muted", width=1.2, dash="dash"))

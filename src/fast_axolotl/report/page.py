@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -210,8 +211,7 @@ def _run_parts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     for run in runs:
         verdict = run.summary.verdict
         tone, title = VERDICTS[verdict.kind].tone, verdict_title(verdict.kind, verdict.subtype)
-        texts = {"headline": verdict.headline, "action": verdict.action}
-        cards.append({"name": run.name, "tone": tone, "badges": [(tone, title)], **texts})
+        cards.append({**asdict(verdict), "name": run.name, "tone": tone, "badges": [(tone, title)]})
     if len(runs) != 1:
         return {"answer": None, "cards": cards}
     tiles = [
@@ -219,8 +219,7 @@ def _run_parts(runs: Sequence[ReportRun]) -> dict[str, Any]:
         for name, label in _TILES
         if (value := getattr(runs[0].summary, name)) is not None
     ]
-    evidence = runs[0].summary.verdict.evidence
-    return {"answer": {**cards[0], "evidence": evidence}, "tiles": tiles}
+    return {"answer": cards[0], "tiles": tiles}
 
 
 def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
