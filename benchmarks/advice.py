@@ -19,11 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.axolotl_inputs import chat_stream, conversation, stream_config
-from benchmarks.axolotl_model import write_config, write_model
+from benchmarks.axolotl_inputs import (
+    CHAT,
+    random_text,
+    stream_config,
+    write_config,
+    write_model,
+)
 from benchmarks.children import last_error, offline_environment
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Body, Table
+from benchmarks.result import Result, Table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.protocol.child import launch, with_own_programs
 from fast_axolotl.protocol.losses import compare_losses
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(parser, run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Follows the advice until there is none."""
     if options.steps < 250:
         raise UsageError(f"a verdict needs 250 steps, not {options.steps}")
@@ -56,7 +61,11 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
     chosen = random.Random(0)
     with (folder / "chat.jsonl").open("w", encoding="utf-8") as file:
         for _ in range(_ROWS):
-            file.write(json.dumps(conversation(chosen, _TURNS)) + "\n")
+            turns = [
+                {"role": role, "content": random_text(chosen, 1, 3)}
+                for role in ("user", "assistant") * _TURNS
+            ]
+            file.write(json.dumps({"messages": turns}) + "\n")
     rounds: list[dict[str, Any]] = []
     first_losses: tuple[float, ...] = ()
     settings: dict[str, Any] = {}
@@ -92,7 +101,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
         "is_cured": verdicts[0].startswith("data") and verdicts[-1].startswith("compute"),
         "seconds": time.monotonic() - begin,
     }
-    return Body(facts=facts, tables=(advice_table(facts),))
+    return Result(facts=facts, tables=(advice_table(facts),))
 
 
 def find_settings(action: str) -> dict[str, Any]:
@@ -108,7 +117,8 @@ def _train(
     config = stream_config(
         folder / "model", folder / "output", steps=steps, buffer_rows=_BUFFER_ROWS
     )
-    config |= {**chat_stream(folder / "chat.jsonl"), **settings}
+    source = {"path": "json", "data_files": str(folder / "chat.jsonl"), "split": "train", **CHAT}
+    config |= {"datasets": [source], "sequence_len": 512, "logging_steps": 10, **settings}
     path = write_config(config, folder / f"config-{number}.yml")
     environment = {
         **with_own_programs(offline_environment(folder, folder / "kernels")),

@@ -1,59 +1,132 @@
 """The real Axolotl as it is and accelerated, in one run: ``make bench-axolotl``.
 
-Reading order: ``axolotl_inputs`` makes data and configurations; ``axolotl_runs`` starts Axolotl's
-command line, through ``axolotl_driver``, which watches it, and says whether two runs gave the same;
-``axolotl_cases`` are the cases; ``axolotl_functions`` times single functions in a process of its
-own.
+A case begins with one run of each that is compared and not counted; every counted pair is compared
+as well. What is timed is the work: the process less its imports and less compilation, both of which
+stand apart in the result, as does the same run with no kernel compiled before.
+
+``axolotl_inputs`` makes data and configurations; ``axolotl_runs`` starts Axolotl's command line,
+through ``axolotl_driver``, which watches it, and says whether two runs gave the same;
+``axolotl_functions`` times single functions in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.axolotl_cases import (
+from benchmarks.axolotl_driver import COMPILING, IMPORTS, WATCHING
+from benchmarks.axolotl_functions import SUBJECTS
+from benchmarks.axolotl_inputs import (
+    DATASETS,
+    TRAIN_STEPS,
+    Config,
+    documents,
+    preprocess_config,
+    stream_config,
+    text_stream,
+    train_config,
+    write_config,
+    write_model,
+    write_rows,
+)
+from benchmarks.axolotl_runs import (
     ANSWERED,
     COLD,
-    PREPROCESS,
-    STREAMING,
-    TRAIN,
+    OURS,
+    STOCK,
     AxolotlSession,
-    preprocess_case,
-    ratio_goals,
-    streaming_case,
-    train_case,
+    Race,
+    Run,
+    batches_difference,
+    logged_losses,
+    losses_difference,
+    prepared_difference,
 )
-from benchmarks.axolotl_driver import COMPILING, IMPORTS
-from benchmarks.axolotl_functions import PROGRESS, SUBJECTS
-from benchmarks.axolotl_model import write_model
-from benchmarks.axolotl_runs import OURS, STOCK, Runner
-from benchmarks.children import RunError, last_error, offline_environment, run_child
+from benchmarks.children import RunError, offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import (
-    Body,
+    MEGABYTE,
     Case,
-    LeftOut,
+    Goal,
     Measurement,
+    Result,
     Table,
     Timing,
     case_tables,
-    show_ratio,
-    show_time,
+    format_ratio,
 )
+from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.record.units import format_seconds
 
-FUNCTIONS = "functions"
-FUNCTION = "functions: "
+_PREPROCESS_GOALS = (2.0, 3.0)
+"""What is asked for, and what is aimed at."""
+_LEAST: Mapping[str, Sequence[float]] = {
+    "preprocess-chat": _PREPROCESS_GOALS,
+    "preprocess-alpaca": _PREPROCESS_GOALS,
+    "preprocess-completion": _PREPROCESS_GOALS,
+    "preprocess-dpo": _PREPROCESS_GOALS,
+    "train": (4.0,),
+    "train-2-ranks": (4.0,),
+    "dedupe": (50.0,),
+    "save": (20.0,),
+    "pack_parallel": (30.0,),
+    "len(sampler)": (15.0,),
+    "process_datasets_for_packing": (25.0,),
+    "V2 collator": (6.0,),
+    "encode_streaming (without the tokenizer)": (10.0,),
+}
+"""Case or function to the least ratios of ours over stock's speed."""
+
+
+PREPROCESS = tuple(f"preprocess-{kind}" for kind in DATASETS)
+_PREPROCESS_COMMAND = ("axolotl.cli.main", "preprocess")
+"""As the console script runs it. It matters: workers that stock spawns import this main module, in
+a third of the time that ``axolotl.cli.preprocess`` takes."""
+_TRAIN_COMMAND = ("axolotl.cli.train",)
+"""What ``axolotl train`` has ``accelerate launch`` run."""
+TRAIN = {"train": 1, "train-2-ranks": 2}
+"""Case to its number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream:
+    document_bytes: int
+    steps: int
+    buffer_rows: int
+    """``streaming_multipack_buffer_size`` of both."""
+    share: float
+    """Of the asked-for size of the file."""
+    budget_bytes: int | None = None
+    """What ours may take for the first batch, beyond what it held before."""
+    buffer_bytes: int | None = None
+    """At which ours ends a buffer; ``None`` leaves that to the rows, as stock does."""
+
+
+STREAMING: Mapping[str, _Stream] = {
+    "streaming": _Stream(document_bytes=2000, steps=60, buffer_rows=100, share=1.0),
+    "streaming-1mb": _Stream(
+        document_bytes=MEGABYTE,
+        steps=20,
+        buffer_rows=64,
+        share=0.25,
+        budget_bytes=256 * 1024**2,
+        buffer_bytes=8 * 1024**2,
+    ),
+}
+"""The buffers are smaller than Axolotl's default of 10,000 rows, so that a short run meets some."""
+
+_FUNCTION = "functions: "
 """How the name of a case begins that is one function."""
-CASES = (*PREPROCESS, *TRAIN, FUNCTIONS, *STREAMING)
+CASES = (*PREPROCESS, *TRAIN, "functions", *STREAMING)
 """The names of all cases, in the order they run."""
 
 NOTES = (
@@ -83,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(parser, run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """The chosen cases."""
     chosen = check_names("case", options.cases, CASES)
     functions = check_names("function", options.functions, tuple(SUBJECTS))
@@ -95,12 +168,12 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
     environment = offline_environment(folder, cache)
     tell("compiling kernels")
     seconds = json.loads(run_child("fast_axolotl", "warmup", "--json", env=environment))["seconds"]
-    imported = seconds.pop("import of numba")
+    warm_up = {"import_seconds": seconds.pop("import of numba"), "compile_seconds": seconds}
     tell("making the model and its tokenizer")
     run_child("benchmarks.axolotl", "--model", str(model), env=environment)
     session = AxolotlSession(
-        runner=Runner(folder=folder, cache=cache),
         folder=folder,
+        cache=cache,
         model=model,
         rows=options.rows,
         repeats=options.repeats,
@@ -116,86 +189,285 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
             elif name in STREAMING:
                 cases.append(streaming_case(name, session, options.stream_mb))
             else:
-                cases += _function_cases(session, functions)
+                cases += function_cases(session, functions)
         except RunError as error:
             tell(f"{name}: {error}")
             cases.append(_failed(name, str(error).replace(f"{folder}/", "")))
-    warm_up = {"import_seconds": imported, "compile_seconds": seconds}
-    tables = tuple(axolotl_tables(cases))
-    return Body(cases=tuple(cases), facts={"warm_up": warm_up}, notes=NOTES, tables=tables)
+    tables = list(axolotl_tables(cases))
+    return Result(cases=cases, facts={"warm_up": warm_up}, notes=NOTES, tables=tables)
 
 
 def _failed(name: str, reason: str) -> Case:
-    return Case(name=name, text="failed", rows=0, left_out=(LeftOut(name=name, reason=reason),))
+    return Case(name=name, text="failed", rows=0, left_out={name: reason})
 
 
-def _function_cases(session: AxolotlSession, functions: Sequence[str]) -> Iterator[Case]:
-    """The functions, in one process of their own."""
-    folder = session.folder / FUNCTIONS
-    folder.mkdir()
-    settings = {
-        "rows": session.rows,
-        "repeats": session.repeats,
-        "model": str(session.model),
-        "folder": str(folder),
-        "result": str(folder / "result.json"),
-        "names": list(functions),
-    }
-    path, log = folder / "settings.json", folder / "log.txt"
-    path.write_text(json.dumps(settings))
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.axolotl_functions", str(path)],
-            env=offline_environment(folder, session.runner.cache),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(PROGRESS):
-                session.tell(f"functions: {line.removeprefix(PROGRESS).strip()}")
-    if process.returncode:
-        raise RunError(last_error(log.read_text(errors="replace")))
-    for found in json.loads((folder / "result.json").read_text()):
-        yield _function_case(found)
+def _with_goals(case: Case, *others: Goal) -> Case:
+    """The case with the ratios that are asked for, and other goals."""
+    name = case.name.removeprefix(_FUNCTION)
+    goals = [case.ratio_goal(OURS, STOCK, least) for least in _LEAST.get(name, ())]
+    aims = [replace(goal, text=f"{goal.text}, aimed at") for goal in goals[1:]]
+    return replace(case, goals=[*goals[:1], *aims, *others])
 
 
-def _function_case(found: dict[str, Any]) -> Case:
-    name = found["name"]
-    if "error" in found:
-        return _failed(FUNCTION + name, found["error"])
-    timings = tuple(
-        Timing(
-            name=arm,
-            rows=found["rows"],
-            seconds=tuple(found["seconds"][arm]),
-            reason=None if arm == STOCK else found["reason"],
-        )
-        for arm in (OURS, STOCK)
+def preprocess_case(name: str, session: AxolotlSession) -> Case:
+    """``axolotl preprocess`` of one kind of dataset."""
+    kind = name.removeprefix("preprocess-")
+    data = _data(kind, session)
+
+    def configure(_: str, folder: Path) -> Path:
+        config = preprocess_config(session.model, data, folder / "prepared", kind)
+        return write_config(config, folder / "config.yml")
+
+    def difference(stock: Run, ours: Run) -> str | None:
+        return prepared_difference(stock.folder / "prepared", ours.folder / "prepared")
+
+    race = Race(
+        name=name,
+        command=_PREPROCESS_COMMAND,
+        configure=configure,
+        difference=difference,
+        session=session,
     )
-    first_calls = [
-        Measurement(name=f"{arm}: first call", seconds=(taken,))
-        for arm, taken in found["first"].items()
-    ]
+    folder = race.check(keep=kind == "chat")
+    if kind == "chat":
+        session.prepared = preprocess_config(session.model, data, folder / "prepared")
+    race.count()
+    text = f"{session.rows:,} rows, a fifth of them repeated: time after imports"
+    return _as_case(race, text, "JSON lines → prepared", Run.work_seconds)
+
+
+def train_case(name: str, session: AxolotlSession) -> Case:
+    """``axolotl train`` on the chat dataset that stock prepared."""
+    ranks = TRAIN[name]
+    prepared = session.prepared or _prepare(session)
+    equal_steps: list[int] = []
+
+    def configure(_: str, folder: Path) -> Path:
+        config = train_config(prepared, folder / "output")
+        if ranks > 1:
+            # Axolotl gives every rank a device of its number, even without an accelerator; what is
+            # worked out from this overrules that.
+            config |= {"max_memory": {"cpu": "8GiB"}, "ddp_backend": "gloo"}
+        return write_config(config, folder / "config.yml")
+
+    def difference(stock: Run, ours: Run) -> str | None:
+        pairs = zip(logged_losses(stock), logged_losses(ours), strict=False)
+        equal_steps.append(sum(first == second for first, second in pairs))
+        return losses_difference(stock, ours)
+
+    race = Race(
+        name=name,
+        command=_TRAIN_COMMAND,
+        configure=configure,
+        difference=difference,
+        session=session,
+        ranks=ranks,
+    )
+    race.check()
+    race.count()
+    text = f"{session.rows:,} rows, {ranks} rank(s): from the loaded dataset to the first step"
+    seconds = partial(Run.work_seconds, since="loaded", until="first step", apart=(WATCHING,))
+    losses = Goal(
+        "logged losses and gradient norms equal to the last digit",
+        TRAIN_STEPS,
+        "steps",
+        min(equal_steps),
+        "the worst pair of runs",
+        at_least=True,
+    )
+    return _as_case(race, text, "dataset → step", seconds, losses)
+
+
+def _prepare(session: AxolotlSession) -> Config:
+    """The chat dataset, prepared by stock."""
+    session.tell("train: preparing the dataset")
+    data = _data("chat", session)
+
+    def configure(folder: Path) -> Path:
+        config = preprocess_config(session.model, data, folder / "prepared")
+        return write_config(config, folder / "config.yml")
+
+    run = session.run(STOCK, _PREPROCESS_COMMAND, configure)
+    session.prepared = preprocess_config(session.model, data, run.folder / "prepared")
+    return session.prepared
+
+
+def _data(kind: str, session: AxolotlSession) -> Path:
+    path = session.folder / f"{kind}.jsonl"
+    return path if path.exists() else write_rows(path, session.rows, kind)
+
+
+def _as_case(
+    race: Race, text: str, gives: str, seconds: Callable[[Run], float], *goals: Goal
+) -> Case:
+    rows = race.session.rows
+    case = Case(
+        name=race.name,
+        text=text,
+        rows=rows,
+        timings=race.timings(rows, gives, seconds),
+        rivals={STOCK: OURS},
+        measurements=(*race.phases(), race.cold(seconds)),
+    )
+    return _with_goals(case, *goals)
+
+
+# A pretraining run over a stream. Two inputs: documents of 2 kB, where everything is compared; and
+# documents of 1 MB, where Axolotl's buffer, which counts rows, holds whatever they weigh, and ours
+# is bounded by bytes. There the batches may differ, since the buffers end elsewhere: memory counts,
+# and no speed. A stall is the time that the loop waits for its next batch, over that time and the
+# steps'. The first batch stands apart: it fills the first buffer.
+
+_BEGIN, _FIRST, _END = "first batch asked for", "first step", "trained"
+
+
+def streaming_case(name: str, session: AxolotlSession, megabytes: int) -> Case:
+    """``axolotl train`` on a stream, stock and with our reader."""
+    stream = STREAMING[name]
+    data = session.folder / f"{name}.jsonl"
+    session.tell(f"{name}: writing the documents")
+    count = max(1, round(megabytes * MEGABYTE * stream.share) // stream.document_bytes)
+    with data.open("w", encoding="utf-8") as file:
+        for text in documents(count, stream.document_bytes):
+            file.write(f'{{"text": "{text}"}}\n')
+
+    def configure(arm: str, folder: Path) -> Path:
+        output, options = folder / "output", {"buffer_rows": stream.buffer_rows}
+        config = stream_config(session.model, output, steps=stream.steps, **options)
+        config |= text_stream(data, ours=arm == OURS)
+        if arm == OURS and stream.budget_bytes is not None:
+            config["fast_axolotl_memory_budget"] = stream.budget_bytes // 2
+            config["fast_axolotl_buffer_bytes"] = stream.buffer_bytes
+        return write_config(config, folder / "config.yml")
+
+    race = Race(
+        name=name,
+        command=_TRAIN_COMMAND,
+        configure=configure,
+        difference=batches_difference if stream.buffer_bytes is None else lambda *_: None,
+        session=session,
+        watch_memory=True,
+    )
+    race.check()
+    race.count()
+    measurements = []
+    for arm, runs in race.runs.items():
+        for number, run in enumerate(runs, start=1):
+            peak = peak_bytes(run)
+            values = {
+                "peak_pss_bytes": peak,
+                "for_the_first_batch_bytes": peak_above_bytes(run),
+                "first_batch_seconds": run.ledgers[0]["waits"][0],
+                "stall_share": stall_share(run),
+            }
+            text = f"{arm}, run {number}"
+            reason = None if peak is not None else "this system tells no PSS"
+            measurements.append(Measurement(name=text, values=values, reason=reason))
+    stock, ours = (_median(map(peak_bytes, race.runs[arm])) for arm in (STOCK, OURS))
+    share = None if stock is None or ours is None else ours / stock
+    goals = [Goal("peak PSS of the process tree, ours over stock's", 1.0, "×", share)]
+    if stream.budget_bytes is not None:
+        above = _median(map(peak_above_bytes, race.runs[OURS]))
+        text = "memory that ours takes for its first batch"
+        taken = None if above is None else above / MEGABYTE
+        goals.append(Goal(text, stream.budget_bytes / MEGABYTE, "MB", taken))
+    size = data.stat().st_size
+    data.unlink()
+    kilobytes = stream.document_bytes // 1000
+    has_speed = stream.buffer_bytes is None
+    return Case(
+        name=name,
+        text=f"{size / MEGABYTE:,.0f} MB, documents of {kilobytes:,} kB, {stream.steps} steps",
+        rows=stream.steps,
+        unit="steps",
+        timings=race.timings(stream.steps, "stream → steps", _training_seconds)
+        if has_speed
+        else (),
+        rivals={STOCK: OURS},
+        measurements=(*measurements, race.answered()),
+        goals=goals,
+    )
+
+
+def _training_seconds(run: Run) -> float:
+    return run.work_seconds(since=_BEGIN, until=_END, apart=(WATCHING,))
+
+
+def stall_share(run: Run) -> float:
+    """Of the time from the second batch on."""
+    first, *waits = run.ledgers[0]["waits"]
+    return sum(waits) / (_training_seconds(run) - first)
+
+
+def peak_bytes(run: Run) -> int | None:
+    """The most PSS of the process tree."""
+    return max((sample.pss_bytes for sample in run.memory), default=None)
+
+
+def peak_above_bytes(run: Run) -> int | None:
+    """The most anonymous PSS until the first batch is there, above that when it was asked for.
+
+    Afterwards the memory of the steps is in it, too, which is none of the data's.
+    """
+    begin, end = run.at(_BEGIN), run.at(_FIRST)
+    before = [sample.anonymous_bytes for sample in run.memory if sample.at <= begin]
+    during = [sample.anonymous_bytes for sample in run.memory if begin < sample.at <= end]
+    return max(during) - before[-1] if before and during else None
+
+
+def _median(values: Iterable[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def function_cases(session: AxolotlSession, functions: Sequence[str]) -> Iterator[Case]:
+    """The functions, in one process of their own."""
+    folder = session.folder / "functions"
+    folder.mkdir()
+    settings = (session.rows, session.repeats, session.model, folder)
+    command = [sys.executable, "-m", "benchmarks.axolotl_functions", *map(str, settings)]
+    environment = offline_environment(folder, session.cache)
+    try:
+        worker = Worker(command, folder / "log.txt", env=environment)
+    except WorkerError as error:
+        raise RunError(str(error)) from None
+    with worker:
+        for name in functions:
+            session.tell(f"functions: {name}")
+            try:
+                yield _function_case(name, worker.ask("measure", name=name))
+            except WorkerError as error:
+                yield _failed(_FUNCTION + name, str(error))
+
+
+def _function_case(name: str, found: Mapping[str, Any]) -> Case:
     reason = "; ".join(found["fallbacks"]) or None
     if not found["answered"]:
         reason = f"nothing replaced it{f': {reason}' if reason else ''}"
-    return Case(
-        name=FUNCTION + name,
+    case = Case(
+        name=_FUNCTION + name,
         text=found["text"],
         rows=found["rows"],
         unit=found["unit"],
-        timings=timings,
+        timings=[
+            Timing(
+                name=arm,
+                rows=found["rows"],
+                seconds=tuple(found["seconds"][arm]),
+                reason=None if arm == STOCK else found["reason"],
+            )
+            for arm in (OURS, STOCK)
+        ],
         rivals={STOCK: OURS},
-        measurements=(
-            *first_calls,
+        measurements=[
+            *(
+                Measurement(name=f"{arm}: first call", seconds=(taken,))
+                for arm, taken in found["first"].items()
+            ),
             Measurement(name=ANSWERED, values=found["answered"], reason=reason),
-        ),
-        goals=tuple(ratio_goals(name, timings)),
+        ],
     )
+    return _with_goals(case)
 
 
 def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
@@ -213,7 +485,7 @@ def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
             rows=wrong,
             notes=("a case whose results differ has no speed: its goals are not met",),
         )
-    functions = [case for case in cases if case.name.startswith(FUNCTION)]
+    functions = [case for case in cases if case.name.startswith(_FUNCTION)]
     for case in cases:
         if case not in functions:
             yield from _run_tables(case)
@@ -228,8 +500,8 @@ def _run_tables(case: Case) -> list[Table]:
     for item in case.measurements:
         arm, _, phase = item.name.partition(": ")
         if item.name == COLD:
-            compiling = show_time(item.values["compiling_seconds"] or 0.0)
-            whole = show_time(median(item.seconds))
+            compiling = format_seconds(item.values["compiling_seconds"] or 0.0)
+            whole = format_seconds(median(item.seconds))
             notes.append(f"{COLD}: {whole}, {compiling} of compiling, all threads")
         elif item.name == ANSWERED:
             calls = ", ".join(f"{name} ×{count}" for name, count in item.values.items() if count)
@@ -241,17 +513,17 @@ def _run_tables(case: Case) -> list[Table]:
             rest.append(item)
     tables = case_tables("axolotl", replace(case, measurements=()))
     name = f"{case.name}, run by run"
-    tables += case_tables("axolotl", replace(case, name=name, timings=(), measurements=tuple(rest)))
+    tables += case_tables("axolotl", replace(case, name=name, timings=(), measurements=rest))
     order = [name for name in _FIRST_PHASES if name in seconds]
     rows = []
     for phase in (*order, *(name for name in seconds if name not in order)):
         stock, ours = seconds[phase].get(STOCK), seconds[phase].get(OURS)
         if max(stock or 0.0, ours or 0.0) >= _LEAST_SHOWN_SECONDS:
-            times = ("–" if value is None else show_time(value) for value in (stock, ours))
-            rows.append((phase, *times, show_ratio(stock / ours if stock and ours else None)))
+            times = map(format_seconds, (stock, ours))
+            rows.append((phase, *times, format_ratio(stock / ours if stock and ours else None)))
     if rows:
         title = f"axolotl: {case.name}: where the time goes, medians"
-        tables.append(Table(title=title, header=("", STOCK, OURS, "ratio"), rows=tuple(rows)))
+        tables.append(Table(title=title, header=("", STOCK, OURS, "ratio"), rows=rows))
     if tables:
         tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *notes))
     return tables
@@ -265,19 +537,18 @@ def _function_table(cases: Sequence[Case]) -> Table:
             if timing is None:
                 cells.append("–")
                 continue
-            spread = f"{show_time(min(timing.seconds))} – {show_time(max(timing.seconds))}"
-            cells.append(f"{show_time(timing.median_seconds)} ({spread})")
+            cells.append(f"{format_seconds(timing.median_seconds)} ({timing.spread})")
         timing = case.timing(OURS)
         is_equal = "–" if timing is None else "yes" if timing.equal else "no"
-        name = case.name.removeprefix(FUNCTION)
-        ratio = show_ratio(case.ratio(OURS, STOCK))
+        name = case.name.removeprefix(_FUNCTION)
+        ratio = format_ratio(case.ratio(OURS, STOCK))
         rows.append((f"{name}: {case.rows:,} {case.unit}", *cells, ratio, is_equal))
         notes += [f"{name}: {item.reason}" for item in case.measurements if item.reason]
     return Table(
         title="axolotl: function by function, medians and spread",
         header=("", STOCK, OURS, "ratio", "equal"),
-        rows=tuple(rows),
-        notes=tuple(notes),
+        rows=rows,
+        notes=notes,
     )
 
 

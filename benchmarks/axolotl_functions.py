@@ -1,26 +1,24 @@
 """Function by function in one process: stock's against ours, equal answers first, then by turns.
 
-Run as ``python -m benchmarks.axolotl_functions SETTINGS.json``. Every function of Axolotl that is
-replaced has an input of the size it meets in practice: 20,000 tokenized rows of 365 tokens on
-average, a fifth of them repeated; ten times fewer documents, conversations and preferences. It is
-looked up in its module at every call, so that it is stock's or ours as ``install()`` and
-``uninstall()`` leave it. The answers of both are compared value by value and type by type, and so
-are the states of the random generators afterwards. The first call of each is timed apart: it
-compiles, imports and fills caches. Progress goes to stdout, the result to the file that the
-settings name.
+Run as ``python -m benchmarks.axolotl_functions ROWS REPEATS MODEL FOLDER`` and asked over its pipes
+to ``measure`` one function after the other. Every function of Axolotl that is replaced has an input
+of the size it meets in practice: 20,000 tokenized rows of 365 tokens on average, a fifth of them
+repeated; ten times fewer documents, conversations and preferences. It is looked up in its module at
+every call, so that it is stock's or ours as ``install()`` and ``uninstall()`` leave it. The answers
+of both are compared value by value and type by type, and so are the states of the random generators
+afterwards. The first call of each is timed apart: it compiles, imports and fills caches.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import logging
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,15 +30,18 @@ from typing import Any
 import pyarrow as pa
 
 import fast_axolotl
-from benchmarks.axolotl_inputs import PREFERENCE_LENGTH, documents, preference_rows
-from benchmarks.axolotl_model import PROCESSES, chat_rows
+from benchmarks.axolotl_inputs import (
+    PREFERENCE_LENGTH,
+    PROCESSES,
+    chat_rows,
+    documents,
+    preference_rows,
+)
 from benchmarks.axolotl_runs import OURS, STOCK, by_turns, prepared_difference
 from benchmarks.race import peer_module
 from benchmarks.workloads import draw_lengths, token_rows
-from fast_axolotl.cli.race import one_line
+from fast_axolotl.cli.race import serve, take_stdout
 
-PROGRESS = "progress: "
-"""How a line begins that is meant for people."""
 _LEAST_SECONDS = 0.2
 _MOST_PASSES = 20
 _ARMS: Mapping[str, Callable[[], bool]] = {
@@ -49,9 +50,9 @@ _ARMS: Mapping[str, Callable[[], bool]] = {
 }
 
 
-def main(path: str) -> None:
-    """Measures what the settings ask for."""
-    settings = json.loads(Path(path).read_text())
+def main(rows: str, repeats: str, model: str, folder: str) -> None:
+    """Answers until there are no more requests."""
+    answers = take_stdout()
     logging.disable(logging.WARNING)
     datasets = peer_module("datasets")
     datasets.disable_caching()
@@ -59,16 +60,12 @@ def main(path: str) -> None:
     # Workers that are spawned import the main module: let it be that of ``axolotl preprocess``.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("axolotl.cli.main")
     fast_axolotl.uninstall()
-    inputs = Inputs(settings["rows"], Path(settings["model"]), Path(settings["folder"]))
-    found = []
-    for name in settings["names"]:
-        print(f"{PROGRESS}{name}", flush=True)
-        try:
-            result = _measure(SUBJECTS[name](inputs), settings["repeats"])
-        except Exception as error:  # noqa: BLE001 - another Axolotl may fail in any way; it is told
-            result = {"error": one_line(error)}
-        found.append({"name": name, **result})
-        Path(settings["result"]).write_text(json.dumps(found))
+    inputs = Inputs(int(rows), Path(model), Path(folder))
+
+    def measure(request: dict[str, Any]) -> dict[str, Any]:
+        return _measure(SUBJECTS[request["name"]](inputs), int(repeats))
+
+    serve(answers, {}, {"measure": measure})
 
 
 def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
     before = _calls()
     for arm in (STOCK, OURS):
         _ARMS[arm]()
-        answers[arm], first[arm] = _call(subject)
+        answers[arm], first[arm] = _pass(subject, is_kept=True)
     reason = answer_difference(*answers.values())
     answered = {name: calls - before.get(name, 0) for name, calls in _calls().items()}
     fallbacks = [
@@ -88,7 +85,12 @@ def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {STOCK: [], OURS: []}
     for arm, _ in by_turns(repeats):
         _ARMS[arm]()
-        seconds[arm].append(_repeat(subject))
+        # Not before every pass: with all of Axolotl in the process it takes longer than most.
+        gc.collect()
+        passes = [_pass(subject)[1]]
+        while sum(passes) < _LEAST_SECONDS and len(passes) < _MOST_PASSES:
+            passes.append(_pass(subject)[1])
+        seconds[arm].append(median(passes))
     _ARMS[STOCK]()
     return {
         "text": subject.text,
@@ -102,53 +104,28 @@ def _measure(subject: Subject, repeats: int) -> dict[str, Any]:
     }
 
 
-def _call(subject: Subject) -> tuple[Any, float]:
-    """The answer with the states of the generators after it, and how long it took."""
-    _seed()
+def _pass(subject: Subject, *, is_kept: bool = False) -> tuple[Any, float]:
+    """How long a call took; the first ones are kept, with the generators' states after them."""
+    numpy, torch = peer_module("numpy"), peer_module("torch")
+    random.seed(7)
+    numpy.random.seed(7)
+    torch.manual_seed(7)
     given = subject.prepare()
     start = time.perf_counter()
     answer = subject.call(given)
     taken = time.perf_counter() - start
-    states = _states()
-    return {"answer": subject.look(given, answer), "generators": states}, taken
-
-
-def _pass(subject: Subject) -> float:
-    _seed()
-    given = subject.prepare()
-    start = time.perf_counter()
-    answer = subject.call(given)
-    taken = time.perf_counter() - start
-    del answer
+    if is_kept:
+        states = [
+            repr(random.getstate()),
+            repr([numpy.asarray(part).tolist() for part in numpy.random.get_state()]),
+            repr(torch.get_rng_state().tolist()),
+        ]
+        return {"answer": subject.look(given, answer), "generators": states}, taken
     if isinstance(given, Stopwatch):
         taken -= given.seconds
     if isinstance(given, Path):
         shutil.rmtree(given)
-    return taken
-
-
-def _repeat(subject: Subject) -> float:
-    # Not before every pass: with all of Axolotl in the process it takes longer than most of them.
-    gc.collect()
-    passes = [_pass(subject)]
-    while sum(passes) < _LEAST_SECONDS and len(passes) < _MOST_PASSES:
-        passes.append(_pass(subject))
-    return median(passes)
-
-
-def _seed() -> None:
-    random.seed(7)
-    peer_module("numpy").random.seed(7)
-    peer_module("torch").manual_seed(7)
-
-
-def _states() -> list[str]:
-    numpy, torch = peer_module("numpy"), peer_module("torch")
-    return [
-        repr(random.getstate()),
-        repr([numpy.asarray(part).tolist() for part in numpy.random.get_state()]),
-        repr(torch.get_rng_state().tolist()),
-    ]
+    return None, taken
 
 
 def _calls() -> dict[str, int]:
@@ -172,25 +149,24 @@ def answer_difference(stock: Any, ours: Any, place: str = "answer") -> str | Non
             (stock == ours).all()
         )
         return None if is_equal else f"{place}: other values, or {ours.dtype} of {ours.shape}"
+    parts: Iterable[str | None] = ()
     if isinstance(stock, Mapping):
         if list(stock) != list(ours):
             return f"{place}: {list(ours)} in place of {list(stock)}"
-        return _first(answer_difference(stock[key], ours[key], f"{place} {key}") for key in stock)
-    if isinstance(stock, list | tuple):
-        return _sequence_difference(stock, ours, place)
-    return None if stock == ours else f"{place}: {ours!r} in place of {stock!r}"[:200]
-
-
-def _sequence_difference(stock: Any, ours: Any, place: str) -> str | None:
-    if len(stock) != len(ours):
-        return f"{place}: {len(ours):,} items in place of {len(stock):,}"
-    kinds, found = ({type(item) for item in items} for items in (stock, ours))
-    if kinds != found:
-        return f"{place}: items of {found} in place of {kinds}"
-    if kinds <= {int, str, float, bool}:
-        return None if stock == ours else f"{place}: other values"
-    pairs = enumerate(zip(stock, ours, strict=True))
-    return _first(answer_difference(*pair, f"{place}[{index}]") for index, pair in pairs)
+        parts = (answer_difference(stock[key], ours[key], f"{place} {key}") for key in stock)
+    elif isinstance(stock, list | tuple):
+        if len(stock) != len(ours):
+            return f"{place}: {len(ours):,} items in place of {len(stock):,}"
+        kinds, found = ({type(item) for item in items} for items in (stock, ours))
+        if kinds != found:
+            return f"{place}: items of {found} in place of {kinds}"
+        if kinds <= {int, str, float, bool}:
+            return None if stock == ours else f"{place}: other values"
+        pairs = enumerate(zip(stock, ours, strict=True))
+        parts = (answer_difference(*pair, f"{place}[{index}]") for index, pair in pairs)
+    elif stock != ours:
+        return f"{place}: {ours!r} in place of {stock!r}"[:200]
+    return next((reason for reason in parts if reason is not None), None)
 
 
 def _dataset_difference(stock: Any, ours: Any, place: str) -> str | None:
@@ -201,10 +177,6 @@ def _dataset_difference(stock: Any, ours: Any, place: str) -> str | None:
     theirs, found = (data.with_format("arrow")[:] for data in (stock, ours))
     other = [name for name in theirs.column_names if not found[name].equals(theirs[name])]
     return f"{place}: other values in {', '.join(other)}" if other else None
-
-
-def _first(reasons: Any) -> str | None:
-    return next((reason for reason in reasons if reason is not None), None)
 
 
 # The functions and their inputs.
@@ -219,15 +191,7 @@ _MANY_TURNS = 20
 _ROWS = "lognormal, mean 365"
 
 
-def _itself(_: Any, answer: Any) -> Any:
-    return answer
-
-
-def _nothing() -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Subject:
     """A function and its input."""
 
@@ -236,9 +200,9 @@ class Subject:
     unit: str
     call: Callable[[Any], Any]
     """One pass, timed; takes what ``prepare`` gave."""
-    prepare: Callable[[], Any] = _nothing
+    prepare: Callable[[], Any] = lambda: None
     """What every pass needs anew: objects that a pass uses up, a folder to write to."""
-    look: Callable[[Any, Any], Any] = _itself
+    look: Callable[[Any, Any], Any] = lambda _, answer: answer
     """From what was prepared and the answer, what has to be equal."""
 
 
@@ -248,16 +212,16 @@ class Inputs:
     def __init__(self, rows: int, model: Path, folder: Path) -> None:
         self.rows = rows
         self.few = max(1, rows // 10)
-        self.folder = folder
+        self._folder = folder
         self._model = model
         self._numbers = count()
 
     def new_folder(self) -> Path:
-        return self.folder / f"saved-{next(self._numbers)}"
+        return self._folder / f"saved-{next(self._numbers)}"
 
-    @cached_property
-    def config(self) -> Any:
+    def config(self, **changes: Any) -> Any:
         """As ``axolotl preprocess`` has it."""
+        source = {"path": "json", "type": "pretrain", "text_column": "text"}
         return peer_module("axolotl.utils.dict").DictDefault(
             {
                 "dataset_num_proc": PROCESSES,
@@ -266,9 +230,8 @@ class Inputs:
                 "sample_packing": True,
                 "sequence_len": _LENGTH,
                 "train_on_inputs": False,
-                "pretraining_dataset": [
-                    {"path": "json", "type": "pretrain", "text_column": "text"}
-                ],
+                "pretraining_dataset": [source],
+                **changes,
             }
         )
 
@@ -279,33 +242,47 @@ class Inputs:
     @cached_property
     def dataset(self) -> Any:
         """Tokenized rows in a mapped file, as they come out of tokenisation."""
-        return self._mapped("rows", token_rows(self.rows))
+        table, path = token_rows(self.rows), self._folder / "rows.arrow"
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1000)
+        return peer_module("datasets").Dataset.from_file(str(path))
 
     @cached_property
     def packed(self) -> Any:
         """The same with the columns for packing."""
         with_columns = peer_module("axolotl.utils.trainer").process_datasets_for_packing
-        return with_columns(self.config, self.dataset, None)[0]
+        return with_columns(self.config(), self.dataset, None)[0]
 
     @cached_property
     def texts(self) -> list[str]:
         return list(documents(self.few, _DOCUMENT_BYTES))
 
-    def _mapped(self, name: str, table: pa.Table) -> Any:
-        path = self.folder / f"{name}.arrow"
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=1000)
-        return peer_module("datasets").Dataset.from_file(str(path))
+    @cached_property
+    def packs(self) -> list[list[int]]:
+        """Rows of the dataset that fill packs."""
+        packs: list[list[int]] = [[]]
+        room = _LENGTH
+        for index, length in enumerate(self.packed["length"]):
+            if length > room:
+                if len(packs) == _PACKS:
+                    break
+                packs.append([])
+                room = _LENGTH
+            packs[-1].append(index)
+            room -= length
+        return packs
+
+    @cached_property
+    def collator(self) -> Any:
+        return peer_module("axolotl.utils.collators").V2BatchSamplerDataCollatorForSeq2Seq(
+            self.tokenizer, padding=True, pad_to_multiple_of=_LENGTH, return_tensors="pt"
+        )
 
 
 def _dedupe(inputs: Inputs) -> Subject:
     module, dataset = peer_module("axolotl.utils.data.utils"), inputs.packed
-    return Subject(
-        text="_deduplicate_dataset",
-        rows=len(dataset),
-        unit="rows",
-        call=lambda _: module._deduplicate_dataset(dataset)[0],
-    )
+    call = lambda _: module._deduplicate_dataset(dataset)[0]  # noqa: E731
+    return Subject("_deduplicate_dataset", len(dataset), "rows", call)
 
 
 def _save(inputs: Inputs) -> Subject:
@@ -313,48 +290,40 @@ def _save(inputs: Inputs) -> Subject:
     module, dataset = peer_module("axolotl.utils.data.shared"), inputs.packed
 
     def save(folder: Path) -> Path:
-        config = inputs.config | {"dataset_prepared_path": str(folder)}
-        module.save_preprocessed_dataset(type(inputs.config)(config), dataset, "hash", "train")
+        config = inputs.config(dataset_prepared_path=str(folder))
+        module.save_preprocessed_dataset(config, dataset, "hash", "train")
         return folder
 
-    return Subject(
-        text="save_preprocessed_dataset",
-        rows=len(dataset),
-        unit="rows",
-        prepare=inputs.new_folder,
-        call=save,
-    )
+    return Subject("save_preprocessed_dataset", len(dataset), "rows", save, inputs.new_folder)
 
 
 def _long(inputs: Inputs) -> Subject:
     module, dataset = peer_module("axolotl.utils.data.utils"), inputs.dataset
+    length, config = _LENGTH // 4, inputs.config()
     return Subject(
-        text=f"handle_long_seq_in_dataset, {_LENGTH // 4} tokens",
-        rows=len(dataset),
-        unit="rows",
-        call=lambda _: module.handle_long_seq_in_dataset(dataset, _LENGTH // 4, inputs.config),
+        f"handle_long_seq_in_dataset, {length} tokens",
+        len(dataset),
+        "rows",
+        lambda _: module.handle_long_seq_in_dataset(dataset, length, config),
     )
 
 
 def _packing(inputs: Inputs) -> Subject:
     module, dataset = peer_module("axolotl.utils.trainer"), inputs.dataset
+    config = inputs.config()
     return Subject(
-        text="process_datasets_for_packing",
-        rows=len(dataset),
-        unit="rows",
-        call=lambda _: module.process_datasets_for_packing(inputs.config, dataset, None)[0],
+        "process_datasets_for_packing",
+        len(dataset),
+        "rows",
+        lambda _: module.process_datasets_for_packing(config, dataset, None)[0],
     )
 
 
 def _lengths(inputs: Inputs, *, is_packed: bool) -> Subject:
     module = peer_module("axolotl.utils.samplers.utils")
     dataset = inputs.packed if is_packed else inputs.dataset
-    return Subject(
-        text=f"get_dataset_lengths, {'with' if is_packed else 'without'} a length column",
-        rows=len(dataset),
-        unit="rows",
-        call=lambda _: module.get_dataset_lengths(dataset),
-    )
+    text = f"get_dataset_lengths, {'with' if is_packed else 'without'} a length column"
+    return Subject(text, len(dataset), "rows", lambda _: module.get_dataset_lengths(dataset))
 
 
 def _pack_parallel(inputs: Inputs) -> Subject:
@@ -362,10 +331,10 @@ def _pack_parallel(inputs: Inputs) -> Subject:
     lengths = draw_lengths(_ROWS, 5 * inputs.rows).astype("int32")
     options = {"bin_capacity": _LENGTH, "group_size": _GROUP_SIZE, "bin_size": _BIN_SIZE}
     return Subject(
-        text=f"pack_parallel, {PROCESSES} processes",
-        rows=len(lengths),
-        unit="lengths",
-        call=lambda _: module.pack_parallel(lengths, **options, num_processes=PROCESSES),
+        f"pack_parallel, {PROCESSES} processes",
+        len(lengths),
+        "lengths",
+        lambda _: module.pack_parallel(lengths, **options, num_processes=PROCESSES),
     )
 
 
@@ -385,76 +354,31 @@ def _sampler(inputs: Inputs) -> Subject:
         )
 
     return Subject(
-        text=f"len(MultipackBatchSampler), {PROCESSES} processes",
-        rows=len(lengths),
-        unit="lengths",
-        prepare=prepare,
-        call=len,
-        look=lambda sampler, answer: [answer, sampler.efficiency(), list(sampler)],
-    )
-
-
-def _packs(inputs: Inputs) -> list[list[int]]:
-    """Rows of the dataset that fill packs."""
-    lengths = inputs.packed["length"]
-    packs: list[list[int]] = [[]]
-    room = _LENGTH
-    for index, length in enumerate(lengths):
-        if length > room:
-            if len(packs) == _PACKS:
-                break
-            packs.append([])
-            room = _LENGTH
-        packs[-1].append(index)
-        room -= length
-    return packs
-
-
-def _collator(inputs: Inputs) -> Any:
-    return peer_module("axolotl.utils.collators").V2BatchSamplerDataCollatorForSeq2Seq(
-        inputs.tokenizer, padding=True, pad_to_multiple_of=_LENGTH, return_tensors="pt"
+        f"len(MultipackBatchSampler), {PROCESSES} processes",
+        len(lengths),
+        "lengths",
+        len,
+        prepare,
+        lambda sampler, answer: [answer, sampler.efficiency(), list(sampler)],
     )
 
 
 def _collate(inputs: Inputs) -> Subject:
-    dataset = inputs.packed.remove_columns("length")
-    packs = [[dataset[index] for index in pack] for pack in _packs(inputs)]
-    collator = _collator(inputs)
-    return Subject(
-        text=f"V2BatchSamplerDataCollatorForSeq2Seq, packs of {_LENGTH}, from lists",
-        rows=len(packs),
-        unit="packs",
-        call=lambda _: [collator([pack]) for pack in packs],
-    )
+    dataset, collator = inputs.packed.remove_columns("length"), inputs.collator
+    packs = [[dataset[index] for index in pack] for pack in inputs.packs]
+    text = f"V2BatchSamplerDataCollatorForSeq2Seq, packs of {_LENGTH}, from lists"
+    return Subject(text, len(packs), "packs", lambda _: [collator([pack]) for pack in packs])
 
 
 def _fetch(inputs: Inputs) -> Subject:
     module = peer_module("axolotl.monkeypatch.data.batch_dataset_fetcher")
-    dataset, packs = inputs.packed.remove_columns("length"), _packs(inputs)
-    collator = _collator(inputs)
+    dataset, packs = inputs.packed.remove_columns("length"), inputs.packs
     return Subject(
-        text=f"_MapDatasetFetcher.fetch with the V2 collator, packs of {_LENGTH}",
-        rows=len(packs),
-        unit="packs",
-        prepare=lambda: module._MapDatasetFetcher(dataset, True, collator, True),
-        call=lambda fetcher: [fetcher.fetch([pack]) for pack in packs],
-    )
-
-
-def _encode(inputs: Inputs, *, is_apart: bool = False) -> Subject:
-    module, texts, tokenizer = _streaming(), inputs.texts, inputs.tokenizer
-    length = _LENGTH // 2
-
-    def call(watch: Stopwatch | None) -> Any:
-        with watch or nullcontext():
-            return module.encode_streaming({"text": texts}, tokenizer, length)
-
-    return Subject(
-        text="encode_streaming" + (", without the tokenizer's own time" if is_apart else ""),
-        rows=len(texts),
-        unit="documents",
-        prepare=partial(Stopwatch, type(tokenizer)) if is_apart else _nothing,
-        call=call,
+        f"_MapDatasetFetcher.fetch with the V2 collator, packs of {_LENGTH}",
+        len(packs),
+        "packs",
+        lambda fetcher: [fetcher.fetch([pack]) for pack in packs],
+        lambda: module._MapDatasetFetcher(dataset, True, inputs.collator, True),
     )
 
 
@@ -479,24 +403,40 @@ class Stopwatch:
         self._owner.__call__ = self._stock
 
 
+def _encode(inputs: Inputs, *, is_apart: bool) -> Subject:
+    module = peer_module("axolotl.utils.data.streaming")
+    texts, tokenizer = inputs.texts, inputs.tokenizer
+
+    def call(watch: Stopwatch | None) -> Any:
+        with watch or nullcontext():
+            return module.encode_streaming({"text": texts}, tokenizer, _LENGTH // 2)
+
+    return Subject(
+        "encode_streaming" + (", without the tokenizer's own time" if is_apart else ""),
+        len(texts),
+        "documents",
+        call,
+        lambda: Stopwatch(type(tokenizer)) if is_apart else None,
+    )
+
+
 def _encode_packed(inputs: Inputs) -> Subject:
-    module, texts, tokenizer = _streaming(), inputs.texts, inputs.tokenizer
-    length = _LENGTH // 2
+    module = peer_module("axolotl.utils.data.streaming")
+    texts, tokenizer, length = inputs.texts, inputs.tokenizer, _LENGTH // 2
+    config = inputs.config(sequence_len=length, dataset_num_proc=None)
     wrap = partial(
         peer_module("axolotl.utils.data.wrappers").get_dataset_wrapper,
-        dataset_config=inputs.config.pretraining_dataset[0],
+        dataset_config=config.pretraining_dataset[0],
         tokenizer=tokenizer,
-        cfg=type(inputs.config)(inputs.config | {"sequence_len": length, "dataset_num_proc": None}),
+        cfg=config,
         dataset_base_type="pretrain",
     )
     collator = peer_module("axolotl.utils.collators").PretrainingBatchSamplerDataCollatorForSeq2Seq(
         tokenizer, return_tensors="pt", padding=True, pad_to_multiple_of=length, multipack_attn=True
     )
-    return Subject(
-        text="encode_packed_streaming",
-        rows=len(texts),
-        unit="documents",
-        call=lambda _: module.encode_packed_streaming(
+
+    def call(_: Any) -> Any:
+        return module.encode_packed_streaming(
             collator,
             wrap,
             {"text": texts},
@@ -504,48 +444,46 @@ def _encode_packed(inputs: Inputs) -> Subject:
             max_seq_length=length,
             batch_size=1,
             multipack_attn=True,
-        ),
-    )
+        )
 
-
-def _streaming() -> Any:
-    return peer_module("axolotl.utils.data.streaming")
+    return Subject("encode_packed_streaming", len(texts), "documents", call)
 
 
 def _chat(inputs: Inputs) -> Subject:
     module = peer_module("axolotl.prompt_strategies.chat_template")
     wrap = peer_module("axolotl.datasets").wrap_dataset_for_tokenized_prompt
-    dictionary = type(inputs.config)
     rows = list(islice(chat_rows(random.Random(0)), inputs.few))
     dataset = peer_module("datasets").Dataset.from_list(rows)
     source = {"type": "chat_template", "field_messages": "messages", "path": "json"}
-    settings = inputs.config | {"chat_template": "tokenizer_default", "datasets": [source]}
+    config = partial(inputs.config, chat_template="tokenizer_default", datasets=[source])
 
     def tokenize(_: Any) -> Any:
-        strategy = module.load(inputs.tokenizer, dictionary(settings), dictionary(source))
+        strategy = module.load(inputs.tokenizer, config(), config().datasets[0])
         return wrap(strategy, dataset, process_count=None)
 
-    return Subject(
-        text="ChatTemplateStrategy on conversations of 4 turns",
-        rows=len(rows),
-        unit="rows",
-        call=tokenize,
-    )
+    text = "ChatTemplateStrategy on conversations of 4 turns"
+    return Subject(text, len(rows), "rows", tokenize)
 
 
 def _diff(inputs: Inputs) -> Subject:
     module = peer_module("axolotl.prompt_strategies.chat_template")
     pairs = list(_renders(max(1, inputs.few // 100)))
     return Subject(
-        text=f"_diff_char_span, conversations of {_MANY_TURNS} turns",
-        rows=len(pairs),
-        unit="renders",
-        call=lambda _: [module.ChatTemplateStrategy._diff_char_span(*pair) for pair in pairs],
+        f"_diff_char_span, conversations of {_MANY_TURNS} turns",
+        len(pairs),
+        "renders",
+        lambda _: [module.ChatTemplateStrategy._diff_char_span(*pair) for pair in pairs],
     )
 
 
 def _renders(conversations: int) -> Iterator[tuple[str, str]]:
     """A conversation, and the same with one turn a placeholder, for every turn."""
+
+    def render(turns: list[str]) -> str:
+        roles = ("user", "assistant")
+        marked = (f"<|im_start|>{roles[n % 2]}\n{turn}<|im_end|>\n" for n, turn in enumerate(turns))
+        return "".join(marked)
+
     rows = chat_rows(random.Random(0))
     for _ in range(conversations):
         turns = [
@@ -553,13 +491,7 @@ def _renders(conversations: int) -> Iterator[tuple[str, str]]:
         ]
         for index in range(len(turns)):
             dummy = [*turns[:index], "[[dummy_message]]", *turns[index + 1 :]]
-            yield _render(turns), _render(dummy)
-
-
-def _render(turns: list[str]) -> str:
-    roles = ("user", "assistant")
-    marked = (f"<|im_start|>{roles[n % 2]}\n{turn}<|im_end|>\n" for n, turn in enumerate(turns))
-    return "".join(marked)
+            yield render(turns), render(dummy)
 
 
 def _preferences(inputs: Inputs) -> Subject:
@@ -577,9 +509,7 @@ def _preferences(inputs: Inputs) -> Subject:
         )
         return dataset.filter(is_short, load_from_cache_file=False)
 
-    return Subject(
-        text="filter by _drop_long_sequences, DPO", rows=len(rows), unit="rows", call=keep
-    )
+    return Subject("filter by _drop_long_sequences, DPO", len(rows), "rows", keep)
 
 
 SUBJECTS: Mapping[str, Callable[[Inputs], Subject]] = {
@@ -593,7 +523,7 @@ SUBJECTS: Mapping[str, Callable[[Inputs], Subject]] = {
     "get_dataset_lengths": partial(_lengths, is_packed=False),
     "V2 collator": _collate,
     "fetch and collate": _fetch,
-    "encode_streaming": _encode,
+    "encode_streaming": partial(_encode, is_apart=False),
     "encode_streaming (without the tokenizer)": partial(_encode, is_apart=True),
     "encode_packed_streaming": _encode_packed,
     "chat template": _chat,

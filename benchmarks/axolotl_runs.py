@@ -15,27 +15,96 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
+import psutil
 import pyarrow as pa
 
 from benchmarks.axolotl_driver import COMPILING, IMPORTS
 from benchmarks.axolotl_driver import __file__ as _DRIVER
-from benchmarks.children import RunError, TreeMemory, TreeSample, last_error, offline_environment
+from benchmarks.axolotl_inputs import Config
+from benchmarks.children import RunError, last_error, offline_environment
+from benchmarks.command import Tell
+from benchmarks.result import Measurement, Timing
+from fast_axolotl.system import PROC
 
 STOCK = "Axolotl"
 OURS = "fast-axolotl"
+ANSWERED = "calls that fast-axolotl answered"
+"""The measurement that counts them, by replacement."""
+COLD = "fast-axolotl, no kernel compiled before"
+"""The measurement of a run that had to compile."""
 
 _TIMEOUT_SECONDS = 3600
+_TREE_SECONDS = 0.1
 _MOST_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSample:
+    """A process and its descendants at one moment."""
+
+    at: float
+    """Seconds since the epoch."""
+    pss_bytes: int
+    anonymous_bytes: int
+
+
+class TreeMemory:
+    """``with TreeMemory(pid) as memory:`` and then ``memory.samples``; none without ``/proc``.
+
+    The figure is PSS: a page that several processes share counts for each as its share, so the sum
+    over the tree counts it once. Anonymous PSS leaves mapped files out, which belong to the page
+    cache. It is sampled, so a short peak can be missed.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.samples: list[TreeSample] = []
+
+    def __enter__(self) -> TreeMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def take(self) -> TreeSample | None:
+        """The tree now; ``None`` where nothing of it can be read."""
+        tree = [self._pid]
+        with suppress(psutil.Error):
+            tree += [child.pid for child in psutil.Process(self._pid).children(recursive=True)]
+        total = anonymous = 0
+        for pid in tree:
+            try:
+                lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            fields = {line.split(":")[0]: line.split() for line in lines if line.startswith("Pss")}
+            if "Pss" in fields:
+                total += int(fields["Pss"][1]) * 1024
+                anonymous += int(fields.get("Pss_Anon", fields["Pss"])[1]) * 1024
+        return TreeSample(time.time(), total, anonymous) if total else None
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TREE_SECONDS):
+            sample = self.take()
+            if sample is not None:
+                self.samples.append(sample)
 
 
 class Ledgered(TypedDict):
@@ -61,8 +130,6 @@ class Ledgered(TypedDict):
 class Run:
     """What one run of Axolotl left behind."""
 
-    arm: str
-    """``STOCK`` or ``OURS``."""
     folder: Path
     wall_seconds: float
     """From the start of the process to its end."""
@@ -70,26 +137,20 @@ class Run:
     """What ``axolotl_driver`` wrote, one for each rank."""
     memory: Sequence[TreeSample] = ()
 
-    def seconds(self, name: str, since: str | None = None, until: str = "end") -> float:
-        """Under one name, between two marks, of the slowest rank."""
-        return max(
-            ledger["marks"][until].get(name, 0.0) - _before(ledger, since).get(name, 0.0)
-            for ledger in self.ledgers
-        )
-
     def work_seconds(
         self, since: str | None = None, until: str = "end", apart: Sequence[str] = ()
     ) -> float:
         """Between two marks, of the slowest rank, less imports, compilation and ``apart``."""
-        names = (IMPORTS, COMPILING, *apart)
-        return max(
-            sum(
-                value - _before(ledger, since).get(name, 0.0)
-                for name, value in ledger["marks"][until].items()
-                if name not in names
+
+        def work(marks: Mapping[str, Mapping[str, float]]) -> float:
+            before = marks[since] if since else {}
+            return sum(
+                value - before.get(name, 0.0)
+                for name, value in marks[until].items()
+                if name not in (IMPORTS, COMPILING, *apart)
             )
-            for ledger in self.ledgers
-        )
+
+        return max(work(ledger["marks"]) for ledger in self.ledgers)
 
     def at(self, mark: str) -> float:
         """When the first rank met a mark, in seconds since the epoch."""
@@ -102,18 +163,19 @@ class Run:
         return dict(self.ledgers[0]["marks"]["end"])
 
 
-def _before(ledger: Ledgered, mark: str | None) -> Mapping[str, float]:
-    empty: Mapping[str, float] = {}
-    return empty if mark is None else ledger["marks"][mark]
-
-
 @dataclass(slots=True, kw_only=True)
-class Runner:
-    """Starts Axolotl, each time in a new folder."""
+class AxolotlSession:
+    """What the cases share; starts Axolotl, each time in a new folder."""
 
     folder: Path
     cache: Path
     """Of compiled kernels."""
+    model: Path
+    rows: int
+    repeats: int
+    tell: Tell
+    prepared: Config | None = None
+    """A configuration whose chat dataset stock has prepared."""
     _count: int = field(default=0, init=False)
 
     def run(
@@ -140,45 +202,37 @@ class Runner:
         line = [sys.executable, *line]
         if arm == OURS:
             line = [sys.executable, "-m", "fast_axolotl", "run", "--", *line]
+        log = folder / "log.txt"
         start = time.perf_counter()
-        memory = _execute(line, environment, folder, watch_memory)
+        with ExitStack() as stack:
+            process = subprocess.Popen(
+                line,
+                env=environment,
+                cwd=folder,
+                stdout=stack.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            memory = TreeMemory(process.pid)
+            if watch_memory:
+                stack.enter_context(memory)
+            try:
+                code = process.wait(_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
         wall = time.perf_counter() - start
+        if code:
+            raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
         texts = [path.read_text() for path in sorted(folder.glob("ledger-*.json"))]
         if len(texts) != ranks:
             raise RunError(f"{arm}: {len(texts)} of {ranks} processes told of their time")
         return Run(
-            arm=arm,
             folder=folder,
             wall_seconds=wall,
             ledgers=[json.loads(text) for text in texts],
-            memory=memory,
+            memory=memory.samples,
         )
-
-
-def _execute(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, watch_memory: bool
-) -> Sequence[TreeSample]:
-    log = folder / "log.txt"
-    with ExitStack() as stack:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=folder,
-            stdout=stack.enter_context(log.open("w")),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        stack.callback(_end, process)
-        memory = TreeMemory(process.pid)
-        if watch_memory:
-            stack.enter_context(memory)
-        try:
-            code = process.wait(_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
-    if code:
-        raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
-    return memory.samples
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -197,6 +251,115 @@ def by_turns(repeats: int) -> list[tuple[str, int]]:
     return turns
 
 
+@dataclass(slots=True, kw_only=True)
+class Race:
+    """The runs of one case."""
+
+    name: str
+    command: Sequence[str]
+    """Module and first arguments; the configuration is the last."""
+    configure: Callable[[str, Path], Path]
+    """Writes the configuration of an arm into a folder."""
+    difference: Callable[[Run, Run], str | None]
+    session: AxolotlSession
+    ranks: int = 1
+    watch_memory: bool = False
+    runs: dict[str, list[Run]] = field(default_factory=lambda: {STOCK: [], OURS: []})
+    reason: str | None = None
+    """How ours differs from stock, of the first pair that does."""
+
+    def run(self, arm: str, cache: Path | None = None) -> Run:
+        return self.session.run(
+            arm,
+            self.command,
+            partial(self.configure, arm),
+            ranks=self.ranks,
+            watch_memory=self.watch_memory,
+            cache=cache,
+        )
+
+    def check(self, *, keep: bool = False) -> Path:
+        """One run of each, compared, not counted; the folder of stock's, if it is to be kept."""
+        self.session.tell(f"{self.name}: checking that the results are equal")
+        stock, ours = self.run(STOCK), self.run(OURS)
+        self.reason = self.difference(stock, ours)
+        if self.reason is not None:
+            self.session.tell(f"{self.name}: DIFFERENT RESULTS: {self.reason}")
+        shutil.rmtree(ours.folder)
+        if not keep:
+            shutil.rmtree(stock.folder)
+        return stock.folder
+
+    def count(self) -> None:
+        """The repeats, by turns."""
+        pair: dict[str, Run] = {}
+        for arm, repeat in by_turns(self.session.repeats):
+            self.session.tell(f"{self.name}: repeat {repeat + 1}, {arm}")
+            pair[arm] = self.run(arm)
+            self.runs[arm].append(pair[arm])
+            if len(pair) == 2:
+                self.reason = self.reason or self.difference(pair[STOCK], pair[OURS])
+                for run in pair.values():
+                    shutil.rmtree(run.folder)
+                pair = {}
+
+    def timings(self, rows: int, gives: str, seconds: Callable[[Run], float]) -> tuple[Timing, ...]:
+        """Ours, which is compared, and stock."""
+        return tuple(
+            Timing(
+                name=arm,
+                output=gives,
+                rows=rows,
+                seconds=tuple(seconds(run) for run in self.runs[arm]),
+                reason=None if arm == STOCK else self.reason,
+            )
+            for arm in (OURS, STOCK)
+        )
+
+    def phases(self) -> list[Measurement]:
+        """Where the time went: every name of the ledgers, and the whole."""
+        found = []
+        for arm, runs in self.runs.items():
+            whole = {"whole process": [run.wall_seconds for run in runs]}
+            names = dict.fromkeys(name for run in runs for name in run.phases)
+            parts = {name: [run.phases.get(name, 0.0) for run in runs] for name in names}
+            found += [
+                Measurement(name=f"{arm}: {name}", seconds=tuple(values))
+                for name, values in {**whole, **parts}.items()
+            ]
+        return [*found, self.answered()]
+
+    def cold(self, seconds: Callable[[Run], float]) -> Measurement:
+        """Ours once more with an empty cache of kernels: what the first run of all pays."""
+        self.session.tell(f"{self.name}: once with no kernel compiled before")
+        run = self.run(OURS, cache=self.session.folder / f"cold-{self.name}")
+        shutil.rmtree(run.folder)
+        compiling = max(ledger["marks"]["end"].get(COMPILING, 0.0) for ledger in run.ledgers)
+        return Measurement(
+            name=COLD,
+            seconds=(seconds(run) + compiling,),
+            values={"compiling_seconds": max(ledger["compiling"] for ledger in run.ledgers)},
+        )
+
+    def answered(self) -> Measurement:
+        """Which of Axolotl's functions ours answered for, and which calls it left to them."""
+        patches = [item for run in self.runs[OURS][:1] for item in run.ledgers[0]["patches"]]
+        calls: dict[str, float | int | bool | None] = {}
+        for item in patches:
+            calls[item["name"]] = int(calls.get(item["name"]) or 0) + item["calls"]
+        left = [
+            f"{item['name']} ×{count}: {reason}"
+            for item in patches
+            for reason, count in item["fallbacks"]
+        ]
+        left += [f"{item['name']}: {item['reason']}" for item in patches if item["reason"]]
+        return Measurement(
+            name=ANSWERED,
+            values=calls,
+            reason=f"left to Axolotl: {'; '.join(left)}" if left else None,
+        )
+
+
 def prepared_difference(stock: Path, ours: Path) -> str | None:
     """How the dataset that ours prepared differs from stock's; ``None`` where they are equal."""
     theirs, found = _files(stock), _files(ours)
@@ -205,10 +368,11 @@ def prepared_difference(stock: Path, ours: Path) -> str | None:
     if theirs != found:
         return f"files {sorted(found)} in place of {sorted(theirs)}"[:_MOST_CHARACTERS]
     for name in sorted(theirs):
-        reason = _file_difference(stock / name, ours / name)
+        compare = table_difference if name.endswith(".arrow") else _json_difference
+        reason = compare(*(_read(folder / name) for folder in (stock, ours)))
         if reason is not None:
             return f"{Path(name).name}: {reason}"[:_MOST_CHARACTERS]
-    return _loaded_difference(stock, ours)
+    return None
 
 
 def _files(folder: Path) -> set[str]:
@@ -217,45 +381,28 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in paths}
 
 
-def _file_difference(stock: Path, ours: Path) -> str | None:
-    if stock.suffix == ".arrow":
-        return _table_difference(*map(_read_table, (stock, ours)))
-    theirs, found = json.loads(stock.read_text()), json.loads(ours.read_text())
-    for content in (theirs, found):
-        content.pop("_fingerprint", None)
-    if theirs == found:
-        return None
-    keys = sorted(key for key in {*theirs, *found} if theirs.get(key) != found.get(key))
-    return f"{', '.join(keys)}: {found.get(keys[0])} in place of {theirs.get(keys[0])}"
-
-
-def _read_table(path: Path) -> pa.Table:
+def _read(path: Path) -> Any:
+    if path.suffix == ".json":
+        return {**json.loads(path.read_text()), "_fingerprint": None}
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
 
 
-def _table_difference(stock: pa.Table, ours: pa.Table) -> str | None:
+def _json_difference(stock: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    keys = sorted(key for key in {*stock, *ours} if stock.get(key) != ours.get(key))
+    if not keys:
+        return None
+    return f"{', '.join(keys)}: {ours.get(keys[0])} in place of {stock.get(keys[0])}"
+
+
+def table_difference(stock: pa.Table, ours: pa.Table) -> str | None:
+    """By schema, with its metadata, number of rows, and values."""
     if not ours.schema.equals(stock.schema, check_metadata=True):
         return f"schema {ours.schema} in place of {stock.schema}"
     if ours.num_rows != stock.num_rows:
         return f"{ours.num_rows:,} rows in place of {stock.num_rows:,}"
     other = [name for name in stock.column_names if not ours[name].equals(stock[name])]
     return f"other values in {', '.join(other)}" if other else None
-
-
-def _loaded_difference(stock: Path, ours: Path) -> str | None:
-    """As Axolotl loads it for training."""
-    from datasets import load_from_disk
-
-    for state in stock.rglob("state.json"):
-        folder = state.parent
-        theirs = load_from_disk(str(folder))
-        found = load_from_disk(str(ours / folder.relative_to(stock)))
-        if (found.features, found.split) != (theirs.features, theirs.split):
-            return f"loaded: {found.features} in place of {theirs.features}"[:_MOST_CHARACTERS]
-        if len(found) != len(theirs):
-            return f"loaded: {len(found):,} rows in place of {len(theirs):,}"
-    return None
 
 
 def logged_losses(run: Run) -> list[tuple[str, str]]:

@@ -12,19 +12,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import Body, Result, Table, require_new, result_tables
+from benchmarks.result import Result, require_new, result_tables
 from fast_axolotl import __version__
 from fast_axolotl.errors import FastAxolotlError, UsageError
 from fast_axolotl.system import describe
 
 Tell = Callable[[str], None]
-Run = Callable[[argparse.Namespace, Path, Tell], Body]
+Run = Callable[[argparse.Namespace, Path, Tell], Result]
 
+_OURS = ("numpy", "numba", "pyarrow")
 _PEERS = ("datasets", "polars", "duckdb", "torch", "transformers", "accelerate", "axolotl")
 
 
@@ -57,45 +60,39 @@ def check_names(what: str, chosen: Sequence[str], known: Sequence[str]) -> list[
 
 def execute(
     parser: argparse.ArgumentParser, run: Run, arguments: Sequence[str] | None = None
-) -> Result:
+) -> None:
     """Runs a race, saves and prints its result; a mistake of the caller is one line."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     try:
         if options.output is not None:
             require_new(options.output)
         machine = describe_machine()
         with scratch_folder(options.work_dir) as folder:
-            body = run(options, folder, _tell)
+            result = run(options, folder, partial(print, file=sys.stderr, flush=True))
     except FastAxolotlError as error:
         parser.error(str(error))
-    machine["versions"] |= body.versions
-    result = Result(
+    machine["versions"] |= result.versions
+    result = replace(
+        result,
         title=options.title,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=_command(parser, options),
         machine=machine,
-        body=body,
     )
     if options.output is not None:
         result.save(options.output)
     if options.json:
         print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
-        return result
+        return
     for table in result_tables(result):
-        _show(table)
-    return result
-
-
-def _show(table: Table) -> None:
-    try:
-        from fast_axolotl.report.terminal import show_matrix
-    except ImportError:
-        # A machine that has a GPU and torch, and nothing of ours installed.
-        lines = (" | ".join(cells) for cells in (table.header, *table.rows))
-        print("\n".join((table.title, *lines, *table.notes)))
-    else:
-        show_matrix(table.title, table.header, table.rows, table.notes)
+        try:
+            from fast_axolotl.report.terminal import show_matrix
+        except ImportError:
+            # A machine that has a GPU and torch, and nothing of ours installed.
+            lines = (" | ".join(cells) for cells in (table.header, *table.rows))
+            print("\n".join((table.title, *lines, *table.notes)))
+        else:
+            show_matrix(table.title, table.header, table.rows, table.notes)
 
 
 def describe_machine() -> dict[str, Any]:
@@ -106,14 +103,13 @@ def describe_machine() -> dict[str, Any]:
     except OSError:
         load = None
     versions = {"fast-axolotl": __version__}
-    for name in ("numpy", "numba", "pyarrow", *_PEERS):
+    for name in (*_OURS, *_PEERS):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    keys = ("cpu", "cores", "memory_bytes", "system")
     return {
-        **{key: found.get(key) for key in keys},
+        **{key: found.get(key) for key in ("cpu", "cores", "memory_bytes", "system")},
         "python": platform.python_version(),
         "versions": versions,
         "load_average": load,
@@ -142,7 +138,3 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> st
         text = ",".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
         parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     return " ".join(parts)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,20 +15,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.children import RunError, run_child
+from benchmarks.children import RunError, run_child, warm_up
 from benchmarks.operations import (
     LISTS,
     OURS,
     PLAIN,
     earlier_remote,
     run_operation,
-    size_goals,
     size_name,
+    with_goals,
 )
 from benchmarks.race import AXOLOTL, Contest, Entry, Remote, Session, peer_module, run_contest
-from benchmarks.result import Case, Goal, Measurement, fastest_goal, most_goal
+from benchmarks.result import Case, Goal, Measurement
 from benchmarks.workloads import repeated_texts, short_texts, token_rows, write_lines
 from fast_axolotl.cli.contenders import hash_rows
+from fast_axolotl.cli.resident_peak import ResidentPeak
 from fast_axolotl.dedupe import deduplicate_indices, unique_rows
 
 _TOKENS_SHARE = 5
@@ -64,12 +66,11 @@ def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """The four kinds of input, each at every size that suits it."""
     for size in sorted({min(_MOST_TOKEN_ROWS, max(1, size // _TOKENS_SHARE)) for size in sizes}):
         case = run_contest(_tokens_contest(size, session), session)
-        goals = size_goals(((OURS, AXOLOTL, 50.0, None),), size, case.timings)
-        yield replace(case, goals=tuple(goals))
+        yield with_goals(case, ((OURS, AXOLOTL, 50.0, None),))
     for size in sizes:
         case = run_contest(_text_contest(size), session)
         name = "the faster of Polars and DuckDB in order"
-        goal = fastest_goal(OURS, (POLARS, DUCKDB), 1.0, case.timings, name)
+        goal = case.fastest_goal(OURS, (POLARS, DUCKDB), 1.0, name)
         yield replace(case, goals=(goal,) if size == _LEVEL_SIZE else ())
     for size in sizes:
         yield run_contest(_list_contest(size, session), session)
@@ -89,20 +90,26 @@ def _tokens_contest(size: int, session: Session) -> Contest:
             writer.write_table(table.slice(0, few))
         return path
 
+    def plain(rows: pa.Table) -> list[int]:
+        """The loop of Axolotl over an Arrow table: every row as a dict, as text, as a hash."""
+        first: dict[str, int] = {}
+        batches = rows.to_batches(max_chunksize=1000)
+        for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            first.setdefault(sha256(str(row).encode()).hexdigest(), index)
+        return list(first.values())
+
     return Contest(
         name=f"tokens-{size_name(size)}",
         text=f"{size:,} tokenized rows, mean 365 tokens, a fifth repeated",
         rows=size,
-        entries=(
-            entry(name=OURS, rows=size, prepare=lambda: lambda: unique_rows(table)),
+        ours=entry(name=OURS, rows=size, prepare=lambda: lambda: unique_rows(table)),
+        others=(
             entry(
                 name=PLAIN,
                 rows=few,
-                prepare=lambda: partial(_plain_rows, table.slice(0, few)),
+                prepare=lambda: partial(plain, table.slice(0, few)),
                 rival=OURS,
             ),
-        ),
-        remotes=(
             Remote(
                 name=AXOLOTL,
                 gives="Dataset → Dataset",
@@ -115,21 +122,6 @@ def _tokens_contest(size: int, session: Session) -> Contest:
         ),
         first=lambda count: unique_rows(table.slice(0, count)),
     )
-
-
-def _plain_rows(table: Any) -> list[int]:
-    """The loop of Axolotl over an Arrow table: every row as a dict, as text, as a hash."""
-    seen: set[str] = set()
-    indices: list[int] = []
-    index = 0
-    for batch in table.to_batches(max_chunksize=1000):
-        for row in batch.to_pylist():
-            digest = sha256(str(row).encode()).hexdigest()
-            if digest not in seen:
-                seen.add(digest)
-                indices.append(index)
-            index += 1
-    return indices
 
 
 def _text_contest(size: int) -> Contest:
@@ -163,8 +155,8 @@ def _text_contest(size: int) -> Contest:
         name=f"text-{size_name(size)}",
         text=f"a column of {size:,} texts, each of which comes twice",
         rows=size,
-        entries=(
-            entry(name=OURS, prepare=lambda: lambda: table.take(unique_rows(table)), rival=None),
+        ours=entry(name=OURS, prepare=lambda: lambda: table.take(unique_rows(table)), rival=None),
+        others=(
             entry(
                 name="pyarrow unique",
                 prepare=lambda: lambda: table["text"].unique(),
@@ -216,11 +208,9 @@ def _list_contest(size: int, session: Session) -> Contest:
         name=f"list-{size_name(size)}",
         text=f"a list of {size:,} texts, each of which comes twice, to indices and hashes",
         rows=size,
-        entries=(
-            entry(name=LISTS, prepare=lambda: lambda: deduplicate_indices(texts)),
+        ours=entry(name=LISTS, prepare=lambda: lambda: deduplicate_indices(texts)),
+        others=(
             entry(name=PLAIN, prepare=lambda: plain, rival=LISTS),
-        ),
-        remotes=(
             earlier_remote(
                 session,
                 "deduplicate_indices",
@@ -246,12 +236,24 @@ def _files_case(size: int, session: Session) -> Case:
         for label, budget in _BUDGETS.items()
     ]
     source.unlink()
+    roomy = measurements[0]
+    goals = []
+    if size >= _LEAST_STATE_ROWS:
+        state = roomy.values.get("state_bytes_per_row")
+        text = "set of rows seen, per kept row"
+        goals.append(Goal(text, _MOST_STATE_BYTES, "bytes", state, roomy.reason))
+    if size == _LARGE_ROWS:
+        peak, spilled = roomy.values.get("peak_bytes"), roomy.values.get("spilled_bytes")
+        megabytes = None if peak is None else peak / 1e6
+        text = f"memory, {roomy.name}"
+        goals.append(Goal(text, _MOST_PEAK_MEGABYTES, "MB", megabytes, roomy.reason))
+        goals.append(Goal(f"spilled, {roomy.name}", 0.0, "MB", spilled, roomy.reason))
     return Case(
         name=name,
         text=f"a Parquet file of {size:,} short rows, one in a hundred repeated",
         rows=size,
-        measurements=tuple(measurements),
-        goals=tuple(_file_goals(size, measurements[0])),
+        measurements=measurements,
+        goals=goals,
     )
 
 
@@ -264,9 +266,9 @@ def _measure_files(
     for repeat in range(min(session.repeats, _MOST_FILE_REPEATS)):
         session.tell(f"{source.stem}, {name}: run {repeat + 1}")
         target = session.folder / f"unique-{budget}.parquet"
-        arguments = ("files", str(source), str(target), str(budget))
+        arguments = ("--child", str(source), str(target), str(budget))
         try:
-            runs.append(json.loads(run_child("benchmarks.children", *arguments)))
+            runs.append(json.loads(run_child("benchmarks.dedupe", *arguments)))
         except RunError as error:
             return Measurement(name=name, reason=str(error))
         is_equal = is_equal and pq.read_table(target).equals(expected)
@@ -288,19 +290,19 @@ def _measure_files(
     )
 
 
-def _file_goals(size: int, run: Measurement) -> list[Goal]:
-    values, goals = run.values, []
-    if size >= _LEAST_STATE_ROWS:
-        text, state = "set of rows seen, per kept row", values.get("state_bytes_per_row")
-        goals.append(most_goal(text, _MOST_STATE_BYTES, "bytes", state, run.reason))
-    if size == _LARGE_ROWS:
-        peak, spilled = values.get("peak_bytes"), values.get("spilled_bytes")
-        megabytes = None if peak is None else peak / 1e6
-        text = f"memory, {run.name}"
-        goals.append(most_goal(text, _MOST_PEAK_MEGABYTES, "MB", megabytes, run.reason))
-        goals.append(most_goal(f"spilled, {run.name}", 0.0, "MB", spilled, run.reason))
-    return goals
+def child(source: str, target: str, budget: str) -> None:
+    """Dedupes a file in this fresh process, and prints what that cost."""
+    from fast_axolotl.dedupe.files import dedupe_files
+
+    warm_up(("rowhash.", "digests."))
+    with ResidentPeak() as memory:
+        summary = dedupe_files(source, target, memory_budget=int(budget))
+    measured = {"peak_bytes": memory.above_start_bytes, "reason": memory.reason}
+    print(json.dumps({**asdict(summary), **measured}))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main()

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.axolotl_model import (
+from benchmarks.axolotl_inputs import (
     preprocess_config,
     train_config,
     write_config,

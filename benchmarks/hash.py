@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,8 @@ from benchmarks.operations import (
     Target,
     earlier_remote,
     run_operation,
-    size_goals,
     size_name,
+    with_goals,
 )
 from benchmarks.race import EARLIER, Contest, Entry, Session, run_contest
 from benchmarks.result import Case
@@ -69,12 +68,10 @@ def _run(
         name=f"{kind}-{size_name(size)}",
         text=f"{size:,} {text}",
         rows=size,
-        entries=(
-            entry(name=LISTS, prepare=lambda: lambda: parallel_hash_rows(rows)),
+        ours=entry(name=LISTS, prepare=lambda: lambda: parallel_hash_rows(rows)),
+        others=(
             entry(name=ARROW, gives="Arrow → Arrow", prepare=from_column, columns=hex_column),
             entry(name=HASHLIB, prepare=lambda: lambda: hash_rows(rows), rival=LISTS),
-        ),
-        remotes=(
             earlier_remote(
                 session,
                 "parallel_hash_rows",
@@ -84,8 +81,7 @@ def _run(
             ),
         ),
     )
-    case = run_contest(contest, session)
-    return replace(case, goals=tuple(size_goals(TARGETS[kind], size, case.timings)))
+    return with_goals(run_contest(contest, session), TARGETS[kind])
 
 
 if __name__ == "__main__":

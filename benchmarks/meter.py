@@ -26,7 +26,7 @@ from typing import Any, Literal
 from benchmarks.children import offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.meter_scenarios import SCENARIOS, run_scenario
-from benchmarks.result import Body, Table
+from benchmarks.result import Result, Table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import measure
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(parser, run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """The cells of some hosts, and scenarios; all of both where none is named."""
     if options.fetches < 300:
         raise UsageError(f"a verdict needs 300 fetches, not {options.fetches}")
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
         found.append(run_scenario(name, folder / f"scenario-{name}"))
     left_out = [f"{host}: {_NEEDS[host]} is not installed" for host in missing]
     facts = {"tolerance": TOLERANCE, "cells": cells, "scenarios": found, "left_out": left_out}
-    return Body(facts=facts, tables=tuple(meter_tables(cells, found, left_out)))
+    return Result(facts=facts, tables=tuple(meter_tables(cells, found, left_out)))
 
 
 def meter_tables(

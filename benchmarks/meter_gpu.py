@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Body, Table
+from benchmarks.result import Result, Table
 from fast_axolotl.errors import MissingExtraError
 
 _STEP_SECONDS = 0.064
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(race_parser("meter-gpu", __doc__), run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Both parts on the first GPU."""
     try:
         import torch
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
         trainers.append({"loader": name, "expected": _RIGHT[name], **found})
     gpu = torch.cuda.get_device_name(0)
     facts = {"gpu": gpu, "tolerance": _TOLERANCE, "loops": loops, "trainers": trainers}
-    return Body(facts=facts, tables=(_loop_table(gpu, loops), _trainer_table(trainers)))
+    return Result(facts=facts, tables=(_loop_table(gpu, loops), _trainer_table(trainers)))
 
 
 def _loop_table(gpu: str, loops: Sequence[Mapping[str, Any]]) -> Table:

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,36 +37,46 @@ _SECONDS = 180
 _BLOCK = 1 << 20
 _FETCHES = 260
 
-SCENARIOS: Mapping[str, str] = {
-    "compute": "compute",
-    "tokenise": "data/rate",
-    "tokenise-thread": "inconclusive/contradiction",
-    "disk": "io",
-    "swap": "swap",
-    "refused": "killed",
-    "slow-loader-rank": "data/rate",
-    "slow-compute-rank": "communication/skew",
-}
-"""What each is made to be."""
-
 
 def run_scenario(name: str, folder: Path) -> dict[str, Any]:
     """Runs one and compares the verdict."""
     folder.mkdir(parents=True)
-    expected = SCENARIOS[name]
+    expected = SCENARIOS[name][0]
     found: dict[str, Any] = {"name": name, "expected": expected, "verdict": None}
+    command = [sys.executable, "-m", "benchmarks.meter_scenarios", name, str(folder)]
+    if name.endswith("-rank"):
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    elif name == "refused":
+        measured = ["-m", "fast_axolotl", "run", "--measure", "--output", str(folder / "run")]
+        command = [sys.executable, *measured, "--", *command]
     with ExitStack() as stack:
         try:
-            join = _PLACES.get(name, _no_place)(stack, folder)
+            group = _limit(name, folder, stack)
         except OSError as error:
             note = f"left out: {error.strerror}: {error.filename}"
             return {**found, "right": None, "note": note}
-        code = _run(_command(name, folder), folder, join)
+
+        def join() -> None:
+            if group is not None:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+            preexec_fn=join,
+            env={**offline_environment(folder, folder), "OMP_NUM_THREADS": "1"},
+        )
+    if done.returncode and not (folder / "run").exists():
+        raise RuntimeError(done.stderr.strip().splitlines()[-1:])
     summary = summarise(read_run(folder / "run"))
     verdict = summary.verdict
     told = "/".join(filter(None, (verdict.kind, verdict.subtype)))
     if expected == "killed":
-        right = code == -signal.SIGKILL and not summary.is_finished
+        right = done.returncode == -signal.SIGKILL and not summary.is_finished
         told = f"{told}, {summary.end_reason}"
     else:
         right = told in (expected, f"{expected}/near")
@@ -86,89 +96,32 @@ def run_scenario(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _command(name: str, folder: Path) -> list[str]:
-    child = ["-m", "benchmarks.meter_scenarios", name, str(folder)]
-    if name.endswith("-rank"):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        return [sys.executable, *launcher, *child]
-    if name == "refused":
-        measured = ["-m", "fast_axolotl", "run", "--measure", "--output", str(folder / "run")]
-        return [sys.executable, *measured, "--", sys.executable, *child]
-    return [sys.executable, *child]
-
-
-def _run(command: Sequence[str], folder: Path, join: Callable[[], None]) -> int:
-    done = subprocess.run(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-        preexec_fn=join,
-        env={**offline_environment(folder, folder), "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode and not (folder / "run").exists():
-        raise RuntimeError(done.stderr.strip().splitlines()[-1:])
-    return done.returncode
-
-
-def _no_place(stack: ExitStack, folder: Path) -> Callable[[], None]:
-    return lambda: None
-
-
-def _short_memory(stack: ExitStack, folder: Path) -> Callable[[], None]:
-    values = {"memory.limit_in_bytes": _MEMORY_BYTES, "memory.swappiness": 100}
-    return stack.enter_context(_control_group("memory", values))
-
-
-def _swapping_memory(stack: ExitStack, folder: Path) -> Callable[[], None]:
-    stack.enter_context(_swap_file(folder / "swap"))
-    return _short_memory(stack, folder)
-
-
-def _slow_disk(stack: ExitStack, folder: Path) -> Callable[[], None]:
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    limit = {"blkio.throttle.read_bps_device": f"{number} {_DISK_BYTES_PER_SECOND}"}
-    return stack.enter_context(_control_group("blkio", limit))
-
-
-_PLACES: Mapping[str, Callable[[ExitStack, Path], Callable[[], None]]] = {
-    "disk": _slow_disk,
-    "swap": _swapping_memory,
-    "refused": _short_memory,
-}
-
-
-@contextmanager
-def _control_group(controller: str, values: Mapping[str, object]) -> Iterator[Callable[[], None]]:
-    """A new control group; the callable moves the process that calls it there."""
+def _limit(name: str, folder: Path, stack: ExitStack) -> Path | None:
+    """The control group that a scenario runs in, made now and removed with the stack."""
+    if name == "disk":
+        device = folder.stat().st_dev
+        limit = f"{os.major(device)}:{os.minor(device)} {_DISK_BYTES_PER_SECOND}"
+        values: dict[str, object] = {"blkio.throttle.read_bps_device": limit}
+        controller = "blkio"
+    elif name in ("swap", "refused"):
+        values = {"memory.limit_in_bytes": _MEMORY_BYTES, "memory.swappiness": 100}
+        controller = "memory"
+    else:
+        return None
+    if name == "swap":
+        path = folder / "swap"
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _SWAP_BYTES)
+        path.chmod(0o600)
+        _call("mkswap", str(path))
+        _call("swapon", str(path))
+        stack.callback(_call, "swapoff", str(path))
     group = _GROUPS / controller / f"fast-axolotl-{os.getpid()}"
     group.mkdir()
-    try:
-        for name, value in values.items():
-            (group / name).write_text(str(value))
-        yield partial(_join, group)
-    finally:
-        group.rmdir()
-
-
-def _join(group: Path) -> None:
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-
-
-@contextmanager
-def _swap_file(path: Path) -> Iterator[None]:
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, _SWAP_BYTES)
-    path.chmod(0o600)
-    _call("mkswap", str(path))
-    _call("swapon", str(path))
-    try:
-        yield
-    finally:
-        _call("swapoff", str(path))
+    stack.callback(group.rmdir)
+    for file_name, value in values.items():
+        (group / file_name).write_text(str(value))
+    return group
 
 
 def _call(*command: str) -> None:
@@ -304,19 +257,26 @@ def _work(seconds: float) -> None:
         pass
 
 
-_SHORTAGES: Mapping[str, Callable[[Path], None]] = {
-    "compute": compute,
-    "tokenise": tokenise,
-    "tokenise-thread": tokenise_thread,
-    "disk": disk,
-    "swap": swap,
-    "refused": refused,
+SCENARIOS: Mapping[str, tuple[str, Callable[[Path], None]]] = {
+    "compute": ("compute", compute),
+    "tokenise": ("data/rate", tokenise),
+    "tokenise-thread": ("inconclusive/contradiction", tokenise_thread),
+    "disk": ("io", disk),
+    "swap": ("swap", swap),
+    "refused": ("killed", refused),
     # Of two ranks the second waits for its rows, and the first for the second.
-    "slow-loader-rank": partial(train_ranks, loader_seconds=0.02, model_seconds=0.0),
+    "slow-loader-rank": (
+        "data/rate",
+        partial(train_ranks, loader_seconds=0.02, model_seconds=0.0),
+    ),
     # Of two ranks the second computes longer, and the first waits for its gradients.
-    "slow-compute-rank": partial(train_ranks, loader_seconds=0.0, model_seconds=0.03),
+    "slow-compute-rank": (
+        "communication/skew",
+        partial(train_ranks, loader_seconds=0.0, model_seconds=0.03),
+    ),
 }
+"""What each is made to be, and the child that is."""
 
 
 if __name__ == "__main__":
-    _SHORTAGES[sys.argv[1]](Path(sys.argv[2]))
+    SCENARIOS[sys.argv[1]][1](Path(sys.argv[2]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.children import warm_up
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import EARLIER, Remote, Session
-from benchmarks.result import Body, Case, Goal, Timing, ratio_goal
+from benchmarks.result import Case, Goal, Result
 from fast_axolotl.errors import UsageError
 
 OURS = "fast-axolotl"
@@ -47,16 +48,19 @@ def run_operation(
 ) -> None:
     """The command of one operation; ``kernels`` is how the names of those that it uses begin."""
 
-    def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+    def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         if options.repeats < 1:
             raise UsageError(f"repeats must be at least 1, not {options.repeats}")
         tell("compiling kernels")
         warmth = warm_up(kernels)
         with ExitStack() as stack:
             session = Session(folder, options.repeats, stack, tell, options.peer_python)
-            found = tuple(cases(parse_sizes(options.sizes), session))
-            versions = session.versions
-        return Body(cases=found, facts={"warm_up": warmth}, notes=NOTES, versions=versions)
+            return Result(
+                cases=list(cases(parse_sizes(options.sizes), session)),
+                facts={"warm_up": warmth},
+                notes=NOTES,
+                versions=session.versions,
+            )
 
     parser = race_parser(title, text)
     parser.add_argument("--sizes", default="10k,100k,1M", help="numbers of rows: 10k,1M,2500")
@@ -84,19 +88,20 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def size_name(size: int) -> str:
     """The shortest way to write it: ``10k`` for 10000."""
-    for unit in ("M", "k"):
-        if size >= _UNITS[unit.lower()] and size % _UNITS[unit.lower()] == 0:
-            return f"{size // _UNITS[unit.lower()]}{unit}"
+    for unit, factor in (("M", 1_000_000), ("k", 1000)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
     return str(size)
 
 
-def size_goals(targets: Sequence[Target], size: int, timings: Sequence[Timing]) -> list[Goal]:
-    """The goals of a case at this size."""
-    return [
-        ratio_goal(ours, peer, least, timings)
-        for ours, peer, least, only in targets
-        if only is None or only == size
+def with_goals(case: Case, targets: Sequence[Target], *others: Goal) -> Case:
+    """The case with its goals: the ratios that are asked for at its size, and others."""
+    ratios = [
+        case.ratio_goal(ours, peer, least)
+        for ours, peer, least, size in targets
+        if size in (None, case.rows)
     ]
+    return replace(case, goals=(*ratios, *others))
 
 
 def earlier_remote(

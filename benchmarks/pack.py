@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from benchmarks.operations import LISTS, OURS, PLAIN, run_operation, size_goals, size_name
+from benchmarks.operations import LISTS, OURS, PLAIN, run_operation, size_name, with_goals
 from benchmarks.race import AXOLOTL, Contest, Entry, Remote, Session, run_contest
-from benchmarks.result import Case, Measurement, most_goal
-from benchmarks.tokens import TokenOperation, plain_pack, token_case, token_entries
+from benchmarks.result import Case, Goal, Measurement
+from benchmarks.tokens import token_case
 from benchmarks.workloads import DISTRIBUTIONS, draw_lengths
 from fast_axolotl.cli.contenders import first_fit
-from fast_axolotl.packing import pack_sequences, plan_packs
+from fast_axolotl.packing import plan_packs
 from fast_axolotl.packing.plan import Method
-
-PACK = TokenOperation(
-    name="pack",
-    function=pack_sequences,
-    plain=plain_pack,
-    settings={"max_length": 512, "pad_token_id": 0, "eos_token_id": 2},
-    low=10,
-    high=100,
-    bytes_per_sequence=4 * 55 + 3 * 4 * 60,
-    columns=dict,
-    text="sequences of 10–100 tokens into rows of 512",
-)
-"""The earlier package's benchmark."""
 
 _PLAN_KIND = "lognormal, mean 365"
 _GROUP_SIZE = 100_000
@@ -39,7 +25,7 @@ _MOST_ROWS = 200
 """Both are Axolotl's defaults."""
 _MOST_PLAIN_LENGTHS = 10_000
 _MOST_METHOD_LENGTHS = 1_000_000
-_GROWTH_SIZES = (1_000_000, 10_000_000)
+_SMALL_SIZE, _LARGE_SIZE = 1_000_000, 10_000_000
 _MOST_GROWTH = 15.0
 """Of the time to plan ten million lengths over that for one."""
 
@@ -48,27 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_operation("pack", __doc__, ("fill.", "binpack."), pack_cases, arguments)
 
 
-def memory_entries(size: int) -> tuple[Entry, ...]:
-    """For ``children``, in a fresh process."""
-    return token_entries(PACK, size)
-
-
 def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """Rows filled at every size, then plans at every size, then what each method comes to."""
     for size in sizes:
-        yield token_case(PACK, size, "benchmarks.pack", session)
-    plans: dict[int, Case] = {}
+        yield token_case("pack", size, session)
+    plan_seconds: dict[int, float] = {}
     for size in sizes:
         case = run_contest(_plan_contest(size, session), session)
-        goals = size_goals(((OURS, AXOLOTL, 30.0, 100_000),), size, case.timings)
-        small, large = _GROWTH_SIZES
-        if size == large and small in plans:
-            before, after = plans[small].timings[0], case.timings[0]
-            ratio = after.median_seconds / before.median_seconds
-            text = f"{OURS}, time over that of {small:,} lengths"
-            goals.append(most_goal(text, _MOST_GROWTH, "×", ratio))
-        plans[size] = replace(case, goals=tuple(goals))
-        yield plans[size]
+        plan_seconds[size] = case.timings[0].median_seconds
+        growth = []
+        if size == _LARGE_SIZE and _SMALL_SIZE in plan_seconds:
+            ratio = plan_seconds[_LARGE_SIZE] / plan_seconds[_SMALL_SIZE]
+            text = f"{OURS}, time over that of {_SMALL_SIZE:,} lengths"
+            growth.append(Goal(text, _MOST_GROWTH, "×", ratio))
+        yield with_goals(case, ((OURS, AXOLOTL, 30.0, 100_000),), *growth)
     yield _method_case(min(sizes[-1], _MOST_METHOD_LENGTHS), session)
 
 
@@ -87,12 +66,11 @@ def _plan_contest(size: int, session: Session) -> Contest:
         np.save(folder / "lengths.npy", lengths)
         return folder / "lengths.npy"
 
-    entries = [
-        entry(name=OURS, gives="array → plan", prepare=lambda: partial(plan, lengths)),
-        entry(name=LISTS, gives="array → lists", prepare=lambda: lambda: plan(lengths).tolist()),
+    others: list[Entry | Remote] = [
+        entry(name=LISTS, gives="array → lists", prepare=lambda: lambda: plan(lengths).tolist())
     ]
     if size <= _MOST_PLAIN_LENGTHS:
-        entries.append(
+        others.append(
             entry(
                 name=PLAIN,
                 gives="list → lists",
@@ -100,10 +78,9 @@ def _plan_contest(size: int, session: Session) -> Contest:
                 rival=OURS,
             )
         )
-    remotes = []
     if size <= _GROUP_SIZE:
         settings = {"bin_capacity": capacity, "group_size": _GROUP_SIZE, "bin_size": _MOST_ROWS}
-        remotes.append(
+        others.append(
             Remote(
                 name=AXOLOTL,
                 gives="array → lists",
@@ -120,8 +97,8 @@ def _plan_contest(size: int, session: Session) -> Contest:
         text=f"{size:,} lengths, {_PLAN_KIND}, into packs of {capacity:,} by first fit",
         rows=size,
         unit="lengths",
-        entries=entries,
-        remotes=remotes,
+        ours=entry(name=OURS, gives="array → plan", prepare=lambda: partial(plan, lengths)),
+        others=others,
     )
 
 
@@ -153,7 +130,7 @@ def _method_case(size: int, session: Session) -> Case:
         text=f"{size:,} lengths of each kind",
         rows=size,
         unit="lengths",
-        measurements=tuple(measurements),
+        measurements=measurements,
     )
 
 

@@ -13,9 +13,7 @@ import importlib
 import os
 import runpy
 import sys
-import time
 from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
@@ -31,11 +29,10 @@ def main(name: str, race: str) -> None:
     shared = runpy.run_path(race)
     answers = shared["take_stdout"]()
     os.environ.update({"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
-    prepare = _axolotl if name == "Axolotl" else _earlier
     if name == "Axolotl":
-        version = metadata.version("axolotl")
+        prepare, version = _axolotl, metadata.version("axolotl")
     else:
-        version = importlib.import_module("fast_axolotl").__version__
+        prepare, version = _earlier, importlib.import_module("fast_axolotl").__version__
     held: list[Any] = []
 
     def forget(_: Request) -> Request:
@@ -47,27 +44,23 @@ def main(name: str, race: str) -> None:
 
     def load(request: Request) -> Request:
         forget(request)
-        held.extend(prepare(request["operation"], request["path"], request["settings"]))
+        run, columns = prepare(request["operation"], request["path"], request["settings"])
+
+        def digest(answer: Any) -> Any:
+            if columns is None:
+                return shared["digest_items"](answer, "python")
+            return shared["digest_columns"](columns(answer), 0)
+
+        held.append(shared["Contender"](run=run, digest=digest, is_stream=columns is None))
         gc.freeze()
         return {}
 
-    def digest(_: Request) -> Request:
-        run, columns = held
-        if columns is None:
-            return asdict(shared["digest_items"](run(), "python"))
-        return asdict(shared["digest_columns"](columns(run()), 0))
-
-    def seconds(_: Request) -> Request:
-        run, columns = held
-        start = time.perf_counter()
-        answer = run()
-        if columns is None:
-            deque(answer, maxlen=0)
-        taken = time.perf_counter() - start
-        del answer
-        return {"seconds": taken}
-
-    tasks = {"load": load, "digest": digest, "seconds": seconds, "forget": forget}
+    tasks = {
+        "load": load,
+        "digest": lambda _: asdict(held[0].digest(held[0].run())),
+        "seconds": lambda _: {"seconds": shared["timed_pass"](held[0])[0]},
+        "forget": forget,
+    }
     shared["serve"](answers, {"version": version}, tasks)
 
 

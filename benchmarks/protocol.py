@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.children import module_environment
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Body, Table
+from benchmarks.result import Result, Table
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol import plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(parser, run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """``same`` protocols of the loop against itself, ``different`` ones against a slower one."""
     begin = time.monotonic()
     trials: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
         "found": sum(trial["outcome"] == "worse" for trial in trials if trial["kind"] == "A/B"),
         "seconds": time.monotonic() - begin,
     }
-    return Body(facts=facts, tables=(protocol_table(facts),))
+    return Result(facts=facts, tables=(protocol_table(facts),))
 
 
 def protocol_table(facts: dict[str, Any]) -> Table:

@@ -16,20 +16,19 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Tell
-from benchmarks.result import Case, LeftOut, Timing
+from benchmarks.result import Case, Timing
 from fast_axolotl.cli import race as product
 from fast_axolotl.cli.race import (
+    Contender,
     Digest,
     Worker,
     WorkerError,
@@ -38,6 +37,7 @@ from fast_axolotl.cli.race import (
     digest_items,
     interleave,
     one_line,
+    timed_pass,
 )
 from fast_axolotl.errors import FastAxolotlError
 
@@ -45,6 +45,15 @@ AXOLOTL = "Axolotl"
 EARLIER = "earlier package"
 
 _PEER = Path(__file__).with_name("peer.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """Somebody who is ready."""
+
+    version: str | None
+    digest: Callable[[], Digest]
+    seconds: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,27 @@ class Entry:
     unbounded: str | None = None
     """Why its memory grows with the file."""
 
+    def digest(self, answer: Any, rows: int | None) -> Digest:
+        if self.columns is None:
+            return digest_items(answer, self.kind, rows)
+        assert rows is not None
+        return digest_columns(self.columns(answer), rows)
+
+    def ready(self, _: Path) -> Contestant:
+        run = self.prepare()
+        contender = Contender(
+            run=run,
+            digest=lambda answer: self.digest(answer, self.rows),
+            is_stream=self.columns is None,
+        )
+
+        def seconds() -> float:
+            gc.collect()
+            return timed_pass(contender)[0]
+
+        version = None if self.package is None else metadata.version(self.package)
+        return Contestant(version=version, digest=lambda: contender.digest(run()), seconds=seconds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
@@ -76,7 +106,8 @@ class Remote:
     name: str
     gives: str
     rows: int | None = None
-    process: Worker | LeftOut
+    process: Worker | str
+    """Or why it could not be started."""
     operation: str
     write: Callable[[Path], Path]
     """Writes the input into a folder, or says where it is."""
@@ -84,10 +115,27 @@ class Remote:
     rival: str
     unbounded: str | None = None
 
+    def ready(self, folder: Path) -> Contestant:
+        process = self.process
+        if isinstance(process, str):
+            raise WorkerError(process)
+        path, settings = str(self.write(folder)), dict(self.settings)
+        process.ask("load", operation=self.operation, path=path, settings=settings)
+
+        def digest() -> Digest:
+            found = Digest(**process.ask("digest"))
+            return found if self.rows is None else replace(found, rows=self.rows)
+
+        return Contestant(
+            version=process.hello["version"],
+            digest=digest,
+            seconds=lambda: float(process.ask("seconds")["seconds"]),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """A case to be run: ours first, which the others are compared with."""
+    """A case to be run."""
 
     name: str
     text: str
@@ -95,11 +143,12 @@ class Contest:
     """``None`` where the first pass tells."""
     unit: str = "rows"
     num_bytes: int | None = None
-    entries: Sequence[Entry]
-    remotes: Sequence[Remote] = ()
+    ours: Entry
+    """The one that all others are compared with."""
+    others: Sequence[Entry | Remote]
     first: Callable[[int], Any] | None = None
     """Our answer for the first rows alone, where a peer is timed on fewer."""
-    left_out: Sequence[LeftOut] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 class Session:
@@ -112,51 +161,37 @@ class Session:
         self.repeats = repeats
         self.tell = tell
         self._stack = stack
-        self._axolotl: Worker | LeftOut | None = None
-        self.earlier: Worker | LeftOut = LeftOut(
-            name=EARLIER, reason="no interpreter of its environment was given"
-        )
+        self._axolotl: Worker | str | None = None
+        self.earlier: Worker | str = "no interpreter of its environment was given"
         if peer_python is not None:
             self.earlier = self._start(EARLIER, peer_python)
 
     @property
     def versions(self) -> dict[str, str]:
         """Of the peer in another environment."""
-        if isinstance(self.earlier, LeftOut):
-            return {}
-        return {EARLIER: self.earlier.hello["version"]}
+        return {} if isinstance(self.earlier, str) else {EARLIER: self.earlier.hello["version"]}
 
-    def axolotl(self) -> Worker | LeftOut:
+    def axolotl(self) -> Worker | str:
         """Axolotl, started when it is first asked for: its import takes ten seconds and more."""
         if self._axolotl is None and find_spec("axolotl") is None:
-            self._axolotl = LeftOut(name=AXOLOTL, reason="not installed: axolotl")
+            self._axolotl = "not installed: axolotl"
         elif self._axolotl is None:
             self.tell("starting Axolotl")
             self._axolotl = self._start(AXOLOTL, sys.executable)
         return self._axolotl
 
-    def _start(self, name: str, python: str) -> Worker | LeftOut:
+    def _start(self, name: str, python: str) -> Worker | str:
         # In isolated mode it sees neither our source folder nor PYTHONPATH.
         command = [python, "-I", str(_PEER), name, product.__file__]
         try:
             return self._stack.enter_context(Worker(command, self.folder / f"{name}.txt"))
         except WorkerError as error:
-            return LeftOut(name=name, reason=str(error))
+            return str(error)
 
 
 def peer_module(name: str) -> Any:
     """A package that need not be there; what is missing is named by the error."""
     return importlib.import_module(name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contestant:
-    """Somebody who is ready."""
-
-    entry: Entry | Remote
-    version: str | None
-    digest: Callable[[], Digest]
-    seconds: Callable[[], float]
 
 
 def run_contest(contest: Contest, session: Session) -> Case:
@@ -166,51 +201,34 @@ def run_contest(contest: Contest, session: Session) -> Case:
         session.tell(f"{contest.name}: {text}")
 
     tell("making the input")
-    ready: list[_Contestant] = []
-    left_out = list(contest.left_out)
-    runs: dict[str, Callable[[], Any]] = {}
-    for entry in contest.entries:
+    ours, left_out = contest.ours, dict(contest.left_out)
+    ready = {ours.name: ours.ready(session.folder)}
+    for entry in contest.others:
         try:
-            runs[entry.name] = entry.prepare()
-            version = None if entry.package is None else metadata.version(entry.package)
-        except Exception as error:  # a peer may fail in any way; its reason is reported
-            if not ready:
-                raise
-            left_out.append(LeftOut(name=entry.name, reason=one_line(error)))
+            ready[entry.name] = entry.ready(session.folder)
+        except Exception as error:  # noqa: BLE001 - a peer may fail in any way; it is reported
+            left_out[entry.name] = one_line(error)
+    expected = ready[ours.name].digest()
+    reasons: dict[str, str | None] = {ours.name: None}
+    rows = {ours.name: expected.rows}
+    for entry in contest.others:
+        if entry.name not in ready:
             continue
-        ready.append(_local(entry, runs[entry.name], version))
-    for remote in contest.remotes:
+        tell(f"checking {entry.name}")
         try:
-            ready.append(_away(remote, session.folder))
-        except WorkerError as error:
-            left_out.append(LeftOut(name=remote.name, reason=str(error)))
-    reference = contest.entries[0]
-    expected = ready[0].digest()
-    reasons: dict[str, str | None] = {reference.name: None}
-    rows = {reference.name: expected.rows}
-    for contestant in ready[1:]:
-        name = contestant.entry.name
-        tell(f"checking {name}")
-        try:
-            found = contestant.digest()
+            found = ready[entry.name].digest()
         except FastAxolotlError:
             raise
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way; it is reported
-            left_out.append(LeftOut(name=name, reason=one_line(error)))
+            left_out[entry.name] = one_line(error)
             continue
         wanted = expected
-        limit = contestant.entry.rows
-        if limit is not None and limit < expected.rows:
-            if reference.columns is None:
-                wanted = digest_items(runs[reference.name](), reference.kind, limit)
-            else:
-                assert contest.first is not None, (
-                    "a peer is timed on fewer rows, and ours cannot be"
-                )
-                wanted = digest_columns(reference.columns(contest.first(limit)), limit)
-        reasons[name] = difference(wanted, found)
-        rows[name] = found.rows
-    timed = {item.entry.name: item.seconds for item in ready if item.entry.name in reasons}
+        if entry.rows is not None and entry.rows < expected.rows:
+            answer = contest.first(entry.rows) if contest.first else ours.prepare()()
+            wanted = ours.digest(answer, entry.rows)
+        reasons[entry.name] = difference(wanted, found)
+        rows[entry.name] = found.rows
+    timed = {name: ready[name].seconds for name in reasons}
     gc.collect()
     gc.freeze()
     try:
@@ -220,14 +238,26 @@ def run_contest(contest: Contest, session: Session) -> Case:
         seconds = interleave(timed, session.repeats, tell)
     finally:
         gc.unfreeze()
-        for item in ready:
-            if isinstance(item.entry, Remote) and isinstance(item.entry.process, Worker):
+        for entry in contest.others:
+            if isinstance(entry, Remote) and isinstance(entry.process, Worker):
                 with suppress(WorkerError):
-                    item.entry.process.ask("forget")
+                    entry.process.ask("forget")
 
-    def clean(text: str | None) -> str | None:
+    def clean(text: str) -> str:
         """Messages of peers name the input; the folder it was in means nothing to a reader."""
-        return None if text is None else text.replace(f"{session.folder}/", "")
+        return text.replace(f"{session.folder}/", "")
+
+    def timing(entry: Entry | Remote) -> Timing:
+        reason = reasons[entry.name]
+        return Timing(
+            name=entry.name,
+            version=ready[entry.name].version,
+            output=entry.gives,
+            rows=rows[entry.name],
+            seconds=tuple(seconds[entry.name]),
+            reason=None if reason is None else clean(reason),
+            unbounded=entry.unbounded,
+        )
 
     return Case(
         name=contest.name,
@@ -235,63 +265,7 @@ def run_contest(contest: Contest, session: Session) -> Case:
         rows=contest.rows or expected.rows,
         unit=contest.unit,
         num_bytes=contest.num_bytes,
-        timings=tuple(
-            Timing(
-                name=item.entry.name,
-                version=item.version,
-                output=item.entry.gives,
-                rows=rows[item.entry.name],
-                seconds=tuple(seconds[item.entry.name]),
-                reason=clean(reasons[item.entry.name]),
-                unbounded=item.entry.unbounded,
-            )
-            for item in ready
-            if item.entry.name in reasons
-        ),
-        rivals={
-            **{item.name: item.rival for item in contest.entries if item.rival is not None},
-            **{item.name: item.rival for item in contest.remotes},
-        },
-        left_out=tuple(
-            LeftOut(name=item.name, reason=clean(item.reason) or "") for item in left_out
-        ),
-    )
-
-
-def _local(entry: Entry, run: Callable[[], Any], version: str | None) -> _Contestant:
-    def digest() -> Digest:
-        if entry.columns is None:
-            return digest_items(run(), entry.kind, entry.rows)
-        assert entry.rows is not None
-        return digest_columns(entry.columns(run()), entry.rows)
-
-    def seconds() -> float:
-        gc.collect()
-        start = time.perf_counter()
-        answer = run()
-        if entry.columns is None:
-            deque(answer, maxlen=0)
-        taken = time.perf_counter() - start
-        del answer
-        return taken
-
-    return _Contestant(entry=entry, version=version, digest=digest, seconds=seconds)
-
-
-def _away(remote: Remote, folder: Path) -> _Contestant:
-    process = remote.process
-    if isinstance(process, LeftOut):
-        raise WorkerError(process.reason)
-    path, settings = str(remote.write(folder)), dict(remote.settings)
-    process.ask("load", operation=remote.operation, path=path, settings=settings)
-
-    def digest() -> Digest:
-        found = Digest(**process.ask("digest"))
-        return found if remote.rows is None else Digest(remote.rows, found.columns, found.first)
-
-    return _Contestant(
-        entry=remote,
-        version=process.hello["version"],
-        digest=digest,
-        seconds=lambda: float(process.ask("seconds")["seconds"]),
+        timings=[timing(entry) for entry in (ours, *contest.others) if entry.name in reasons],
+        rivals={entry.name: entry.rival for entry in contest.others if entry.rival is not None},
+        left_out={name: clean(reason) for name, reason in left_out.items()},
     )

@@ -32,18 +32,7 @@ from benchmarks.corpus import (
 )
 from benchmarks.race import EARLIER, Contest, Entry, Remote, Session, run_contest
 from benchmarks.readers import OURS, OURS_ARROW, OURS_PYTHON, PEERS
-from benchmarks.result import (
-    MEGABYTE,
-    Body,
-    Case,
-    Goal,
-    LeftOut,
-    Measurement,
-    Timing,
-    fastest_goal,
-    most_goal,
-    ratio_goal,
-)
+from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
 from fast_axolotl.cli.resident_peak import ResidentPeak
 from fast_axolotl.errors import UsageError
 
@@ -124,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     execute(parser, run, arguments)
 
 
-def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Every input is written before anything is timed, so that the objects behind it are gone."""
     chosen = check_names("case", options.cases, CASES)
     if options.repeats < 1 or not 0 < options.scale <= 1:
@@ -143,26 +132,26 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Body:
         for name in timed:
             path = paths[TIMED[name][0]]
             case = run_contest(_contest(name, path, session), session)
-            cases.append(replace(case, goals=tuple(timing_goals(name, case.timings))))
+            goals = [case.ratio_goal(*target) for target in _RATIOS.get(name, ())]
+            if name.startswith("messages-"):
+                text = "the fastest in bounded memory"
+                goals.append(case.fastest_goal(OURS_ARROW, _RIVALS, _LEAST_OF_FASTEST, text))
+            cases.append(replace(case, goals=goals))
             path.unlink()
-        cases += [
-            _memory_case(name, options.repeats, options.scale, folder, tell)
-            for name in chosen
-            if name in MEMORY
-        ]
-        return Body(cases=tuple(cases), notes=NOTES, versions=session.versions)
+        cases += [_memory_case(name, session, options.scale) for name in chosen if name in MEMORY]
+        return Result(cases=cases, notes=NOTES, versions=session.versions)
 
 
 def _contest(case: str, path: Path, session: Session) -> Contest:
     file, file_format = TIMED[case]
-    entries, left_out = [], []
+    entries: list[Entry] = []
+    left_out = {}
     for peer in (*OURS, *PEERS):
-        if peer.only and case not in peer.only:
+        if peer.only not in (None, case):
             continue
-        prepare = peer.formats.get(file_format)
-        if prepare is None:
-            reason = f"does not stream {file_format} files"
-            left_out += [] if peer.variant else [LeftOut(name=peer.name, reason=reason)]
+        if file_format not in peer.formats:
+            if not peer.is_variant:
+                left_out[peer.name] = f"does not stream {file_format} files"
             continue
         rival = OURS_ARROW if peer.output == "arrow" else OURS_PYTHON
         entries.append(
@@ -170,7 +159,7 @@ def _contest(case: str, path: Path, session: Session) -> Contest:
                 name=peer.name,
                 gives=peer.output,
                 rows=peer.most_rows,
-                prepare=partial(prepare, path),
+                prepare=partial(peer.prepare, file_format, path),
                 kind=peer.output,
                 package=peer.package,
                 rival=None if peer in OURS else rival,
@@ -194,79 +183,61 @@ def _contest(case: str, path: Path, session: Session) -> Contest:
         name=case,
         text=f"{file}, {size / MEGABYTE:,.1f} MB",
         num_bytes=size,
-        entries=entries,
-        remotes=(earlier,),
+        ours=entries[0],
+        others=(*entries[1:], earlier),
         left_out=left_out,
     )
 
 
-def timing_goals(case: str, timings: Sequence[Timing]) -> list[Goal]:
-    """The goals of a timed case."""
-    goals = [ratio_goal(ours, peer, least, timings) for ours, peer, least in _RATIOS.get(case, ())]
-    if case.startswith("messages-"):
-        name = "the fastest in bounded memory"
-        goals.append(fastest_goal(OURS_ARROW, _RIVALS, _LEAST_OF_FASTEST, timings, name))
-    return goals
-
-
-def _memory_case(name: str, repeats: int, scale: float, folder: Path, tell: Tell) -> Case:
+def _memory_case(name: str, session: Session, scale: float) -> Case:
     """Each file read by ours, some times, and by each Arrow peer once."""
-    measurements: list[Measurement] = []
-    left_out: dict[str, LeftOut] = {}
+    measurements, goals, peaks = [], [], []
+    left_out: dict[str, str] = {}
     rows = num_bytes = 0
-    ours: dict[str, list[Measurement]] = {}
     for label, size, write in MEMORY[name]:
         file_format = "jsonl" if write is write_large_jsonl else "parquet"
-        path = folder / f"large.{file_format}"
-        tell(f"{name}: writing {label}")
+        path = session.folder / f"large.{file_format}"
+        session.tell(f"{name}: writing {label}")
         rows = write(path, max(_LEAST_BYTES, round(size * scale)))
         num_bytes = path.stat().st_size
-        rivals = [peer for peer in PEERS if peer.output == "arrow" and file_format in peer.formats]
-        readers = [OURS_ARROW] * min(repeats, _MOST_MEMORY_REPEATS)
-        for reader in (*readers, *(peer.name for peer in rivals)):
-            tell(f"{name}: {reader} reads {label}")
+        readers = [OURS_ARROW] * min(session.repeats, _MOST_MEMORY_REPEATS)
+        readers += [
+            peer.name for peer in PEERS if peer.output == "arrow" and file_format in peer.formats
+        ]
+        ours: list[dict[str, float]] = []
+        for reader in readers:
+            session.tell(f"{name}: {reader} reads {label}")
             arguments = ("--child", reader, file_format, str(path))
             try:
                 printed = run_child("benchmarks.reader", *arguments, timeout=_CHILD_SECONDS)
             except RunError as error:
-                left_out[reader] = LeftOut(name=reader, reason=str(error))
+                left_out[reader] = str(error)
                 continue
             figures = json.loads(printed)
-            measurement = Measurement(
-                name=f"{reader}: {label}, {num_bytes / MEGABYTE:,.0f} MB",
-                seconds=(figures.pop("seconds"),),
-                values=figures,
-            )
-            measurements.append(measurement)
+            seconds = (figures.pop("seconds"),)
+            text = f"{reader}: {label}, {num_bytes / MEGABYTE:,.0f} MB"
+            measurements.append(Measurement(name=text, seconds=seconds, values=figures))
             if reader == OURS_ARROW:
-                ours.setdefault(label, []).append(measurement)
+                ours.append(figures)
         path.unlink()
+        if ours:
+            peaks.append(max(run["peak_above_bytes"] or 0 for run in ours) / MEGABYTE)
+            first = median(run["first_batch_seconds"] for run in ours)
+            text = f"memory above the start, {label}"
+            goals.append(Goal(text, _MOST_MEMORY_MEGABYTES, "MB", peaks[-1]))
+            goals.append(Goal(f"first batch, {label}", _MOST_FIRST_BATCH_SECONDS, "s", first))
+    if len(peaks) > 1:
+        growth = 100 * abs(peaks[-1] - peaks[0]) / peaks[0]
+        goals.append(Goal("memory, large file against small", _MOST_GROWTH_PERCENT, "%", growth))
     return Case(
         name=name,
         text="memory and first batch in a fresh process",
         rows=rows,
         num_bytes=num_bytes,
-        measurements=tuple(measurements),
-        goals=tuple(memory_goals(ours)),
-        left_out=tuple(left_out.values()),
+        measurements=measurements,
+        goals=goals,
+        left_out=left_out,
     )
-
-
-def memory_goals(runs: dict[str, list[Measurement]]) -> list[Goal]:
-    """The goals of our passes over large files, the smallest file first."""
-    goals, peaks = [], []
-    for label, measured in runs.items():
-        peak = max(float(item.values["peak_above_bytes"] or 0) for item in measured) / MEGABYTE
-        peaks.append(peak)
-        first = median(float(item.values["first_batch_seconds"] or 0) for item in measured)
-        text = f"memory above the start, {label}"
-        goals.append(most_goal(text, _MOST_MEMORY_MEGABYTES, "MB", peak))
-        goals.append(most_goal(f"first batch, {label}", _MOST_FIRST_BATCH_SECONDS, "s", first))
-    if len(peaks) > 1:
-        growth = 100 * abs(peaks[-1] - peaks[0]) / peaks[0]
-        text = "memory, large file against small"
-        goals.append(most_goal(text, _MOST_GROWTH_PERCENT, "%", growth))
-    return goals
 
 
 def child(reader: str, file_format: str, path: str) -> None:
@@ -275,7 +246,7 @@ def child(reader: str, file_format: str, path: str) -> None:
     for name in _CHILD_MODULES:
         importlib.import_module(name)
     peer = next(peer for peer in (*OURS, *PEERS) if peer.name == reader)
-    read = peer.formats[file_format](Path(path))
+    read = peer.prepare(file_format, Path(path))
     imported = time.perf_counter() - start
     with ResidentPeak() as memory:
         called = time.perf_counter()

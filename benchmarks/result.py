@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.record.units import format_seconds
 
 SCHEMA_VERSION = 2
 MEGABYTE = 1_000_000
@@ -52,6 +53,10 @@ class Timing:
     def rows_per_second(self) -> float:
         return self.rows / self.median_seconds
 
+    @property
+    def spread(self) -> str:
+        return f"{format_seconds(min(self.seconds))} – {format_seconds(max(self.seconds))}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -66,34 +71,26 @@ class Measurement:
     """Why something was not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Goal:
     """A target and what was measured against it."""
 
     text: str
     target: float
     """The bound, in ``unit``."""
-    at_least: bool
-    """Whether the bound is a least value; otherwise it is a most."""
     unit: str
     """``×``, ``MB``, ``bytes``, ``s``, ``%`` or ``steps``."""
     measured: float | None
     detail: str | None = None
     """Which contestant or file decided, or why there is no figure."""
+    at_least: bool = False
+    """Whether the bound is a least value; otherwise it is a most."""
 
     @property
     def met(self) -> bool | None:
         if self.measured is None:
             return None
         return self.measured >= self.target if self.at_least else self.measured <= self.target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Somebody who took no part, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +105,13 @@ class Case:
     """What a row is called here: ``rows``, ``sequences``, ``lengths``, ``steps``, …"""
     num_bytes: int | None = None
     """Size as a file, where it is one."""
-    timings: tuple[Timing, ...] = ()
+    timings: Sequence[Timing] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
     """Peer to the one of ours that does the same work; ours are not in it."""
-    measurements: tuple[Measurement, ...] = ()
-    goals: tuple[Goal, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    measurements: Sequence[Measurement] = ()
+    goals: Sequence[Goal] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Who took no part, and why."""
 
     def timing(self, name: str) -> Timing | None:
         return next((timing for timing in self.timings if timing.name == name), None)
@@ -125,50 +123,66 @@ class Case:
             return None
         return first.rows_per_second / second.rows_per_second
 
+    def ratio_goal(self, ours: str, peer: str, least: float) -> Goal:
+        """At least so many times a peer's rows per second. What is wrong has no speed."""
+        measured = self.ratio(ours, peer)
+        detail = f"{peer} took no part" if measured is None else None
+        wrong = [item.reason for item in map(self.timing, (ours, peer)) if item and item.reason]
+        if measured is not None and wrong:
+            measured, detail = None, f"differs: {wrong[0]}"
+        return Goal(f"{ours} over {peer}", least, "×", measured, detail, at_least=True)
+
+    def fastest_goal(self, ours: str, rivals: Sequence[str], least: float, name: str) -> Goal:
+        """Against the fastest of some rivals that gives equal rows and is bounded in memory."""
+        fair = [
+            item
+            for item in self.timings
+            if item.name in rivals and item.equal and not item.unbounded
+        ]
+        fastest = max(fair, key=lambda timing: timing.rows_per_second, default=None)
+        goal = self.ratio_goal(ours, fastest.name if fastest else name, least)
+        detail = fastest.name if fastest else "none took part"
+        return replace(goal, text=f"{ours} over {name}", detail=detail)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Cells to print: text in the first column, figures in the others."""
 
     title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """What a race found."""
-
-    cases: tuple[Case, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Plain data beside the cases: warm-up, cells of the meter, trials of the protocol, …"""
-    notes: tuple[str, ...] = ()
-    """How it was measured."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Of packages in other environments."""
-    tables: tuple[Table, ...] | None = None
-    """``None`` for a table or two of each case."""
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A run of a race."""
+    """What a race found. When, where and by which command it did, ``command.execute`` adds."""
 
-    title: str
-    date: str
+    cases: Sequence[Case] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Plain data beside the cases: warm-up, cells of the meter, trials of the protocol, …"""
+    notes: Sequence[str] = ()
+    """How it was measured."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of packages in other environments."""
+    tables: Sequence[Table] | None = None
+    """``None`` for a table or two of each case."""
+    title: str = ""
+    date: str = ""
     """ISO date and time, UTC."""
-    command: str
+    command: str = ""
     """What reproduces it."""
-    machine: Mapping[str, Any]
-    body: Body
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is worked out from the raw repeats is left out, but for ``equal``."""
-        cases = [asdict(case) for case in self.body.cases]
+        cases = [asdict(case) for case in self.cases]
         for case in cases:
             for timing in case["timings"]:
                 timing["equal"] = timing["reason"] is None
+            left_out = case["left_out"].items()
+            case["left_out"] = [{"name": name, "reason": reason} for name, reason in left_out]
         shared: dict[str, Any] = {
             "title": self.title,
             "date": self.date,
@@ -177,8 +191,8 @@ class Result:
             "schema_version": SCHEMA_VERSION,
         }
         if cases:
-            shared |= {"notes": self.body.notes, "cases": cases}
-        found: dict[str, Any] = json.loads(json.dumps({**shared, **self.body.facts}))
+            shared |= {"notes": self.notes, "cases": cases}
+        found: dict[str, Any] = json.loads(json.dumps({**shared, **self.facts}))
         return found
 
     def save(self, path: Path) -> None:
@@ -188,17 +202,6 @@ class Result:
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
-    @property
-    def machine_notes(self) -> tuple[str, ...]:
-        machine = self.machine
-        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        return (
-            f"{machine['cores']} × {machine.get('cpu') or 'unknown processor'}, "
-            f"{machine['system']}",
-            f"Python {machine['python']}, {versions}",
-            f"{self.date}: {self.command}",
-        )
-
 
 def require_new(path: Path) -> None:
     """Raises where a file is there already."""
@@ -206,67 +209,23 @@ def require_new(path: Path) -> None:
         raise UsageError(f"{path} is there already; name another file or remove it first")
 
 
-# Goals.
-
-
-def most_goal(
-    text: str, target: float, unit: str, measured: float | None, detail: str | None = None
-) -> Goal:
-    """Something that must not be more than the target."""
-    return Goal(
-        text=text, target=target, at_least=False, unit=unit, measured=measured, detail=detail
-    )
-
-
-def ratio_goal(ours: str, peer: str, least: float, timings: Sequence[Timing]) -> Goal:
-    """At least so many times a peer's rows per second. What is wrong has no speed."""
-    first, second = (find_timing(timings, name) for name in (ours, peer))
-    measured: float | None = None
-    detail: str | None = f"{peer} took no part"
-    if first is not None and second is not None and second.rows:
-        wrong = first.reason or second.reason
-        detail = None if wrong is None else f"differs: {wrong}"
-        measured = None if wrong else first.rows_per_second / second.rows_per_second
-    return Goal(
-        text=f"{ours} over {peer}",
-        target=least,
-        at_least=True,
-        unit="×",
-        measured=measured,
-        detail=detail,
-    )
-
-
-def fastest_goal(
-    ours: str, rivals: Sequence[str], least: float, timings: Sequence[Timing], name: str
-) -> Goal:
-    """Against the fastest of some rivals that gives equal rows and is bounded in memory."""
-    fair = [item for item in timings if item.name in rivals and item.equal and not item.unbounded]
-    fastest = max(fair, key=lambda timing: timing.rows_per_second, default=None)
-    if fastest is None:
-        goal = ratio_goal(ours, name, least, ())
-        return replace(goal, detail="none took part")
-    goal = ratio_goal(ours, fastest.name, least, timings)
-    return replace(goal, text=f"{ours} over {name}", detail=fastest.name)
-
-
-def find_timing(timings: Sequence[Timing], name: str) -> Timing | None:
-    return next((timing for timing in timings if timing.name == name), None)
-
-
 # Tables.
 
 
 def result_tables(result: Result) -> list[Table]:
     """Those that the race made, or timings and measurements of each case; then the goals."""
-    body = result.body
-    tables = body.tables
-    if tables is None:
-        tables = tuple(table for case in body.cases for table in case_tables(result.title, case))
-    if body.cases:
-        return [*tables, goal_table(result)]
-    *others, last = tables
-    return [*others, replace(last, notes=(*last.notes, *result.machine_notes))]
+    made = result.tables
+    if made is None:
+        made = [table for case in result.cases for table in case_tables(result.title, case)]
+    tables = [*made, *([_goal_table(result)] if result.cases else [])]
+    machine = result.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    notes = (
+        f"{machine['cores']} × {machine.get('cpu') or 'unknown processor'}, {machine['system']}",
+        f"Python {machine['python']}, {versions}",
+        f"{result.date}: {result.command}",
+    )
+    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *notes))]
 
 
 def case_tables(title: str, case: Case) -> list[Table]:
@@ -274,7 +233,7 @@ def case_tables(title: str, case: Case) -> list[Table]:
     tables = [_timing_table(title, case)] if case.timings else []
     if case.measurements:
         heading = f"{title}: {case.name}" + (": memory" if case.timings else f": {case.text}")
-        tables.append(measurement_table(heading, case.measurements))
+        tables.append(_measurement_table(heading, case.measurements))
     return tables
 
 
@@ -285,13 +244,12 @@ def _timing_table(title: str, case: Case) -> Table:
     notes = []
     shares: dict[int, list[str]] = {}
     for timing in case.timings:
-        spread = f"{show_time(min(timing.seconds))} – {show_time(max(timing.seconds))}"
-        cells = [timing.name, timing.output, show_time(timing.median_seconds), spread]
+        cells = [timing.name, timing.output, format_seconds(timing.median_seconds), timing.spread]
         cells.append(f"{timing.rows_per_second:,.0f}")
         if case.num_bytes is not None:
             read = case.num_bytes * timing.rows / case.rows
             cells.append(f"{read / timing.median_seconds / MEGABYTE:,.0f}")
-        cells += [show_ratio(case.ratio(name, timing.name)) for name in ours]
+        cells += [format_ratio(case.ratio(name, timing.name)) for name in ours]
         rows.append((*cells, "yes" if timing.equal else "no"))
         if not timing.equal:
             notes.append(f"{timing.name}: another answer: {timing.reason}")
@@ -305,26 +263,34 @@ def _timing_table(title: str, case: Case) -> Table:
     ]
     header = ["", "takes → gives", "median", "min – max", f"{case.unit}/s"]
     header += ["MB/s"] if case.num_bytes is not None else []
-    return Table(
-        title=f"{title}: {case.name}: {case.text}",
-        header=(*header, *(f"ours{name}" for name in short), "equal"),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    header += [*(f"ours{name}" for name in short), "equal"]
+    heading = f"{title}: {case.name}: {case.text}"
+    return Table(title=heading, header=header, rows=rows, notes=notes)
 
 
-def measurement_table(title: str, measurements: Sequence[Measurement]) -> Table:
+def _measurement_table(title: str, measurements: Sequence[Measurement]) -> Table:
     """A column for each figure that any of them has."""
+
+    def cell(key: str, value: Value) -> str:
+        if value is None:
+            return "–"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if key.endswith("_bytes"):
+            return f"{value / MEGABYTE:,.1f} MB"
+        if key.endswith("first_batch_seconds"):
+            return format_seconds(value)
+        if key == "efficiency":
+            return f"{value:.2%}"
+        return f"{value:,}" if isinstance(value, int) else _format_figure(value, "").rstrip()
+
     keys = list(dict.fromkeys(key for item in measurements for key in item.values))
     is_timed = any(item.seconds for item in measurements)
-    rows = tuple(
-        (
-            item.name,
-            *([show_time(median(item.seconds)) if item.seconds else "–"] if is_timed else []),
-            *(_cell(key, item.values.get(key)) for key in keys),
-        )
-        for item in measurements
-    )
+    rows = []
+    for item in measurements:
+        middle = format_seconds(median(item.seconds)) if item.seconds else "–"
+        cells = [cell(key, item.values.get(key)) for key in keys]
+        rows.append([item.name, *([middle] if is_timed else []), *cells])
     headings = (
         key.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for key in keys
     )
@@ -332,81 +298,53 @@ def measurement_table(title: str, measurements: Sequence[Measurement]) -> Table:
         title=title,
         header=("", *(["median"] if is_timed else []), *headings),
         rows=rows,
-        notes=tuple(f"{item.name}: {item.reason}" for item in measurements if item.reason),
+        notes=[f"{item.name}: {item.reason}" for item in measurements if item.reason],
     )
 
 
-def goal_table(result: Result) -> Table:
-    """Every goal; below it where we lose, who is absent, how it was measured and where."""
-    goals = [(case.name, goal) for case in result.body.cases for goal in case.goals]
-    met = sum(goal.met is True for _, goal in goals)
-    lost = []
+def _goal_table(result: Result) -> Table:
+    """Every goal; below it where we lose, who is absent, and how it was measured."""
+    rows, lost = [], []
     absences: dict[tuple[str, str], list[str]] = {}
-    for case in result.body.cases:
+    for case in result.cases:
+        for goal in case.goals:
+            cells = (
+                f"{case.name}: {goal.text}",
+                f"{'≥' if goal.at_least else '≤'} {_format_figure(goal.target, goal.unit)}",
+                "–" if goal.measured is None else _format_figure(goal.measured, goal.unit),
+                {True: "yes", False: "no", None: "–"}[goal.met],
+                goal.detail or "",
+            )
+            rows.append(cells)
         for peer, ours in case.rivals.items():
             ratio = case.ratio(ours, peer)
             if ratio is not None and ratio < 1:
-                lost.append(f"{case.name}: {ours} loses to {peer}: {show_ratio(ratio)}")
-        for item in case.left_out:
-            absences.setdefault((item.name, item.reason), []).append(case.name)
-    absent = [
+                lost.append(f"{case.name}: {ours} loses to {peer}: {format_ratio(ratio)}")
+        for absent in case.left_out.items():
+            absences.setdefault(absent, []).append(case.name)
+    notes = [f"{sum(cells[3] == 'yes' for cells in rows)} of {len(rows)} goals met", *lost]
+    notes += [
         f"{name}: left out of {', '.join(names)}: {reason}"
         for (name, reason), names in absences.items()
     ]
-    warm_up = result.body.facts.get("warm_up")
-    apart = []
-    if warm_up is not None:
+    if warm_up := result.facts.get("warm_up"):
         compiled = warm_up["compile_seconds"]
-        apart.append(
-            f"before the first call, timed apart: imports {show_time(warm_up['import_seconds'])}, "
-            f"{len(compiled)} kernels compiled or loaded in {show_time(sum(compiled.values()))}"
+        notes.append(
+            "before the first call, timed apart: imports "
+            f"{format_seconds(warm_up['import_seconds'])}, {len(compiled)} kernels compiled or "
+            f"loaded in {format_seconds(sum(compiled.values()))}"
         )
-    rows = tuple(
-        (
-            f"{case}: {goal.text}",
-            f"{'≥' if goal.at_least else '≤'} {show_figure(goal.target, goal.unit)}",
-            "–" if goal.measured is None else show_figure(goal.measured, goal.unit),
-            {True: "yes", False: "no", None: "–"}[goal.met],
-            goal.detail or "",
-        )
-        for case, goal in goals
-    )
-    summary = f"{met} of {len(goals)} goals met"
-    return Table(
-        title=f"{result.title}: goals",
-        header=("goal", "target", "measured", "met", "decided by"),
-        rows=rows,
-        notes=(summary, *lost, *absent, *apart, *result.body.notes, *result.machine_notes),
-    )
+    header = ("goal", "target", "measured", "met", "decided by")
+    title = f"{result.title}: goals"
+    return Table(title=title, header=header, rows=rows, notes=[*notes, *result.notes])
 
 
-def _cell(key: str, value: Value) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if key.endswith("_bytes"):
-        return f"{value / MEGABYTE:,.1f} MB"
-    if key.endswith("first_batch_seconds"):
-        return show_time(value)
-    if key == "efficiency":
-        return f"{value:.2%}"
-    return f"{value:,}" if isinstance(value, int) else show_figure(value, "").rstrip()
-
-
-def show_time(seconds: float) -> str:
-    """In µs, ms or s."""
-    if seconds < 0.001:
-        return f"{seconds * 1e6:,.0f} µs"
-    return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
-
-
-def show_ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """``2.50×``; a dash for what was not measured."""
-    return "–" if value is None else show_figure(value, "×")
+    return "–" if value is None else _format_figure(value, "×")
 
 
-def show_figure(value: float, unit: str) -> str:
+def _format_figure(value: float, unit: str) -> str:
     """With three digits, more or less, and its unit."""
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f}{'' if unit == '×' else ' '}{unit}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from benchmarks.axolotl_model import (
+from benchmarks.axolotl_inputs import (
     preprocess_config,
     train_config,
     write_config,
