@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,12 @@ from benchmarks.axolotl_inputs import (
 )
 from benchmarks.children import last_error, offline_environment
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Result, Table
+from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.protocol.child import launch, with_own_programs
 from fast_axolotl.protocol.losses import compare_losses
 from fast_axolotl.protocol.matrix import read_figures
+from fast_axolotl.record.units import format_seconds, format_share, format_value
 
 _ROWS = 3000
 _TURNS = 20
@@ -139,32 +140,27 @@ def _train(
 def advice_table(facts: dict[str, Any]) -> Table:
     """A row for each round."""
 
-    def show(value: float | None, text: str, factor: float = 1) -> str:
-        return "–" if value is None else text.format(factor * value)
+    def settings(item: Mapping[str, Any]) -> str:
+        values = (f"{name}: {json.dumps(value)}" for name, value in item["settings"].items())
+        return ", ".join(values) or "as it is"
 
-    rounds = list(enumerate(facts["rounds"], start=1))
-    rows = tuple(
+    rounds = [{"number": str(at), **item} for at, item in enumerate(facts["rounds"], start=1)]
+    cured = "cured: the data was the limit, and is not any more"
+    return record_table(
+        "bench advice",
+        rounds,
+        {
+            "round": lambda item: item["number"],
+            "changed": settings,
+            "verdict": lambda item: item["verdict"],
+            "stall": lambda item: format_share(item["stall_fraction"]),
+            "longest wait": lambda item: format_seconds(item["wait_max_seconds"]),
+            "tokens/s": lambda item: format_value(item["tokens_per_second"], ""),
+        },
         (
-            str(number),
-            ", ".join(f"{name}: {json.dumps(value)}" for name, value in item["settings"].items())
-            or "as it is",
-            item["verdict"],
-            show(item["stall_fraction"], "{:.1f} %", 100),
-            show(item["wait_max_seconds"], "{:.2f} s"),
-            show(item["tokens_per_second"], "{:,.0f}"),
-        )
-        for number, item in rounds
-    )
-    return Table(
-        title="bench advice",
-        header=("round", "changed", "verdict", "stall", "longest wait", "tokens/s"),
-        rows=rows,
-        notes=(
-            *(f"round {number}: {item['action']}" for number, item in rounds),
-            facts["rounds"][-1]["losses"],
-            "cured: the data was the limit, and is not any more"
-            if facts["is_cured"]
-            else "NOT cured",
+            *(f"round {item['number']}: {item['action']}" for item in rounds),
+            rounds[-1]["losses"],
+            cured if facts["is_cured"] else "NOT cured",
             f"{facts['seconds'] / 60:.1f} min",
         ),
     )

@@ -2,7 +2,10 @@
 
 Run as ``python axolotl_driver.py FOLDER MODULE ARGUMENTS…``: it does what ``python -m MODULE
 ARGUMENTS…`` does, down to what spawned workers import as their main module, and leaves
-``ledger-PID.json`` in the folder. The same for stock and accelerated runs: it is the environment
+``ledger-PID.json`` in the folder: when it ``started``, in seconds since the epoch; ``marks``, by
+what happened, with the seconds of every name until then; ``compiling``, the seconds of all threads
+together; ``waits`` and ``batches``, how long each batch took and its digest; ``patches``, what our
+package says of its replacements. The same for stock and accelerated runs: it is the environment
 that tells them apart, and this file imports nothing of our package.
 
 Every moment of the main thread belongs to one name. Imports and compilation have names of their
@@ -127,7 +130,7 @@ def main(folder: str, module: str, *arguments: str) -> None:
     finally:
         if os.getpid() == process:
             ledger.mark("end")
-            found |= {"seconds": ledger.seconds, "marks": ledger.marks, "patches": _patches()}
+            found |= {"marks": ledger.marks, "patches": _patches()}
             text = json.dumps(found, default=str)
             Path(folder, f"ledger-{process}.json").write_text(text, encoding="utf-8")
 
@@ -140,18 +143,14 @@ def _watch_imports(ledger: Ledger) -> None:
     def watched(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
-        # Functions that import what is there already do so at every call.
-        is_here = not level and name in modules
-        if is_here and _has(modules[name], fromlist):
-            return original(name, globals, locals, fromlist, level)
-        return timed(name, globals, locals, fromlist, level)
+        # Functions that import what is there already do so at every call. Names are looked for
+        # without asking for them: a lazy module would import them.
+        known = getattr(modules.get(name), "__dict__", ())
+        has_all = not fromlist or all(item in known for item in fromlist)
+        is_here = not level and name in modules and has_all
+        return (original if is_here else timed)(name, globals, locals, fromlist, level)
 
     builtins.__import__ = watched
-
-
-def _has(module: Any, names: Any) -> bool:
-    """Whether the names are there, without asking for them: a lazy module would import them."""
-    return not names or all(name in getattr(module, "__dict__", ()) for name in names)
 
 
 def _watch_compilation(ledger: Ledger, found: dict[str, Any]) -> None:
@@ -188,7 +187,13 @@ def _watch_training(ledger: Ledger, found: dict[str, Any]) -> None:
                 batches = original(*arguments, **options)
             found["waits"].append(time.perf_counter() - start)
             with ledger.under(WATCHING):
-                found["batches"].append(_digest(batches[0]))
+                content = hashlib.sha256()
+                tensors = (item for batch in batches[0] for item in sorted(batch.items()))
+                for name, values in tensors:
+                    if hasattr(values, "numpy"):
+                        content.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
+                        content.update(values.detach().cpu().contiguous().numpy().tobytes())
+                found["batches"].append(content.hexdigest())
             return batches
 
         return watched
@@ -197,18 +202,6 @@ def _watch_training(ledger: Ledger, found: dict[str, Any]) -> None:
     _replace("transformers.trainer:Trainer.get_batch_samples", get_batch_samples)
     for name, mark in (("on_step_begin", "first step"), ("on_train_end", "trained")):
         _replace(f"{callbacks}.{name}", functools.partial(_marking, ledger, mark))
-
-
-def _digest(batches: Any) -> str:
-    """Of every tensor of the batches: names, shapes, types and values."""
-    content = hashlib.sha256()
-    for batch in batches:
-        for name in sorted(batch):
-            values = batch[name]
-            if hasattr(values, "numpy"):
-                content.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
-                content.update(values.detach().cpu().contiguous().numpy().tobytes())
-    return content.hexdigest()
 
 
 def _replace(target: str, make: Callable[[Any], Any]) -> None:

@@ -26,7 +26,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -107,25 +107,6 @@ class TreeMemory:
                 self.samples.append(sample)
 
 
-class Ledgered(TypedDict):
-    """What ``axolotl_driver`` wrote."""
-
-    started: float
-    """Seconds since the epoch."""
-    seconds: dict[str, float]
-    """By name."""
-    marks: dict[str, dict[str, float]]
-    """By what happened, the seconds of every name until then."""
-    compiling: float
-    """Seconds of compilation in all threads together."""
-    waits: list[float]
-    """For each batch."""
-    batches: list[str]
-    """Their digests."""
-    patches: list[dict[str, Any]]
-    """What our package says of its replacements; none in a stock run."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What one run of Axolotl left behind."""
@@ -133,7 +114,7 @@ class Run:
     folder: Path
     wall_seconds: float
     """From the start of the process to its end."""
-    ledgers: Sequence[Ledgered]
+    ledgers: Sequence[Mapping[str, Any]]
     """What ``axolotl_driver`` wrote, one for each rank."""
     memory: Sequence[TreeSample] = ()
 
@@ -155,7 +136,7 @@ class Run:
     def at(self, mark: str) -> float:
         """When the first rank met a mark, in seconds since the epoch."""
         ledger = self.ledgers[0]
-        return ledger["started"] + sum(ledger["marks"][mark].values())
+        return float(ledger["started"] + sum(ledger["marks"][mark].values()))
 
     @property
     def phases(self) -> dict[str, float]:

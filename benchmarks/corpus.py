@@ -11,8 +11,7 @@ import gzip
 import json
 import random
 import string
-from collections.abc import Callable, Collection
-from functools import cached_property, partial
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,42 @@ _GZIP_LEVEL = 1
 """Higher levels take longer to write than all the other files together."""
 
 
-def write_inputs(folder: Path, names: Collection[str], rows: int) -> dict[str, Path]:
-    """The conversations as files of these names, keys of ``WRITERS``.
+def write_inputs(folder: Path, names: Collection[str], count: int) -> dict[str, Path]:
+    """The conversations as files of these names, each in the format that its name says.
 
     All are written before anything is timed, so that the Python objects behind them are gone by
     then: a million of them would slow down every pass of the garbage collector.
     """
     if not names:
         return {}
-    corpus = _Corpus(conversations(rows))
+    rows = conversations(count)
+    table = pa.Table.from_pylist(rows)
+    lines = ("\n".join(map(_to_json, rows)) + "\n").encode()
     paths = {name: folder / name for name in names}
     for name, path in paths.items():
-        WRITERS[name](corpus, path)
+        if name.endswith(".parquet"):
+            group_rows = count if "one-group" in name else ROW_GROUP_ROWS
+            pq.write_table(table, path, row_group_size=group_rows)
+        elif name.endswith((".arrow", ".arrows")):
+            form = pa.ipc.new_file if name.endswith(".arrow") else pa.ipc.new_stream
+            with form(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=RECORD_BATCH_ROWS)
+        elif name.endswith(".jsonl"):
+            path.write_bytes(lines)
+        elif name.endswith(".gz"):
+            path.write_bytes(gzip.compress(lines, _GZIP_LEVEL))
+        elif name.endswith(".zst"):
+            with pa.CompressedOutputStream(str(path), "zstd") as file:
+                file.write(lines)
+        elif name.endswith(".csv"):
+            texts = pa.array([_to_json(row["messages"]) for row in rows])
+            flat = table.drop(["messages"]).append_column("messages", texts)
+            pa.csv.write_csv(flat, path)
+        else:
+            with path.open("w", encoding="utf-8", newline="\n") as text_file:
+                for row in rows:
+                    text = " ".join(message["content"] for message in row["messages"])
+                    text_file.write(text.replace("\n", " ") + "\n")
     return paths
 
 
@@ -87,65 +110,6 @@ def write_large_parquet(path: Path, num_bytes: int, *, one_group: bool) -> int:
             for table in numbered:
                 writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
     return blocks * _LARGE_BLOCK_ROWS
-
-
-class _Corpus:
-    """The conversations in the forms that the writers share."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-        self.table = pa.Table.from_pylist(rows)
-
-    @cached_property
-    def lines(self) -> bytes:
-        return ("\n".join(_to_json(row) for row in self.rows) + "\n").encode()
-
-
-def _write_parquet(corpus: _Corpus, path: Path, *, one_group: bool = False) -> None:
-    rows = len(corpus.rows) if one_group else ROW_GROUP_ROWS
-    pq.write_table(corpus.table, path, row_group_size=rows)
-
-
-def _write_arrow(corpus: _Corpus, path: Path, *, form: Callable[..., Any]) -> None:
-    with form(path, corpus.table.schema) as writer:
-        writer.write_table(corpus.table, max_chunksize=RECORD_BATCH_ROWS)
-
-
-def _write_jsonl(corpus: _Corpus, path: Path) -> None:
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(corpus.lines, _GZIP_LEVEL))
-    elif path.suffix == ".zst":
-        with pa.CompressedOutputStream(str(path), "zstd") as file:
-            file.write(corpus.lines)
-    else:
-        path.write_bytes(corpus.lines)
-
-
-def _write_csv(corpus: _Corpus, path: Path) -> None:
-    texts = [_to_json(row["messages"]) for row in corpus.rows]
-    table = corpus.table.drop(["messages"]).append_column("messages", pa.array(texts))
-    pa.csv.write_csv(table, path)
-
-
-def _write_text(corpus: _Corpus, path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for row in corpus.rows:
-            text = " ".join(message["content"] for message in row["messages"])
-            file.write(text.replace("\n", " ") + "\n")
-
-
-WRITERS: dict[str, Callable[[_Corpus, Path], None]] = {
-    "messages.parquet": _write_parquet,
-    "messages-one-group.parquet": partial(_write_parquet, one_group=True),
-    "messages.jsonl": _write_jsonl,
-    "messages.jsonl.gz": _write_jsonl,
-    "messages.jsonl.zst": _write_jsonl,
-    "messages.csv": _write_csv,
-    "messages.arrow": partial(_write_arrow, form=pa.ipc.new_file),
-    "messages-stream.arrows": partial(_write_arrow, form=pa.ipc.new_stream),
-    "messages.txt": _write_text,
-}
-"""File name to what writes it."""
 
 
 def conversations(count: int) -> list[dict[str, Any]]:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Result, Table
+from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.record.units import format_share
 
 _STEP_SECONDS = 0.064
 _WAITS = (0.020, 0.060, 0.100, 0.200)
@@ -53,11 +55,10 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         raise MissingExtraError("this race needs a GPU that torch can use, and there is none")
     loops, trainers = [], []
     queue_work = _calibrate(torch)
-    for is_synchronised in (False, True):
-        for wait in _WAITS:
-            tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
-            place = folder / f"loop-{wait}-{is_synchronised}"
-            loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
+    for is_synchronised, wait in product((False, True), _WAITS):
+        tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
+        place = folder / f"loop-{wait}-{is_synchronised}"
+        loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
     step = _run_trainer(0.0, folder / "trial", steps=20)["step_p50_seconds"]
     for name, waits in _TRAINER_WAITS.items():
         tell(f"trainer: {name} loader")
@@ -65,54 +66,41 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         trainers.append({"loader": name, "expected": _RIGHT[name], **found})
     gpu = torch.cuda.get_device_name(0)
     facts = {"gpu": gpu, "tolerance": _TOLERANCE, "loops": loops, "trainers": trainers}
-    return Result(facts=facts, tables=(_loop_table(gpu, loops), _trainer_table(trainers)))
+    return Result(facts=facts, tables=_tables(gpu, loops, trainers))
 
 
-def _loop_table(gpu: str, loops: Sequence[Mapping[str, Any]]) -> Table:
-    rows = tuple(
-        (
-            f"{1000 * item['wait_seconds']:.0f} ms",
-            "yes" if item["is_synchronised"] else "no",
-            _percent(item["naive_host_fraction"]),
-            _percent(item["host_stall_fraction"]),
-            _percent(item["device_stall_fraction"]),
-            _percent(item["profiler_idle_fraction"]),
-            "yes" if item["right"] else "NO",
-        )
-        for item in loops
+def _tables(gpu: str, loops: list[dict[str, Any]], trainers: list[dict[str, Any]]) -> list[Table]:
+    loop_table = record_table(
+        f"bench meter-gpu: {gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms",
+        loops,
+        {
+            "wait": lambda item: f"{1000 * item['wait_seconds']:.0f} ms",
+            "sync": lambda item: "yes" if item["is_synchronised"] else "no",
+            "naive host": lambda item: format_share(item["naive_host_fraction"]),
+            "host stall": lambda item: format_share(item["host_stall_fraction"]),
+            "device stall": lambda item: format_share(item["device_stall_fraction"]),
+            "profiler": lambda item: format_share(item["profiler_idle_fraction"]),
+            "right": lambda item: "yes" if item["right"] else "NO",
+        },
+        [f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time"],
     )
-    return Table(
-        title=f"bench meter-gpu: {gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms",
-        header=("wait", "sync", "naive host", "host stall", "device stall", "profiler", "right"),
-        rows=rows,
-        notes=(
-            f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time",
-        ),
+    trainer_table = record_table(
+        "bench meter-gpu: a small Llama by HF Trainer",
+        trainers,
+        {
+            "loader": lambda item: item["loader"],
+            "wait": lambda item: f"{1000 * item['wait_seconds']:.0f} ms",
+            "step p50": lambda item: f"{1000 * item['step_p50_seconds']:.0f} ms",
+            "host stall": lambda item: format_share(item["host_stall_fraction"]),
+            "device stall": lambda item: format_share(item["device_stall_fraction"]),
+            "MFU": lambda item: format_share(item["mfu"]),
+            "verdict": lambda item: item["verdict"],
+            "right": lambda item: (
+                "yes" if item["verdict"].partition("/")[0] == item["expected"] else "NO"
+            ),
+        },
     )
-
-
-def _trainer_table(trainers: Sequence[Mapping[str, Any]]) -> Table:
-    rows = tuple(
-        (
-            item["loader"],
-            f"{1000 * item['wait_seconds']:.0f} ms",
-            f"{1000 * item['step_p50_seconds']:.0f} ms",
-            _percent(item["host_stall_fraction"]),
-            _percent(item["device_stall_fraction"]),
-            _percent(item["mfu"]),
-            item["verdict"],
-            "yes" if item["verdict"].partition("/")[0] == item["expected"] else "NO",
-        )
-        for item in trainers
-    )
-    header = ("loader", "wait", "step p50", "host stall", "device stall", "MFU", "verdict", "right")
-    return Table(
-        title="bench meter-gpu: a small Llama by HF Trainer", header=header, rows=rows, notes=()
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return [loop_table, trainer_table]
 
 
 def _calibrate(torch: Any) -> Callable[[], None]:
@@ -133,12 +121,6 @@ def _calibrate(torch: Any) -> Callable[[], None]:
     return lambda: queue_work(count)
 
 
-def _slow_batches(seconds: float, count: int) -> Iterator[int]:
-    for number in range(count):
-        time.sleep(seconds)
-        yield number
-
-
 def _run_loop(
     torch: Any, queue_work: Callable[[], None], wait: float, is_synchronised: bool, folder: Path
 ) -> dict[str, Any]:
@@ -148,8 +130,14 @@ def _run_loop(
 
     profiler = open_profile()
     waited = begun = 0.0
+
+    def slow_batches() -> Iterator[int]:
+        for number in range(_WARMUP + _STEPS):
+            time.sleep(wait)
+            yield number
+
     with measure(folder, sample_system=False) as meter:
-        batches = meter.watch(_slow_batches(wait, _WARMUP + _STEPS))
+        batches = meter.watch(slow_batches())
         for number in range(_WARMUP + _STEPS):
             if number == _WARMUP:
                 torch.cuda.synchronize()
@@ -183,7 +171,6 @@ def _run_loop(
 
 
 def _run_trainer(wait: float, folder: Path, steps: int = _TRAINER_STEPS) -> dict[str, Any]:
-
     from fast_axolotl.integrations.transformers_meter import MeterCallback
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
@@ -225,6 +212,18 @@ def train(wait: float, steps: int, folder: Path, callbacks: Sequence[Any] = ()) 
         use_cache=False,
     )
     torch.manual_seed(0)
+    tokens = torch.randint(0, _VOCABULARY, (_ROW_TOKENS,))
+    row = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+
+    class SlowRows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return _ROWS_OF_A_BATCH * steps
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if wait:
+                time.sleep(wait / _ROWS_OF_A_BATCH)
+            return row
+
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=_ROWS_OF_A_BATCH,
@@ -242,27 +241,9 @@ def train(wait: float, steps: int, folder: Path, callbacks: Sequence[Any] = ()) 
     Trainer(
         model=LlamaForCausalLM(config),
         args=arguments,
-        train_dataset=_SlowRows(wait / _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH * steps, torch),
+        train_dataset=SlowRows(),
         callbacks=list(callbacks),
     ).train()
-
-
-class _SlowRows:
-    """Rows of tokens, each after a wait."""
-
-    def __init__(self, seconds: float, count: int, torch: Any) -> None:
-        self.seconds = seconds
-        self.count = count
-        self.tokens = torch.randint(0, _VOCABULARY, (_ROW_TOKENS,))
-        self.mask = torch.ones(_ROW_TOKENS, dtype=torch.long)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.seconds:
-            time.sleep(self.seconds)
-        return {"input_ids": self.tokens, "attention_mask": self.mask, "labels": self.tokens}
 
 
 if __name__ == "__main__":

@@ -17,17 +17,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.children import module_environment
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.result import Result, Table
+from benchmarks.result import Result, Table, record_table
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol import plan_commands, run_protocol
 from fast_axolotl.protocol.matrix import find_cell
-from fast_axolotl.record.protocol_result import ProtocolResult
 
 _FIGURE = "samples_per_second"
 _MOST_FALSE_SHARE = 0.10
@@ -71,27 +70,24 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         "found": sum(trial["outcome"] == "worse" for trial in trials if trial["kind"] == "A/B"),
         "seconds": time.monotonic() - begin,
     }
-    return Result(facts=facts, tables=(protocol_table(facts),))
+    return Result(facts=facts, tables=[_table(facts)])
 
 
-def protocol_table(facts: dict[str, Any]) -> Table:
+def _table(facts: dict[str, Any]) -> Table:
     """How often a change was reported, and every trial."""
     trials = facts["trials"]
     same = sum(trial["kind"] == "A/A" for trial in trials)
-    return Table(
-        title="bench protocol",
-        header=("trial", "samples/s, ratio", "95 % interval", "outcome", "took"),
-        rows=tuple(
-            (
-                trial["kind"],
-                f"{trial['ratio']:.3f}",
-                f"{trial['low']:.3f} – {trial['high']:.3f}",
-                trial["outcome"],
-                f"{trial['seconds']:.1f} s",
-            )
-            for trial in trials
-        ),
-        notes=(
+    return record_table(
+        "bench protocol",
+        trials,
+        {
+            "trial": lambda trial: trial["kind"],
+            "samples/s, ratio": lambda trial: f"{trial['ratio']:.3f}",
+            "95 % interval": lambda trial: f"{trial['low']:.3f} – {trial['high']:.3f}",
+            "outcome": lambda trial: trial["outcome"],
+            "took": lambda trial: f"{trial['seconds']:.1f} s",
+        },
+        (
             f"A/A: {facts['false_findings']} of {same} report a change; "
             f"asked for: at most {100 * _MOST_FALSE_SHARE:.0f} %",
             f"A/B, {100 * facts['slower']:.0f} % slower: {facts['found']} of "
@@ -113,16 +109,14 @@ def _try(kind: str, pairs: int, steps: int, slower: float, folder: Path) -> dict
     )
     begin = time.monotonic()
     protocol = run_protocol(plan, folder, environment=module_environment())
-    return {"kind": kind, **trial_outcome(protocol), "seconds": time.monotonic() - begin}
-
-
-def trial_outcome(protocol: ProtocolResult) -> dict[str, Any]:
     cell = find_cell(protocol.matrix, _FIGURE, "candidate")
     base = find_cell(protocol.matrix, _FIGURE, "baseline")
     if cell is None or base is None or cell.low is None:
         tails = [run.log_tail for arm in protocol.arms for run in arm.runs if run.log_tail]
         raise RuntimeError(f"{_FIGURE} was not measured: {tails[:1] or cell}")
+    changed = ("better", "worse", "changed")
     return {
+        "kind": kind,
         "ratio": cell.ratio,
         "low": cell.low,
         "high": cell.high,
@@ -130,18 +124,21 @@ def trial_outcome(protocol: ProtocolResult) -> dict[str, Any]:
         "is_change": cell.outcome != "no detectable change",
         "baseline": list(base.values),
         "candidate": list(cell.values),
-        "figures_changed": sum(
-            row.cells[1].outcome in ("better", "worse", "changed") for row in protocol.matrix.rows
-        ),
+        "figures_changed": sum(row.cells[1].outcome in changed for row in protocol.matrix.rows),
+        "seconds": time.monotonic() - begin,
     }
 
 
 def loop(steps: str, slower: str) -> None:
     """So many steps, each this share slower."""
     share = float(slower)
+    batches = (
+        [list(range(step, step + _ROW_NUMBERS)) for _ in range(_BATCH_ROWS)]
+        for step in range(int(steps))
+    )
     with measure(os.environ["FAST_AXOLOTL_MEASURE"]) as meter:
         begin = time.perf_counter()
-        for batch in meter.watch(_read(int(steps))):
+        for batch in meter.watch(batches):
             for _ in range(_ROUNDS):
                 for row in batch:
                     sum(row)
@@ -151,11 +148,6 @@ def loop(steps: str, slower: str) -> None:
             while time.perf_counter() < now + share * (now - begin):
                 pass
             begin = time.perf_counter()
-
-
-def _read(steps: int) -> Iterator[list[list[int]]]:
-    for step in range(steps):
-        yield [list(range(step, step + _ROW_NUMBERS)) for _ in range(_BATCH_ROWS)]
 
 
 if __name__ == "__main__":

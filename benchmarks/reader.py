@@ -13,7 +13,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -64,19 +64,13 @@ TIMED = {
 }
 """Case to its file in the corpus, and what the peers know its format as."""
 
-_Large = tuple[str, int, Callable[[Path, int], int]]
-_write_groups = partial(write_large_parquet, one_group=False)
-_write_one_group = partial(write_large_parquet, one_group=True)
 _GIGABYTE = 1_000_000_000
-MEMORY: dict[str, tuple[_Large, ...]] = {
-    "memory-jsonl": (
-        ("JSON lines, small", _GIGABYTE // 2, write_large_jsonl),
-        ("JSON lines", 2 * _GIGABYTE, write_large_jsonl),
-    ),
-    "memory-parquet": (("Parquet", 2 * _GIGABYTE, _write_groups),),
-    "memory-parquet-one-group": (("Parquet, one row group", _GIGABYTE, _write_one_group),),
+MEMORY: dict[str, dict[str, int]] = {
+    "memory-jsonl": {"JSON lines, small": _GIGABYTE // 2, "JSON lines": 2 * _GIGABYTE},
+    "memory-parquet": {"Parquet": 2 * _GIGABYTE},
+    "memory-parquet-one-group": {"Parquet, one row group": _GIGABYTE},
 }
-"""Case to its files, the largest last: label, bytes, what writes it."""
+"""Case to its files and their bytes, the largest last."""
 
 CASES = (*TIMED, *MEMORY)
 _LEAST_BYTES = 100_000
@@ -194,11 +188,15 @@ def _memory_case(name: str, session: Session, scale: float) -> Case:
     measurements, goals, peaks = [], [], []
     left_out: dict[str, str] = {}
     rows = num_bytes = 0
-    for label, size, write in MEMORY[name]:
-        file_format = "jsonl" if write is write_large_jsonl else "parquet"
+    for label, size in MEMORY[name].items():
+        file_format = "jsonl" if "jsonl" in name else "parquet"
         path = session.folder / f"large.{file_format}"
         session.tell(f"{name}: writing {label}")
-        rows = write(path, max(_LEAST_BYTES, round(size * scale)))
+        scaled = max(_LEAST_BYTES, round(size * scale))
+        if file_format == "jsonl":
+            rows = write_large_jsonl(path, scaled)
+        else:
+            rows = write_large_parquet(path, scaled, one_group="one-group" in name)
         num_bytes = path.stat().st_size
         readers = [OURS_ARROW] * min(session.repeats, _MOST_MEMORY_REPEATS)
         readers += [

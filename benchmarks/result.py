@@ -8,7 +8,7 @@ are recorded, never asserted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -210,6 +210,17 @@ def require_new(path: Path) -> None:
 
 
 # Tables.
+
+
+def record_table(
+    title: str,
+    records: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Mapping[str, Any]], str]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A row for each record, a column for each heading with what shows it."""
+    rows = [[show(record) for show in columns.values()] for record in records]
+    return Table(title=title, header=list(columns), rows=rows, notes=notes)
 
 
 def result_tables(result: Result) -> list[Table]:
