@@ -472,12 +472,7 @@ def _function_case(name: str, found: Mapping[str, Any]) -> Case:
 
 def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
     """What is wrong, the runs with their phases, the functions."""
-    wrong = tuple(
-        (case.name, timing.reason)
-        for case in cases
-        for timing in case.timings
-        if timing.reason is not None
-    )
+    wrong = [(case.name, item.reason) for case in cases for item in case.timings if item.reason]
     if wrong:
         yield Table(
             title="axolotl: INVALID, results differ from stock's",
