@@ -396,7 +396,7 @@ def _training_seconds(run: Run) -> float:
 def stall_share(run: Run) -> float:
     """Of the time from the second batch on."""
     first, *waits = run.ledgers[0]["waits"]
-    return sum(waits) / (_training_seconds(run) - first)
+    return float(sum(waits) / (_training_seconds(run) - first))
 
 
 def peak_bytes(run: Run) -> int | None:

@@ -42,10 +42,8 @@ _ROWS_TOGETHER = 65_536
 
 POLARS = "Polars"
 DUCKDB = "DuckDB, in order"
-_DUCKDB_QUERIES = {
-    DUCKDB: "SELECT text FROM texts GROUP BY text ORDER BY min(rowid)",
-    "DuckDB DISTINCT, any order": "SELECT DISTINCT text FROM texts",
-}
+_DUCKDB_IN_ORDER = "SELECT text FROM texts GROUP BY text ORDER BY min(rowid)"
+_DUCKDB_DISTINCT = "SELECT DISTINCT text FROM texts"
 
 _MOST_STATE_BYTES = 40.0
 """For each different row of a file."""
@@ -82,7 +80,7 @@ def _tokens_contest(size: int, session: Session) -> Contest:
     """Whole rows of input_ids, attention_mask and labels, as Axolotl compares them."""
     table = token_rows(size)
     few = min(size, _MOST_SLOW_ROWS)
-    entry = partial(Entry, gives="Arrow → indices", columns=lambda found: {"index": found})
+    entry = partial(Entry, columns=lambda found: {"index": found})
 
     def write(folder: Path) -> Path:
         path = folder / "tokens.arrow"
@@ -90,10 +88,10 @@ def _tokens_contest(size: int, session: Session) -> Contest:
             writer.write_table(table.slice(0, few))
         return path
 
-    def plain(rows: pa.Table) -> list[int]:
+    def plain() -> list[int]:
         """The loop of Axolotl over an Arrow table: every row as a dict, as text, as a hash."""
         first: dict[str, int] = {}
-        batches = rows.to_batches(max_chunksize=1000)
+        batches = table.slice(0, few).to_batches(max_chunksize=1000)
         for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
             first.setdefault(sha256(str(row).encode()).hexdigest(), index)
         return list(first.values())
@@ -102,14 +100,9 @@ def _tokens_contest(size: int, session: Session) -> Contest:
         name=f"tokens-{size_name(size)}",
         text=f"{size:,} tokenized rows, mean 365 tokens, a fifth repeated",
         rows=size,
-        ours=entry(name=OURS, rows=size, prepare=lambda: lambda: unique_rows(table)),
+        ours=entry(OURS, "Arrow → indices", lambda: lambda: unique_rows(table), size),
         others=(
-            entry(
-                name=PLAIN,
-                rows=few,
-                prepare=lambda: partial(plain, table.slice(0, few)),
-                rival=OURS,
-            ),
+            entry(PLAIN, "Arrow → indices", lambda: plain, few, rival=OURS),
             Remote(
                 name=AXOLOTL,
                 gives="Dataset → Dataset",
@@ -127,10 +120,12 @@ def _tokens_contest(size: int, session: Session) -> Contest:
 def _text_contest(size: int) -> Contest:
     """A text column to the column of its first occurrences, in order."""
     table = pa.table({"text": repeated_texts(size)})
-    entry = partial(Entry, rows=size, gives="Arrow → Arrow", columns=_as_texts, rival=OURS)
+    column = table["text"]
+    entry = partial(Entry, rows=size, columns=_as_texts, rival=OURS)
+    in_duckdb = partial(entry, gives="table → Arrow", package="duckdb")
 
     def plain_dict() -> Callable[[], Any]:
-        texts = table["text"].to_pylist()
+        texts = column.to_pylist()
         return lambda: list(dict.fromkeys(texts))
 
     def polars() -> Callable[[], Any]:
@@ -146,8 +141,7 @@ def _text_contest(size: int) -> Contest:
 
     def in_order(found: Any) -> Mapping[str, Any]:
         """Texts that came in any order, sorted by where each stands first."""
-        texts = table["text"].to_pylist()
-        texts.reverse()
+        texts = reversed(column.to_pylist())
         places = {text: -index for index, text in enumerate(texts)}
         return {"text": sorted(found["text"].to_pylist(), key=lambda text: places.get(text, 0))}
 
@@ -155,25 +149,17 @@ def _text_contest(size: int) -> Contest:
         name=f"text-{size_name(size)}",
         text=f"a column of {size:,} texts, each of which comes twice",
         rows=size,
-        ours=entry(name=OURS, prepare=lambda: lambda: table.take(unique_rows(table)), rival=None),
+        ours=entry(OURS, "Arrow → Arrow", lambda: lambda: table.take(unique_rows(table))),
         others=(
-            entry(
-                name="pyarrow unique",
-                prepare=lambda: lambda: table["text"].unique(),
-                package="pyarrow",
+            entry("pyarrow unique", "Arrow → Arrow", lambda: column.unique, package="pyarrow"),
+            entry(POLARS, "frame → frame", polars, package="polars"),
+            in_duckdb(DUCKDB, prepare=partial(duckdb, _DUCKDB_IN_ORDER)),
+            in_duckdb(
+                "DuckDB DISTINCT, any order",
+                prepare=partial(duckdb, _DUCKDB_DISTINCT),
+                columns=in_order,
             ),
-            entry(name=POLARS, gives="frame → frame", prepare=polars, package="polars"),
-            *(
-                entry(
-                    name=name,
-                    gives="table → Arrow",
-                    prepare=partial(duckdb, query),
-                    columns=_as_texts if name == DUCKDB else in_order,
-                    package="duckdb",
-                )
-                for name, query in _DUCKDB_QUERIES.items()
-            ),
-            entry(name="Python dict", gives="list → list", prepare=plain_dict),
+            entry("Python dict", "list → list", plain_dict),
         ),
     )
 
@@ -191,12 +177,8 @@ def _as_texts(found: Any) -> Mapping[str, Any]:
 def _list_contest(size: int, session: Session) -> Contest:
     """A list of texts to indices and hashes, the earlier package's interface."""
     texts = repeated_texts(size).to_pylist()
-    entry = partial(
-        Entry,
-        rows=size,
-        gives="list → lists",
-        columns=lambda found: {"index": found[0], "hash": found[1]},
-    )
+    columns = lambda found: {"index": found[0], "hash": found[1]}  # noqa: E731
+    entry = partial(Entry, gives="list → lists", rows=size, columns=columns)
 
     def plain() -> tuple[list[int], list[str]]:
         first: dict[str, int] = {}
@@ -208,9 +190,9 @@ def _list_contest(size: int, session: Session) -> Contest:
         name=f"list-{size_name(size)}",
         text=f"a list of {size:,} texts, each of which comes twice, to indices and hashes",
         rows=size,
-        ours=entry(name=LISTS, prepare=lambda: lambda: deduplicate_indices(texts)),
+        ours=entry(LISTS, prepare=lambda: lambda: deduplicate_indices(texts)),
         others=(
-            entry(name=PLAIN, prepare=lambda: plain, rival=LISTS),
+            entry(PLAIN, prepare=lambda: plain, rival=LISTS),
             earlier_remote(
                 session,
                 "deduplicate_indices",

@@ -54,7 +54,7 @@ def _run(
 ) -> Case:
     """Ours from a list and from a column, the loop of hashlib, and the earlier package."""
     rows = make(size)
-    entry = partial(Entry, rows=size, gives="list → list", columns=lambda found: {"hash": found})
+    entry = partial(Entry, rows=size, columns=lambda found: {"hash": found})
 
     def from_column() -> Callable[[], Any]:
         column = pa.array(rows, pa.large_string())
@@ -68,10 +68,10 @@ def _run(
         name=f"{kind}-{size_name(size)}",
         text=f"{size:,} {text}",
         rows=size,
-        ours=entry(name=LISTS, prepare=lambda: lambda: parallel_hash_rows(rows)),
+        ours=entry(LISTS, "list → list", lambda: lambda: parallel_hash_rows(rows)),
         others=(
-            entry(name=ARROW, gives="Arrow → Arrow", prepare=from_column, columns=hex_column),
-            entry(name=HASHLIB, prepare=lambda: lambda: hash_rows(rows), rival=LISTS),
+            entry(ARROW, "Arrow → Arrow", from_column, columns=hex_column),
+            entry(HASHLIB, "list → list", lambda: lambda: hash_rows(rows), rival=LISTS),
             earlier_remote(
                 session,
                 "parallel_hash_rows",

@@ -2,8 +2,8 @@
 
 Loops whose waits are injected, so that the truth is known. A cell is a host (a bare loop, a torch
 ``DataLoader``, an HF ``Trainer``), its loader workers and gradient accumulation, and waits: how
-much of the wall time, and in which pattern. A group of cells runs in a process of its own: ``python
--m benchmarks.meter --child JSON`` prints one JSON object for each. The truth comes from this
+much of the wall time, and in which pattern. The cells of a host run in a process of their own:
+``python -m benchmarks.meter --child …`` prints one JSON object for each. The truth comes from this
 module's own clock, never from the meter: the waits as slept in a bare loop, and the time inside the
 base iterator's ``__next__`` in torch, which collates and hands over as well; over the wall time of
 the same fetches. Then ``meter_scenarios`` makes a machine short of memory, of disk, of a fast rank.
@@ -21,24 +21,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.children import offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.meter_scenarios import SCENARIOS, run_scenario
-from benchmarks.result import Result, Table
+from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import measure
 
 _FETCHES = 640
 """Five times a period of 1,000 rows, and a little."""
 _SIDE_BY_SIDE = 3
-"""Groups at a time: they sleep nearly always."""
-_GROUP_SECONDS = 1920
+"""Processes at a time: they sleep nearly always."""
+_CHILD_SECONDS = 1920
 _NEEDS = {"loader": "torch", "trainer": "transformers"}
 HOSTS = ("loop", "loader", "trainer")
-
-Pattern = Literal["none", "steady", "burst", "periodic"]
 
 BATCH_ROWS = 8
 BURST_FETCHES = 16
@@ -48,12 +46,12 @@ TOLERANCE = 0.015
 _PERIOD_TOLERANCE = 0.02
 
 _SHARES = (0.02, 0.05, 0.10, 0.30, 0.60)
-_PATTERNS: tuple[Pattern, ...] = ("steady", "burst", "periodic")
+_SUBTYPES = {"steady": "rate", "burst": "burst", "periodic": "periodic"}
+"""Pattern of the waits to what the verdict calls it."""
 _QUEUED = 4
 """Batches that two workers with torch's prefetch factor of 2 hold ready: what a long wait must
 outlast before it is felt."""
 _DATA_BOUND, _COMPUTE_BOUND = 0.10, 0.05
-_SUBTYPES = {"steady": "rate", "burst": "burst", "periodic": "periodic"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,25 +71,30 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     scenarios = check_names("scenario", options.scenarios, tuple(SCENARIOS))
     scenarios = scenarios if options.scenarios or is_all else []
     missing = [host for host in hosts if host in _NEEDS and find_spec(_NEEDS[host]) is None]
-    chosen = [group for group in groups() if group.host in hosts and group.host not in missing]
+    # A bare loop has no workers.
+    children = [
+        (host, str(workers), str(accumulation))
+        for host in hosts
+        if host not in missing
+        for workers in ((0,) if host == "loop" else (0, 2))
+        for accumulation in (1, 8)
+    ]
 
-    def run_group(number: int) -> list[dict[str, Any]]:
-        place = folder / f"group-{number}"
+    def run_cells(child: tuple[str, str, str]) -> list[dict[str, Any]]:
+        place = folder / "-".join(child)
         place.mkdir()
-        given = {"group": asdict(chosen[number]), "folder": str(place), "fetches": options.fetches}
         printed = run_child(
             "benchmarks.meter",
-            "--child",
-            json.dumps(given),
+            *("--child", *child, str(place), str(options.fetches)),
             env=offline_environment(place, place),
-            timeout=_GROUP_SECONDS,
+            timeout=_CHILD_SECONDS,
         )
         return [json.loads(line) for line in printed.splitlines() if line.startswith('{"')]
 
     cells: list[dict[str, Any]] = []
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        for group, done in zip(chosen, pool.map(run_group, range(len(chosen))), strict=True):
-            tell(f"{group.host}, {group.workers} workers, accumulation {group.accumulation}")
+        for child, done in zip(children, pool.map(run_cells, children), strict=True):
+            tell("{}, {} workers, accumulation {}".format(*child))
             cells += done
     found = []
     for name in scenarios:
@@ -99,112 +102,104 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         found.append(run_scenario(name, folder / f"scenario-{name}"))
     left_out = [f"{host}: {_NEEDS[host]} is not installed" for host in missing]
     facts = {"tolerance": TOLERANCE, "cells": cells, "scenarios": found, "left_out": left_out}
-    return Result(facts=facts, tables=tuple(meter_tables(cells, found, left_out)))
+    tables = [_cell_table(cells, left_out)] if cells else []
+    if found:
+        columns = {
+            "scenario": lambda item: item["name"],
+            "made to be": lambda item: item["expected"],
+            "verdict": lambda item: item["verdict"] or "–",
+            "": lambda item: item["note"],
+        }
+        title = "bench meter: machines and loops made short of something"
+        tables.append(record_table(title, found, columns))
+    return Result(facts=facts, tables=tables)
 
 
-def meter_tables(
-    cells: Sequence[dict[str, Any]], scenarios: Sequence[dict[str, Any]], left_out: Sequence[str]
-) -> Iterator[Table]:
-    """The cells by host and pattern, with what is wrong; the scenarios."""
-    if cells:
-        by_row: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for cell in cells:
-            columns = ("host", "workers", "accumulation", "pattern")
-            by_row.setdefault(tuple(str(cell[name]) for name in columns), []).append(cell)
-        rows = []
-        for key, found in by_row.items():
-            worst = max(abs(cell["stall_fraction"] - cell["true_stall"]) for cell in found)
-            wrong = [
-                f"{cell['planned_share']:.0%}: {', '.join(cell['wrong'])}"
-                for cell in found
-                if cell["wrong"]
-            ]
-            true = " ".join(f"{100 * cell['true_stall']:.1f}" for cell in found)
-            said = " ".join(f"{100 * cell['stall_fraction']:.1f}" for cell in found)
-            rows.append((*key, true, said, f"{100 * worst:.2f}", "; ".join(wrong) or "all right"))
-        right = sum(not cell["wrong"] for cell in cells)
-        note = (
-            f"right: within {100 * TOLERANCE:.1f} points, and the verdict, the pattern and its "
-            "period as made; on a threshold, within the tolerance, either verdict is right"
-        )
-        header = ("host", "workers", "accum.", "waits", "true stall %", "reported %", "worst", "")
-        yield Table(
-            title=f"bench meter: {right} of {len(cells)} cells right",
-            header=header,
-            rows=tuple(rows),
-            notes=(note, *left_out),
-        )
-    if scenarios:
-        yield Table(
-            title="bench meter: machines and loops made short of something",
-            header=("scenario", "made to be", "verdict", ""),
-            rows=tuple(
-                (item["name"], item["expected"], item["verdict"] or "–", item["note"])
-                for item in scenarios
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Cells that one process runs, one after the other."""
-
-    host: str
-    workers: int
-    accumulation: int
+def _cell_table(cells: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+    """By host and pattern, with what is wrong."""
+    by_row: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for cell in cells:
+        columns = ("host", "workers", "accumulation", "pattern")
+        by_row.setdefault(tuple(str(cell[name]) for name in columns), []).append(cell)
+    rows = []
+    for key, found in by_row.items():
+        worst = max(abs(cell["stall_fraction"] - cell["true_stall"]) for cell in found)
+        wrong = [
+            f"{cell['planned_share']:.0%}: {', '.join(cell['wrong'])}"
+            for cell in found
+            if cell["wrong"]
+        ]
+        true = " ".join(f"{100 * cell['true_stall']:.1f}" for cell in found)
+        said = " ".join(f"{100 * cell['stall_fraction']:.1f}" for cell in found)
+        rows.append((*key, true, said, f"{100 * worst:.2f}", "; ".join(wrong) or "all right"))
+    right = sum(not cell["wrong"] for cell in cells)
+    note = (
+        f"right: within {100 * TOLERANCE:.1f} points, and the verdict, the pattern and its "
+        "period as made; on a threshold, within the tolerance, either verdict is right"
+    )
+    return Table(
+        title=f"bench meter: {right} of {len(cells)} cells right",
+        header=("host", "workers", "accum.", "waits", "true stall %", "reported %", "worst", ""),
+        rows=rows,
+        notes=(note, *left_out),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Waits that are injected."""
+    """A loop, and the waits that are injected."""
 
-    pattern: Pattern
-    share: float
-    """Of wall time, as planned."""
+    host: str
+    workers: int
+    accumulation: int
+    pattern: str
+    """``none``, ``steady``, ``burst`` or ``periodic``."""
+    planned_share: float
+    """Of wall time."""
+
+    @property
+    def step_seconds(self) -> float:
+        """What the model takes for a batch. Collating a batch and handing it over from another
+        process cost up to a millisecond on a busy machine, a wait like any other: the step has to
+        dwarf it."""
+        if self.workers:
+            return 0.02
+        return 0.005 if self.host == "loop" else 0.01
+
+    def wait_before(self, fetch: int) -> float:
+        """Seconds to wait inside the fetch of this number."""
+        step, workers = self.step_seconds, self.workers
+        mean = step * self.planned_share / (1 - self.planned_share)
+        if self.pattern == "none":
+            return 0.0
+        if self.pattern == "steady":
+            # So many workers wait side by side; together they must be slower than the model.
+            return mean if not workers else workers * (step + mean)
+        hidden = _QUEUED * step if workers else 0.0
+        if self.pattern == "burst":
+            is_last = fetch % BURST_FETCHES == BURST_FETCHES - 1
+            return BURST_FETCHES * mean + hidden if is_last else 0.0
+        before, after = fetch * BATCH_ROWS, (fetch + 1) * BATCH_ROWS
+        is_over = before // PERIOD_ROWS != after // PERIOD_ROWS
+        return PERIOD_ROWS / BATCH_ROWS * mean + hidden if is_over else 0.0
 
 
-def groups() -> list[Group]:
-    """Every host with its workers and accumulation; a bare loop has no workers."""
+def cells_of(host: str, workers: int, accumulation: int) -> list[Cell]:
+    """No wait at all, then every share in every pattern."""
+    waits = [("none", 0.0), *((pattern, share) for pattern in _SUBTYPES for share in _SHARES)]
     return [
-        Group(host=host, workers=workers, accumulation=accumulation)
-        for host in HOSTS
-        for workers in ((0,) if host == "loop" else (0, 2))
-        for accumulation in (1, 8)
+        Cell(
+            host=host,
+            workers=workers,
+            accumulation=accumulation,
+            pattern=pattern,
+            planned_share=share,
+        )
+        for pattern, share in waits
     ]
 
 
-def cells_of() -> list[Cell]:
-    """No wait at all, then every share in every pattern."""
-    waits = [Cell(pattern=pattern, share=share) for pattern in _PATTERNS for share in _SHARES]
-    return [Cell(pattern="none", share=0.0), *waits]
-
-
-def step_seconds(group: Group) -> float:
-    """What the model takes for a batch. Collating a batch and handing it over from another process
-    cost up to a millisecond on a busy machine, a wait like any other: the step has to dwarf it."""
-    if group.workers:
-        return 0.02
-    return 0.005 if group.host == "loop" else 0.01
-
-
-def wait_before(cell: Cell, fetch: int, group: Group) -> float:
-    """Seconds to wait inside the fetch of this number."""
-    if cell.pattern == "none":
-        return 0.0
-    step, workers = step_seconds(group), group.workers
-    mean = step * cell.share / (1 - cell.share)
-    if cell.pattern == "steady":
-        # So many workers wait side by side; together they must be slower than the model.
-        return mean if not workers else workers * (step + mean)
-    hidden = _QUEUED * step if workers else 0.0
-    if cell.pattern == "burst":
-        return BURST_FETCHES * mean + hidden if fetch % BURST_FETCHES == BURST_FETCHES - 1 else 0.0
-    before, after = fetch * BATCH_ROWS, (fetch + 1) * BATCH_ROWS
-    is_over = before // PERIOD_ROWS != after // PERIOD_ROWS
-    return PERIOD_ROWS / BATCH_ROWS * mean + hidden if is_over else 0.0
-
-
-def judge_cell(cell: Cell, true_stall: float, found: dict[str, object]) -> list[str]:
+def judge_cell(pattern: str, true_stall: float, found: dict[str, object]) -> list[str]:
     """What is wrong with the figures of a cell; empty where all is right."""
     stall = found["stall_fraction"]
     if not isinstance(stall, float):
@@ -215,12 +210,15 @@ def judge_cell(cell: Cell, true_stall: float, found: dict[str, object]) -> list[
     if found["verdict"] not in right_verdicts(true_stall):
         wrong.append(f"verdict {found['verdict']}")
     if found["verdict"] == "data":
-        if found["subtype"] != _SUBTYPES.get(cell.pattern):
+        if found["subtype"] != _SUBTYPES.get(pattern):
             wrong.append(f"called {found['subtype']}")
-        if cell.pattern == "burst" and not _is_near(found["period_fetches"], BURST_FETCHES):
-            wrong.append(f"period of {found['period_fetches']} fetches")
-        if cell.pattern == "periodic" and not _is_near(found["period_rows"], PERIOD_ROWS):
-            wrong.append(f"period of {found['period_rows']} rows")
+        made = {"burst": ("fetches", BURST_FETCHES), "periodic": ("rows", PERIOD_ROWS)}
+        if pattern in made:
+            unit, length = made[pattern]
+            period = found[f"period_{unit}"]
+            is_known = isinstance(period, float | int)
+            if not is_known or abs(period - length) > _PERIOD_TOLERANCE * length:
+                wrong.append(f"period of {period} {unit}")
     return wrong
 
 
@@ -237,16 +235,11 @@ def right_verdicts(true_stall: float) -> set[str]:
     return right
 
 
-def _is_near(period: object, made: float) -> bool:
-    return isinstance(period, float | int) and abs(period - made) <= _PERIOD_TOLERANCE * made
-
-
 class Waits:
     """A dataset of batches of which some take their time, and what they took."""
 
-    def __init__(self, cell: Cell, group: Group, fetches: int) -> None:
+    def __init__(self, cell: Cell, fetches: int) -> None:
         self.cell = cell
-        self.group = group
         self.fetches = fetches
         self.slept: list[float] = []
         self.begun: list[float] = []
@@ -267,7 +260,7 @@ class Waits:
     def fetch(self, fetch: int) -> list[int]:
         """The rows of one batch, after its wait."""
         begun = time.perf_counter()
-        seconds = wait_before(self.cell, fetch, self.group)
+        seconds = self.cell.wait_before(fetch)
         if seconds:
             time.sleep(seconds)
         self.begun.append(begun)
@@ -275,26 +268,22 @@ class Waits:
         return list(range(BATCH_ROWS))
 
 
-def child(text: str) -> None:
-    """Runs the cells of one group."""
-    given = json.loads(text)
-    group = Group(**given["group"])
-    for number, cell in enumerate(cells_of()):
-        folder = Path(given["folder"]) / str(number)
-        found = run_cell(group, cell, folder, given["fetches"])
+def child(host: str, workers: str, accumulation: str, folder: str, fetches: str) -> None:
+    """Runs the cells of one host."""
+    for number, cell in enumerate(cells_of(host, int(workers), int(accumulation))):
+        found = run_cell(cell, Path(folder) / str(number), int(fetches))
         print(json.dumps(found), flush=True)
 
 
-def run_cell(group: Group, cell: Cell, folder: Path, fetches: int) -> dict[str, Any]:
+def run_cell(cell: Cell, folder: Path, fetches: int) -> dict[str, Any]:
     """Runs one cell and compares what was reported with the truth."""
-    waits = Waits(cell, group, fetches)
-    runs = {"loop": _run_loop, "loader": _run_loader, "trainer": _run_trainer}
-    begun, waited = runs[group.host](group, waits, folder)
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
 
+    runs = {"loop": _run_loop, "loader": _run_loader, "trainer": _run_trainer}
+    begun, waited = runs[cell.host](cell, Waits(cell, fetches), folder)
     summary = summarise(read_run(folder))
-    first = summary.warmup_steps * group.accumulation
+    first = summary.warmup_steps * cell.accumulation
     # The last fetch begins where the last step that is whole ends.
     truth = sum(waited[first:-1]) / (begun[-1] - begun[first])
     found: dict[str, Any] = {
@@ -305,40 +294,36 @@ def run_cell(group: Group, cell: Cell, folder: Path, fetches: int) -> dict[str, 
         "period_rows": summary.stall_period_rows,
     }
     return {
-        "host": group.host,
-        "workers": group.workers,
-        "accumulation": group.accumulation,
-        "pattern": cell.pattern,
-        "planned_share": cell.share,
+        **asdict(cell),
         "true_stall": truth,
         **found,
         "overhead_seconds_per_fetch": summary.overhead_seconds_per_fetch,
-        "wrong": judge_cell(cell, truth, found),
+        "wrong": judge_cell(cell.pattern, truth, found),
     }
 
 
-def _run_loop(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
-    with measure(folder, accumulation=group.accumulation, sample_system=False) as meter:
+def _run_loop(cell: Cell, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+    with measure(folder, accumulation=cell.accumulation, sample_system=False) as meter:
         for _ in meter.watch(waits):
-            time.sleep(step_seconds(group))
+            time.sleep(cell.step_seconds)
     return waits.begun, waits.slept
 
 
-def _run_loader(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+def _run_loader(cell: Cell, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
     from torch.utils.data import DataLoader
 
     from fast_axolotl.integrations.torch_meter import watch_torch
 
-    options = {"batch_size": BATCH_ROWS, "num_workers": group.workers, "collate_fn": _collate}
+    options = {"batch_size": BATCH_ROWS, "num_workers": cell.workers, "collate_fn": _collate}
     loader = DataLoader(waits, **options)
-    metered = measure(folder, accumulation=group.accumulation, sample_system=False)
+    metered = measure(folder, accumulation=cell.accumulation, sample_system=False)
     with metered as meter, _timed_iterators() as (begun, waited), watch_torch(meter):
         for _ in loader:
-            time.sleep(step_seconds(group))
+            time.sleep(cell.step_seconds)
     return begun, waited
 
 
-def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
+def _run_trainer(cell: Cell, waits: Waits, folder: Path) -> tuple[list[float], list[float]]:
     from transformers import Trainer, TrainingArguments
 
     from fast_axolotl.integrations.transformers_meter import MeterCallback
@@ -346,8 +331,8 @@ def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float],
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),
         per_device_train_batch_size=BATCH_ROWS,
-        gradient_accumulation_steps=group.accumulation,
-        dataloader_num_workers=group.workers,
+        gradient_accumulation_steps=cell.accumulation,
+        dataloader_num_workers=cell.workers,
         num_train_epochs=1,
         logging_strategy="no",
         save_strategy="no",
@@ -357,7 +342,7 @@ def _run_trainer(group: Group, waits: Waits, folder: Path) -> tuple[list[float],
         remove_unused_columns=False,
     )
     trainer = Trainer(
-        model=_sleeping_model(step_seconds(group)),
+        model=_sleeping_model(cell.step_seconds),
         args=arguments,
         train_dataset=waits,
         data_collator=_collate,
@@ -415,6 +400,6 @@ def _timed_iterators() -> Iterator[tuple[list[float], list[float]]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2])
+        child(*sys.argv[2:])
     else:
         main()

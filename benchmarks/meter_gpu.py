@@ -215,7 +215,7 @@ def train(wait: float, steps: int, folder: Path, callbacks: Sequence[Any] = ()) 
     tokens = torch.randint(0, _VOCABULARY, (_ROW_TOKENS,))
     row = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
-    class SlowRows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+    class SlowRows(torch.utils.data.Dataset):  # type: ignore[misc]
         def __len__(self) -> int:
             return _ROWS_OF_A_BATCH * steps
 

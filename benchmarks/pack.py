@@ -67,17 +67,11 @@ def _plan_contest(size: int, session: Session) -> Contest:
         return folder / "lengths.npy"
 
     others: list[Entry | Remote] = [
-        entry(name=LISTS, gives="array → lists", prepare=lambda: lambda: plan(lengths).tolist())
+        entry(LISTS, "array → lists", lambda: lambda: plan(lengths).tolist())
     ]
     if size <= _MOST_PLAIN_LENGTHS:
-        others.append(
-            entry(
-                name=PLAIN,
-                gives="list → lists",
-                prepare=lambda: partial(first_fit, lengths.tolist(), capacity, _MOST_ROWS),
-                rival=OURS,
-            )
-        )
+        fit = partial(first_fit, lengths.tolist(), capacity, _MOST_ROWS)
+        others.append(entry(PLAIN, "list → lists", lambda: fit, rival=OURS))
     if size <= _GROUP_SIZE:
         settings = {"bin_capacity": capacity, "group_size": _GROUP_SIZE, "bin_size": _MOST_ROWS}
         others.append(
@@ -97,7 +91,7 @@ def _plan_contest(size: int, session: Session) -> Contest:
         text=f"{size:,} lengths, {_PLAN_KIND}, into packs of {capacity:,} by first fit",
         rows=size,
         unit="lengths",
-        ours=entry(name=OURS, gives="array → plan", prepare=lambda: partial(plan, lengths)),
+        ours=entry(OURS, "array → plan", lambda: partial(plan, lengths)),
         others=others,
     )
 

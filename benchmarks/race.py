@@ -56,16 +56,16 @@ class Contestant:
     seconds: Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Somebody in this process who may take part."""
 
     name: str
     gives: str
     """What it takes and gives, such as ``lists → numpy``."""
+    prepare: Callable[[], Callable[[], Any]]
     rows: int | None = None
     """Rows of a pass: fewer than the case has where only the first are timed; ``None``: all."""
-    prepare: Callable[[], Callable[[], Any]]
     columns: Callable[[Any], Mapping[str, Any]] | None = None
     """The answer in a form that can be compared; ``None`` for a reader, whose batches are."""
     kind: str = ""

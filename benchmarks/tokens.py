@@ -182,18 +182,12 @@ def token_entries(name: str, size: int, sequences: Sequences) -> tuple[Entry, ..
 
     arrays = "arrays → int32" if few < size else "arrays → numpy"
     return (
-        Entry(name=ARRAYS, gives=arrays, prepare=from_arrays, columns=operation.columns, rows=size),
-        listed(name=LISTS, gives="lists → lists", prepare=partial(from_lists, "lists")),
-        listed(name=TO_NUMPY, gives="lists → numpy", prepare=partial(from_lists, "numpy")),
-        listed(name=TENSORS, gives="lists → torch", prepare=partial(from_lists, "torch")),
-        listed(name=PLAIN, gives="lists → lists", prepare=plainly, rival=LISTS),
-        listed(
-            name=PLAIN_TENSORS,
-            gives="lists → torch",
-            prepare=plain_tensors,
-            package="torch",
-            rival=TENSORS,
-        ),
+        Entry(ARRAYS, arrays, from_arrays, size, operation.columns),
+        listed(LISTS, "lists → lists", partial(from_lists, "lists")),
+        listed(TO_NUMPY, "lists → numpy", partial(from_lists, "numpy")),
+        listed(TENSORS, "lists → torch", partial(from_lists, "torch")),
+        listed(PLAIN, "lists → lists", plainly, rival=LISTS),
+        listed(PLAIN_TENSORS, "lists → torch", plain_tensors, package="torch", rival=TENSORS),
     )
 
 

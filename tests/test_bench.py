@@ -152,20 +152,16 @@ def failing(request: Mapping[str, Any]) -> Contender:
     raise NotImplementedError("it cannot do that")
 
 
-def entry(name: str, build: str, **changes: Any) -> Entry:
-    return Entry(name=name, gives="list", build=f"test_bench:{build}", who="", **changes)
-
-
 def test_who_gives_another_answer_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     entries = (
-        entry("ours", "right"),
-        entry("equal", "right", against="ours"),
-        entry("wrong", "wrong", against="ours"),
-        entry("failing", "failing", against="ours"),
-        entry("absent", "right", against="ours", needs="no_such_package"),
+        Entry(right, "", "ours", "list"),
+        Entry(right, "", "equal", "list", "ours"),
+        Entry(wrong, "", "wrong", "list", "ours"),
+        Entry(failing, "", "failing", "list", "ours"),
+        Entry(right, "", "absent", "list", "ours", "no_such_package"),
     )
     result = run_race(entries, {"rows": 2}, tmp_path, repeats=3, progress=lambda _: None)
     _, equal, other = result.timings
@@ -179,8 +175,9 @@ def test_who_gives_another_answer_is_not_timed(
         "failing": "it cannot do that",
         "absent": "no_such_package is not installed",
     }
+    alone = (Entry(failing, "", "ours", "list"),)
     with pytest.raises(DataError, match="ours failed: it cannot do that"):
-        run_race((entry("ours", "failing"),), {"rows": 2}, tmp_path, repeats=1, progress=print)
+        run_race(alone, {"rows": 2}, tmp_path, repeats=1, progress=print)
 
 
 def test_sentences_say_plainly_who_is_faster() -> None:

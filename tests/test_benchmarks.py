@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import axolotl, dedupe, hash, meter, pack, pad, protocol, reader
+from benchmarks import axolotl, axolotl_runs, dedupe, hash, meter, pack, pad, protocol, reader
 from benchmarks.advice import advice_table, find_settings
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
 from benchmarks.axolotl_functions import answer_difference
 from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
-from benchmarks.axolotl_runs import (
-    ANSWERED,
-    OURS,
-    STOCK,
-    AxolotlSession,
-    Run,
-    TreeMemory,
-    TreeSample,
-    by_turns,
-    losses_difference,
-    prepared_difference,
-)
+from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeMemory, TreeSample
 from benchmarks.children import RunError, last_error
 from benchmarks.corpus import write_inputs
 from benchmarks.meter_scenarios import run_scenario
@@ -111,10 +100,12 @@ def test_a_goal_is_against_somebody_who_gives_the_same() -> None:
     ours, peer = timing("ours", 1.0, 2.0, 1.0), timing("peer", 4.0, rows=500)
     goal = case_of(ours, peer).ratio_goal("ours", "peer", 2.0)
     assert (goal.measured, goal.met, goal.text) == (8.0, True, "ours over peer")
-    wrong = case_of(ours, replace(peer, reason="2 rows")).ratio_goal("ours", "peer", 2.0)
-    assert (wrong.measured, wrong.met, wrong.detail) == (None, None, "differs: 2 rows")
-    absent = case_of(ours, peer).ratio_goal("ours", "nobody", 2.0)
-    assert (absent.measured, absent.detail) == (None, "nobody took no part")
+    for other, detail in (
+        (replace(peer, reason="2 rows"), "differs: 2 rows"),
+        (timing("another", 1.0), "peer took no part"),
+    ):
+        goal = case_of(ours, other).ratio_goal("ours", "peer", 2.0)
+        assert (goal.measured, goal.met, goal.detail) == (None, None, detail)
     assert [Goal("x", 5, "MB", value).met for value in (4, 6, None)] == [True, False, None]
     case = case_of(
         timing("ours", 1.0),
@@ -289,7 +280,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_sizes_are_read_as_people_write_them() -> None:
+def test_sizes_are_read_as_people_write_them_and_lists_count_without_their_integers() -> None:
+    assert output_bytes({"a": np.zeros(10, np.int64), "b": np.zeros(2, np.int32)}) == 88
+    assert output_bytes([[10**6] * 5]) == sys.getsizeof([[0]]) + sys.getsizeof([0] * 5)
     assert parse_sizes("1M, 10k,2500,10000") == (2500, 10_000, 1_000_000)
     assert [size_name(size) for size in (10_000, 1_000_000, 2500)] == ["10k", "1M", "2500"]
 
@@ -304,28 +297,14 @@ def test_every_input_of_the_reader_holds_the_same_conversations(tmp_path: Path) 
     assert set(rows) - set(same) == {"messages.csv", "messages.txt"}
 
 
-def test_what_an_answer_takes_is_counted_without_shared_integers() -> None:
-    assert output_bytes({"a": np.zeros(10, np.int64), "b": np.zeros(2, np.int32)}) == 88
-    assert output_bytes([[10**6] * 5]) == sys.getsizeof([[0]]) + sys.getsizeof([0] * 5)
-
-
 # Axolotl.
 
 
-def ledger(**changes: Any) -> dict[str, Any]:
-    marks = {
-        "loaded": {IMPORTS: 4.0, "rest": 1.0},
-        "end": {IMPORTS: 5.0, COMPILING: 2.0, "rest": 9.0},
-    }
-    empty: dict[str, Any] = {"started": 100.0, "waits": [], "batches": [], "patches": []}
-    return {**empty, "marks": marks, **changes}
+def ledger(marks: Mapping[str, Mapping[str, float]], **changes: Any) -> dict[str, Any]:
+    return {"started": 100.0, "marks": marks, "waits": [], "batches": [], **changes}
 
 
-def a_run(folder: Path, *ledgers: Any, **changes: Any) -> Run:
-    return Run(folder=folder, wall_seconds=20.0, ledgers=ledgers, **changes)
-
-
-def test_every_moment_is_charged_to_one_name() -> None:
+def test_every_moment_is_charged_to_one_name_and_work_is_what_is_left(tmp_path: Path) -> None:
     now = itertools.count()
     found = Ledger(clock=lambda: float(next(now)))
     with found.under("save"):
@@ -336,15 +315,14 @@ def test_every_moment_is_charged_to_one_name() -> None:
     found.mark("end")
     assert found.marks["halfway"] == {"rest": 1.0, "save": 2.0, IMPORTS: 1.0}
     assert found.marks["end"] == {"rest": 2.0, "save": 3.0, IMPORTS: 1.0}
-
-
-def test_work_is_what_is_left_of_imports_and_compilation(tmp_path: Path) -> None:
-    slow = ledger(marks={**ledger()["marks"], "end": {IMPORTS: 5.0, "rest": 11.0}})
-    run = a_run(tmp_path, ledger(), slow)
-    assert run.work_seconds() == 11.0
-    assert run.work_seconds(since="loaded") == 10.0
+    loaded = {IMPORTS: 4.0, "rest": 1.0}
+    end = {IMPORTS: 5.0, COMPILING: 2.0, "rest": 9.0}
+    ranks = [ledger({"loaded": loaded, "end": {**end, "rest": rest}}) for rest in (9.0, 11.0)]
+    run = Run(folder=tmp_path, wall_seconds=20.0, ledgers=ranks)
+    assert (run.work_seconds(), run.work_seconds(since="loaded")) == (11.0, 10.0)
     assert run.at("loaded") == 105.0
-    assert [arm for arm, _ in by_turns(3)] == [STOCK, OURS, OURS, STOCK, STOCK, OURS]
+    turns = [arm for arm, _ in axolotl_runs.by_turns(3)]
+    assert turns == [STOCK, OURS, OURS, STOCK, STOCK, OURS]
 
 
 @pytest.mark.parametrize("arm", [STOCK, OURS])
@@ -368,7 +346,7 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
         path.write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     given = {"cache": tmp_path / "cache", "model": tmp_path, "rows": 1, "repeats": 1}
-    runner = AxolotlSession(folder=tmp_path, tell=print, **given)
+    runner = axolotl_runs.AxolotlSession(folder=tmp_path, tell=print, **given)
     for name, text in {"right": "0", "wrong": "no number"}.items():
         (tmp_path / name).write_text(text)
     command = ("axolotl.cli.main", "preprocess")
@@ -399,7 +377,8 @@ def test_memory_is_that_of_the_whole_tree_above_what_it_was(tmp_path: Path) -> N
     }
     sizes = ((9, 5), (11, 7), (12, 9), (190, 99))
     samples = [TreeSample(100 + at, 10 * size, size) for at, size in sizes]
-    run = a_run(tmp_path, ledger(marks=marks, waits=[4.0, 1.0, 1.0]), memory=samples)
+    ledgers = [ledger(marks, waits=[4.0, 1.0, 1.0])]
+    run = Run(folder=tmp_path, wall_seconds=20.0, ledgers=ledgers, memory=samples)
     assert axolotl.stall_share(run) == 2 / (6 + 6 - 4)
     assert axolotl.peak_bytes(run) == 990
     assert axolotl.peak_above_bytes(run) == 4
@@ -418,7 +397,7 @@ def write_prepared(folder: Path, rows: list[int], shards: int = 1, **state: Any)
 def test_prepared_datasets_are_compared_by_all_but_their_fingerprint(tmp_path: Path) -> None:
     stock = write_prepared(tmp_path / "stock", [1, 2, 3])
     same = write_prepared(tmp_path / "a", [1, 2, 3], _fingerprint="another")
-    assert prepared_difference(stock, same) is None
+    assert axolotl_runs.prepared_difference(stock, same) is None
     file = "data-00000-of-00001.arrow"
     for rows, options, reason in (
         ([2, 1, 3], {}, f"{file}: other values in input_ids"),
@@ -427,9 +406,9 @@ def test_prepared_datasets_are_compared_by_all_but_their_fingerprint(tmp_path: P
         ([1, 2, 3], {"_split": "test"}, "state.json: _split: test in place of None"),
     ):
         other = write_prepared(tmp_path / reason.replace("/", ""), rows, **options)
-        assert str(prepared_difference(stock, other)).startswith(reason)
+        assert str(axolotl_runs.prepared_difference(stock, other)).startswith(reason)
     nothing = tmp_path / "nothing"
-    assert prepared_difference(nothing, nothing) == "stock prepared nothing"
+    assert axolotl_runs.prepared_difference(nothing, nothing) == "stock prepared nothing"
 
 
 def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> None:
@@ -438,15 +417,19 @@ def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> No
         state.parent.mkdir(parents=True)
         history = [{"loss": loss, "grad_norm": 0.5} for loss in losses]
         state.write_text(json.dumps({"log_history": [*history, {"train_runtime": 1.0}]}))
-        return a_run(tmp_path / name, ledger(batches=list(batches)))
+        ledgers = [ledger({}, batches=list(batches))]
+        return Run(folder=tmp_path / name, wall_seconds=20.0, ledgers=ledgers)
 
     stock = train("a", 0.1, 0.2)
-    assert losses_difference(stock, train("b", 0.1, 0.2)) is None
+    assert axolotl_runs.losses_difference(stock, train("b", 0.1, 0.2)) is None
     other = train("c", 0.1, 0.20000000000000004)
-    assert losses_difference(stock, other) == "step 2: loss 0.20000000000000004 in place of 0.2"
-    assert losses_difference(stock, train("d", 0.1)) == "1 logged steps in place of 2"
+    assert (
+        axolotl_runs.losses_difference(stock, other)
+        == "step 2: loss 0.20000000000000004 in place of 0.2"
+    )
+    assert axolotl_runs.losses_difference(stock, train("d", 0.1)) == "1 logged steps in place of 2"
     mixed = train("e", 0.1, 0.2, batches=("x", "z"))
-    assert losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
+    assert axolotl_runs.losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
 
 
 def test_answers_of_functions_are_compared_by_type_and_value() -> None:
@@ -469,28 +452,18 @@ def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> N
         assert first == second
         assert len(first.splitlines()) == 500
         assert 350 < len(set(first.splitlines())) < 450
-    texts = list(documents(100, 2000))
-    assert texts[7].startswith("7 ")
-    assert 150_000 < sum(map(len, texts)) < 250_000
+    assert 150_000 < sum(map(len, documents(100, 2000))) < 250_000
 
 
 def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
-    case = case_of(
-        *(timing(OURS, 2.0), timing(STOCK, 9.0)),
-        rivals={STOCK: OURS},
-        measurements=(
-            Measurement(name=f"{STOCK}: dedupe", seconds=(3.0,)),
-            Measurement(name=f"{OURS}: dedupe", seconds=(0.03,)),
-            Measurement(name=f"{STOCK}: merge", seconds=(0.001,)),
-            Measurement(name=ANSWERED, values={"dedupe": 1, "rl": 0}),
-        ),
-    )
+    seconds = {f"{STOCK}: dedupe": 3.0, f"{OURS}: dedupe": 0.03, f"{STOCK}: merge": 0.001}
+    measured = [Measurement(name=name, seconds=(value,)) for name, value in seconds.items()]
+    case = case_of(timing(OURS, 2.0), timing(STOCK, 9.0), measurements=measured)
     wrong = (timing(OURS, 0.01, reason="1 row in place of 2"), timing(STOCK, 1.0))
     function = case_of(*wrong, name="functions: dedupe")
     first, _, phases, functions = axolotl.axolotl_tables((case, function))
     assert first.rows == [("functions: dedupe", "1 row in place of 2")]
     assert phases.rows == [("dedupe", "3.00 s", "30.0 ms", "100×")]
-    assert phases.notes == (f"{ANSWERED}, forked workers apart: dedupe ×1",)
     assert functions.rows[0][-2:] == ("100×", "no")
 
 
@@ -498,37 +471,40 @@ def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
 
 
 def test_the_waits_of_a_cell_add_up_to_its_share() -> None:
-    loop = meter.Group(host="loop", workers=0, accumulation=1)
-    none, *cells = meter.cells_of()
-    assert not any(meter.wait_before(none, fetch, loop) for fetch in range(300))
+    none, *cells = meter.cells_of("loop", 0, 1)
+    assert not any(map(none.wait_before, range(300)))
     for cell in cells:
         fetches = 4 * meter.PERIOD_ROWS // meter.BATCH_ROWS
         fetches -= fetches % meter.BURST_FETCHES if cell.pattern == "burst" else 0
-        waited = sum(meter.wait_before(cell, fetch, loop) for fetch in range(fetches))
-        share = waited / (waited + fetches * meter.step_seconds(loop))
-        assert share == pytest.approx(cell.share, abs=1e-9)
+        waited = sum(map(cell.wait_before, range(fetches)))
+        share = waited / (waited + fetches * cell.step_seconds)
+        assert share == pytest.approx(cell.planned_share, abs=1e-9)
 
 
 def test_what_is_wrong_with_a_cell_is_said() -> None:
     right = {0.02: {"compute"}, 0.05: {"compute", "mixed"}, 0.1: {"mixed", "data"}, 0.3: {"data"}}
     assert {stall: meter.right_verdicts(stall) for stall in right} == right
-    cell = meter.Cell(pattern="burst", share=0.3)
     found: dict[str, object] = {"stall_fraction": 0.25, "verdict": "data", "subtype": "rate"}
     found |= {"period_fetches": None, "period_rows": None}
     wrong = ["stall off by -5.0 points", "called rate", "period of None fetches"]
-    assert meter.judge_cell(cell, 0.30, found) == wrong
-    assert meter.judge_cell(cell, 0.3, {**found, "stall_fraction": None}) == ["no stall fraction"]
+    assert meter.judge_cell("burst", 0.30, found) == wrong
+    unknown = {**found, "stall_fraction": None}
+    assert meter.judge_cell("burst", 0.3, unknown) == ["no stall fraction"]
     found |= {"stall_fraction": 0.295, "subtype": "burst", "period_fetches": 16}
-    assert meter.judge_cell(cell, 0.30, found) == []
+    assert meter.judge_cell("burst", 0.30, found) == []
 
 
-@pytest.mark.parametrize("host", ["loop", "loader"])
-def test_a_cell_is_near_the_truth(host: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "accumulation", "pattern", "fetches"),
+    [("loop", 1, "burst", 400), ("loader", 8, "steady", 280)],
+)
+def test_a_cell_is_near_the_truth(
+    host: str, accumulation: int, pattern: str, fetches: int, tmp_path: Path
+) -> None:
     if host == "loader":
         pytest.importorskip("torch")
-    group = meter.Group(host=host, workers=0, accumulation=1 if host == "loop" else 8)
-    cell = meter.Cell(pattern="burst" if host == "loop" else "steady", share=0.5)
-    found = meter.run_cell(group, cell, tmp_path, 400 if host == "loop" else 280)
+    cell = replace(meter.cells_of(host, 0, accumulation)[0], pattern=pattern, planned_share=0.5)
+    found = meter.run_cell(cell, tmp_path, fetches)
     # How near it comes is the race's affair: machines that run tests are busy.
     assert found["stall_fraction"] == pytest.approx(found["true_stall"], abs=0.1)
     assert found["verdict"] == "data"

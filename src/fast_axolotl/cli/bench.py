@@ -32,13 +32,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.
 _Tokens = Annotated[str, typer.Option("--column", help="The column that holds the token ids.")]
 
 _READS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
-_DOES = {
-    "reader": "reads",
-    "hash": "hashes",
-    "dedupe": "dedupes",
-    "pack": "packs",
-    "pad": "pads",
-}
+_DOES = {"reader": "reads", "hash": "hashes", "dedupe": "dedupes", "pack": "packs", "pad": "pads"}
 
 
 def _examples(*commands: str) -> str:
@@ -165,12 +159,11 @@ def _look(
         if column not in types:
             raise UsageError(f"{names}: no column {column!r}; there are {', '.join(types)}")
         kind = types[column]
-        is_text = kind in ("string", "large_string")
-        is_tokens = "list<" in kind and "int" in kind.rpartition(" ")[2]
-        wanted, fits = {
-            "hash": ("text", is_text),
-            "dedupe": ("", True),
-        }.get(operation, ("lists of token ids", is_tokens))
+        if operation == "hash":
+            wanted, fits = "text", kind in ("string", "large_string")
+        else:
+            is_tokens = "list<" in kind and "int" in kind.rpartition(" ")[2]
+            wanted, fits = "lists of token ids", operation == "dedupe" or is_tokens
         if not fits:
             raise UsageError(
                 f"{names}: column {column!r} holds {kind}, and bench {operation} takes {wanted}; "

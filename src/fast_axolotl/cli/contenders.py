@@ -19,17 +19,7 @@ from typing import Any
 
 from fast_axolotl.cli.race import Contender, Digest, Entry, digest_columns, digest_items
 
-__all__ = [
-    "CONTENDERS",
-    "dedupe",
-    "first_fit",
-    "hash_rows",
-    "hash_texts",
-    "pad",
-    "pad_rows",
-    "plan",
-    "read",
-]
+__all__ = ["CONTENDERS", "first_fit", "hash_rows", "pad"]
 
 BATCH_ROWS = 1000
 PAD_ROWS = 64
@@ -38,6 +28,8 @@ _BLOCK_BYTES = 2 * 1024 * 1024
 """Of pyarrow: the fastest of 1, 2, 4 and 8 MiB for JSON and CSV on two cores."""
 _GROUP_SIZE, _MOST_ROWS = 100_000, 200
 """Axolotl's defaults: sequences planned together, and in one pack."""
+
+OURS, OURS_PYTHON, OURS_TORCH = "fast-axolotl", "fast-axolotl, Python", "fast-axolotl, torch"
 
 Request = Mapping[str, Any]
 
@@ -322,60 +314,37 @@ def pad(sequences: Sequence[list[int]], target_length: int, pad_value: int) -> l
     return [row + fillers[len(row)] for row in sequences]
 
 
-def _entries(build: Callable[[Request], Contender], *lines: str) -> tuple[Entry, ...]:
-    """Who, its name, what it gives, which of ours does the same, and the package it needs."""
-    entries = []
-    for line in lines:
-        who, name, gives, against, needs = (part.strip() for part in line.split("|"))
-        entries.append(
-            Entry(
-                name=name,
-                gives=gives,
-                build=f"{build.__module__}:{build.__name__}",
-                who=who,
-                against=against or None,
-                needs=needs or None,
-            )
-        )
-    return tuple(entries)
-
-
 CONTENDERS: Mapping[str, tuple[Entry, ...]] = {
-    "reader": _entries(
-        read,
-        "ours         | fast-axolotl           | Arrow batches  |                      |",
-        "ours python  | fast-axolotl, Python   | dicts of lists |                      |",
-        "HF streaming | HF datasets, streaming | rows           | fast-axolotl, Python | datasets",
-        "HF loaded    | HF datasets, loaded    | rows           | fast-axolotl, Python | datasets",
-        "pyarrow      | pyarrow                | Arrow batches  | fast-axolotl         |",
-        "plain        | plain Python           | rows           | fast-axolotl, Python |",
+    "reader": (
+        Entry(read, "ours", OURS, "Arrow batches"),
+        Entry(read, "ours python", OURS_PYTHON, "dicts of lists"),
+        Entry(read, "HF streaming", "HF datasets, streaming", "rows", OURS_PYTHON, "datasets"),
+        Entry(read, "HF loaded", "HF datasets, loaded", "rows", OURS_PYTHON, "datasets"),
+        Entry(read, "pyarrow", "pyarrow", "Arrow batches", OURS),
+        Entry(read, "plain", "plain Python", "rows", OURS_PYTHON),
     ),
-    "hash": _entries(
-        hash_texts,
-        "ours       | fast-axolotl        | list → list   |              |",
-        "ours Arrow | fast-axolotl, Arrow | Arrow → Arrow |              |",
-        "hashlib    | hashlib             | list → list   | fast-axolotl |",
+    "hash": (
+        Entry(hash_texts, "ours", OURS, "list → list"),
+        Entry(hash_texts, "ours Arrow", "fast-axolotl, Arrow", "Arrow → Arrow"),
+        Entry(hash_texts, "hashlib", "hashlib", "list → list", OURS),
     ),
-    "dedupe": _entries(
-        dedupe,
-        "ours    | fast-axolotl     | Arrow → rows      |              |",
-        "Axolotl | Axolotl          | Dataset → Dataset | fast-axolotl | axolotl",
-        "plain   | Python set       | lists → rows      | fast-axolotl |",
-        "pandas  | pandas           | frame → rows      | fast-axolotl | pandas",
-        "pyarrow | pyarrow group_by | Arrow → rows      | fast-axolotl |",
+    "dedupe": (
+        Entry(dedupe, "ours", OURS, "Arrow → rows"),
+        Entry(dedupe, "Axolotl", "Axolotl", "Dataset → Dataset", OURS, "axolotl"),
+        Entry(dedupe, "plain", "Python set", "lists → rows", OURS),
+        Entry(dedupe, "pandas", "pandas", "frame → rows", OURS, "pandas"),
+        Entry(dedupe, "pyarrow", "pyarrow group_by", "Arrow → rows", OURS),
     ),
-    "pack": _entries(
-        plan,
-        "ours    | fast-axolotl          | lengths → packs |              |",
-        "Axolotl | Axolotl pack_parallel | lengths → packs | fast-axolotl | axolotl",
-        "plain   | Python first fit      | lengths → packs | fast-axolotl |",
+    "pack": (
+        Entry(plan, "ours", OURS, "lengths → packs"),
+        Entry(plan, "Axolotl", "Axolotl pack_parallel", "lengths → packs", OURS, "axolotl"),
+        Entry(plan, "plain", "Python first fit", "lengths → packs", OURS),
     ),
-    "pad": _entries(
-        pad_rows,
-        "ours       | fast-axolotl        | lists → lists |                     |",
-        "plain      | plain Python        | lists → lists | fast-axolotl        |",
-        "ours torch | fast-axolotl, torch | lists → torch |                     | torch",
-        "torch      | torch pad_sequence  | lists → torch | fast-axolotl, torch | torch",
+    "pad": (
+        Entry(pad_rows, "ours", OURS, "lists → lists"),
+        Entry(pad_rows, "plain", "plain Python", "lists → lists", OURS),
+        Entry(pad_rows, "ours torch", OURS_TORCH, "lists → torch", None, "torch"),
+        Entry(pad_rows, "torch", "torch pad_sequence", "lists → torch", OURS_TORCH, "torch"),
     ),
 }
 """Operation to who may take part; the first peer is the one that the answer begins with."""

@@ -242,7 +242,9 @@ def main(text: str) -> None:
             timed_pass(contender)
         hello["peak_bytes"] = memory.above_start_bytes
         tasks["digest"] = lambda _: asdict(contender.digest(contender.run()))
-        tasks["seconds"] = lambda _: dict(zip(("seconds", "first"), timed_pass(contender), strict=True))
+        tasks["seconds"] = lambda _: dict(
+            zip(("seconds", "first"), timed_pass(contender), strict=True)
+        )
     except Exception as error:  # noqa: BLE001 - a contender may fail in any way; it is reported
         hello = {"error": one_line(error)}
     serve(answers, hello, tasks)
@@ -332,9 +334,8 @@ class Worker:
 def child_environment(*places: Path) -> dict[str, str]:
     """This one, with our package, and what is in these places, importable from any folder."""
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sources = [str(place) for place in (*places, Path(__file__).parents[2])]
-    path = os.pathsep.join([*sources, *map(os.path.abspath, given)])
-    return {**os.environ, "PYTHONPATH": path}
+    sources = [*places, Path(__file__).parents[2], *map(os.path.abspath, given)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 
 def interleave(
@@ -352,16 +353,16 @@ def interleave(
     return seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """Somebody who may take part."""
 
-    name: str
-    gives: str
-    build: str
-    """``module:function``: takes the request, gives a ``Contender``, in the process."""
+    build: Callable[[Mapping[str, Any]], Contender]
+    """Takes the request, gives the contender; imported by its name, in the process."""
     who: str
     """Which of those that it builds."""
+    name: str
+    gives: str
     against: str | None = None
     """Which of ours does the same work; ``None`` for ours."""
     needs: str | None = None
@@ -421,7 +422,8 @@ def run_race(
             if entry.needs is not None and find_spec(entry.needs) is None:
                 left_out[entry.name] = f"{entry.needs} is not installed"
                 continue
-            text = json.dumps({**request, "build": entry.build, "who": entry.who})
+            build = f"{entry.build.__module__}:{entry.build.__name__}"
+            text = json.dumps({**request, "build": build, "who": entry.who})
             command = [sys.executable, "-m", "fast_axolotl.cli.race", text]
             try:
                 worker = stack.enter_context(Worker(command, folder / f"{number}.txt", env=env))
