@@ -33,7 +33,6 @@ from benchmarks.axolotl_inputs import (
     stream_config,
     text_stream,
     train_config,
-    write_config,
     write_model,
     write_rows,
 )
@@ -67,13 +66,10 @@ from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import MissingExtraError, UsageError
 from fast_axolotl.record.units import format_seconds
 
-_PREPROCESS_GOALS = (2.0, 3.0)
-"""What is asked for, and what is aimed at."""
+PREPROCESS = tuple(f"preprocess-{kind}" for kind in DATASETS)
 _LEAST: Mapping[str, Sequence[float]] = {
-    "preprocess-chat": _PREPROCESS_GOALS,
-    "preprocess-alpaca": _PREPROCESS_GOALS,
-    "preprocess-completion": _PREPROCESS_GOALS,
-    "preprocess-dpo": _PREPROCESS_GOALS,
+    # What is asked for, and what is aimed at.
+    **dict.fromkeys(PREPROCESS, (2.0, 3.0)),
     "train": (4.0,),
     "train-2-ranks": (4.0,),
     "dedupe": (50.0,),
@@ -86,8 +82,6 @@ _LEAST: Mapping[str, Sequence[float]] = {
 }
 """Case or function to the least ratios of ours over stock's speed."""
 
-
-PREPROCESS = tuple(f"preprocess-{kind}" for kind in DATASETS)
 _PREPROCESS_COMMAND = ("axolotl.cli.main", "preprocess")
 """As the console script runs it. It matters: workers that stock spawns import this main module, in
 a third of the time that ``axolotl.cli.preprocess`` takes."""
@@ -209,29 +203,33 @@ def _with_goals(case: Case, *others: Goal) -> Case:
     return replace(case, goals=[*goals[:1], *aims, *others])
 
 
-def preprocess_case(name: str, session: AxolotlSession) -> Case:
-    """``axolotl preprocess`` of one kind of dataset."""
-    kind = name.removeprefix("preprocess-")
-    data = _data(kind, session)
+def _preprocess_race(kind: str, session: AxolotlSession) -> Race:
+    data = session.folder / f"{kind}.jsonl"
+    if not data.exists():
+        write_rows(data, session.rows, kind)
 
-    def configure(_: str, folder: Path) -> Path:
-        config = preprocess_config(session.model, data, folder / "prepared", kind)
-        return write_config(config, folder / "config.yml")
+    def configure(_: str, folder: Path) -> Config:
+        return preprocess_config(session.model, data, folder / "prepared", kind)
 
     def difference(stock: Run, ours: Run) -> str | None:
         return prepared_difference(stock.folder / "prepared", ours.folder / "prepared")
 
-    race = Race(
-        name=name,
+    return Race(
+        name=f"preprocess-{kind}",
         command=_PREPROCESS_COMMAND,
         configure=configure,
         difference=difference,
         session=session,
     )
-    folder = race.check(keep=kind == "chat")
+
+
+def preprocess_case(name: str, session: AxolotlSession) -> Case:
+    """``axolotl preprocess`` of one kind of dataset."""
+    kind = name.removeprefix("preprocess-")
+    race = _preprocess_race(kind, session)
+    folder = race.race(keep=kind == "chat")
     if kind == "chat":
-        session.prepared = preprocess_config(session.model, data, folder / "prepared")
-    race.count()
+        session.prepared = race.configure(STOCK, folder)
     text = f"{session.rows:,} rows, a fifth of them repeated: time after imports"
     return _as_case(race, text, "JSON lines → prepared", Run.work_seconds)
 
@@ -239,16 +237,19 @@ def preprocess_case(name: str, session: AxolotlSession) -> Case:
 def train_case(name: str, session: AxolotlSession) -> Case:
     """``axolotl train`` on the chat dataset that stock prepared."""
     ranks = TRAIN[name]
-    prepared = session.prepared or _prepare(session)
+    if session.prepared is None:
+        session.tell("train: preparing the dataset")
+        preprocess = _preprocess_race("chat", session)
+        session.prepared = preprocess.configure(STOCK, preprocess.run(STOCK).folder)
+    prepared = session.prepared
     equal_steps: list[int] = []
 
-    def configure(_: str, folder: Path) -> Path:
+    def configure(_: str, folder: Path) -> Config:
         config = train_config(prepared, folder / "output")
-        if ranks > 1:
-            # Axolotl gives every rank a device of its number, even without an accelerator; what is
-            # worked out from this overrules that.
-            config |= {"max_memory": {"cpu": "8GiB"}, "ddp_backend": "gloo"}
-        return write_config(config, folder / "config.yml")
+        # Axolotl gives every rank a device of its number, even without an accelerator; what is
+        # worked out from this overrules that.
+        overrule = {"max_memory": {"cpu": "8GiB"}, "ddp_backend": "gloo"}
+        return {**config, **overrule} if ranks > 1 else config
 
     def difference(stock: Run, ours: Run) -> str | None:
         pairs = zip(logged_losses(stock), logged_losses(ours), strict=False)
@@ -263,8 +264,7 @@ def train_case(name: str, session: AxolotlSession) -> Case:
         session=session,
         ranks=ranks,
     )
-    race.check()
-    race.count()
+    race.race()
     text = f"{session.rows:,} rows, {ranks} rank(s): from the loaded dataset to the first step"
     seconds = partial(Run.work_seconds, since="loaded", until="first step", apart=(WATCHING,))
     losses = Goal(
@@ -276,25 +276,6 @@ def train_case(name: str, session: AxolotlSession) -> Case:
         at_least=True,
     )
     return _as_case(race, text, "dataset → step", seconds, losses)
-
-
-def _prepare(session: AxolotlSession) -> Config:
-    """The chat dataset, prepared by stock."""
-    session.tell("train: preparing the dataset")
-    data = _data("chat", session)
-
-    def configure(folder: Path) -> Path:
-        config = preprocess_config(session.model, data, folder / "prepared")
-        return write_config(config, folder / "config.yml")
-
-    run = session.run(STOCK, _PREPROCESS_COMMAND, configure)
-    session.prepared = preprocess_config(session.model, data, run.folder / "prepared")
-    return session.prepared
-
-
-def _data(kind: str, session: AxolotlSession) -> Path:
-    path = session.folder / f"{kind}.jsonl"
-    return path if path.exists() else write_rows(path, session.rows, kind)
 
 
 def _as_case(
@@ -331,14 +312,14 @@ def streaming_case(name: str, session: AxolotlSession, megabytes: int) -> Case:
         for text in documents(count, stream.document_bytes):
             file.write(f'{{"text": "{text}"}}\n')
 
-    def configure(arm: str, folder: Path) -> Path:
+    def configure(arm: str, folder: Path) -> Config:
         output, options = folder / "output", {"buffer_rows": stream.buffer_rows}
         config = stream_config(session.model, output, steps=stream.steps, **options)
         config |= text_stream(data, ours=arm == OURS)
         if arm == OURS and stream.budget_bytes is not None:
             config["fast_axolotl_memory_budget"] = stream.budget_bytes // 2
             config["fast_axolotl_buffer_bytes"] = stream.buffer_bytes
-        return write_config(config, folder / "config.yml")
+        return config
 
     race = Race(
         name=name,
@@ -348,8 +329,7 @@ def streaming_case(name: str, session: AxolotlSession, megabytes: int) -> Case:
         session=session,
         watch_memory=True,
     )
-    race.check()
-    race.count()
+    race.race()
     measurements = []
     for arm, runs in race.runs.items():
         for number, run in enumerate(runs, start=1):
@@ -527,14 +507,14 @@ def _run_tables(case: Case) -> list[Table]:
 def _function_table(cases: Sequence[Case]) -> Table:
     rows, notes = [], []
     for case in cases:
-        cells = []
-        for timing in map(case.timing, (STOCK, OURS)):
-            if timing is None:
-                cells.append("–")
-                continue
-            cells.append(f"{format_seconds(timing.median_seconds)} ({timing.spread})")
-        timing = case.timing(OURS)
-        is_equal = "–" if timing is None else "yes" if timing.equal else "no"
+        timings = {item.name: item for item in case.timings}
+        cells = [
+            f"{format_seconds(timings[arm].median_seconds)} ({timings[arm].spread})"
+            if arm in timings
+            else "–"
+            for arm in (STOCK, OURS)
+        ]
+        is_equal = "–" if OURS not in timings else "yes" if timings[OURS].equal else "no"
         name = case.name.removeprefix(_FUNCTION)
         ratio = format_ratio(case.ratio(OURS, STOCK))
         rows.append((f"{name}: {case.rows:,} {case.unit}", *cells, ratio, is_equal))

@@ -21,10 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from benchmarks.axolotl_driver import COMPILING, IMPORTS
 from benchmarks.axolotl_driver import __file__ as _DRIVER
-from benchmarks.axolotl_inputs import Config
+from benchmarks.axolotl_inputs import Config, write_config
 from benchmarks.children import RunError, last_error, offline_environment
 from benchmarks.command import Tell
 from benchmarks.result import Measurement, Timing
@@ -61,50 +61,48 @@ class TreeSample:
     anonymous_bytes: int
 
 
-class TreeMemory:
-    """``with TreeMemory(pid) as memory:`` and then ``memory.samples``; none without ``/proc``.
+def sample_tree(pid: int) -> TreeSample | None:
+    """A process and its descendants now; ``None`` where nothing of them can be read.
 
     The figure is PSS: a page that several processes share counts for each as its share, so the sum
     over the tree counts it once. Anonymous PSS leaves mapped files out, which belong to the page
-    cache. It is sampled, so a short peak can be missed.
+    cache.
     """
+    tree = [pid]
+    with suppress(psutil.Error):
+        tree += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    total = anonymous = 0
+    for process in tree:
+        try:
+            lines = (PROC / str(process) / "smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        fields = {line.split(":")[0]: line.split() for line in lines if line.startswith("Pss")}
+        if "Pss" in fields:
+            total += int(fields["Pss"][1]) * 1024
+            anonymous += int(fields.get("Pss_Anon", fields["Pss"])[1]) * 1024
+    return TreeSample(time.time(), total, anonymous) if total else None
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.samples: list[TreeSample] = []
 
-    def __enter__(self) -> TreeMemory:
-        self._thread.start()
-        return self
+@contextmanager
+def watch_tree(pid: int) -> Iterator[list[TreeSample]]:
+    """Samples until the block is left; a short peak can be missed."""
+    samples: list[TreeSample] = []
+    stop = threading.Event()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def take(self) -> TreeSample | None:
-        """The tree now; ``None`` where nothing of it can be read."""
-        tree = [self._pid]
-        with suppress(psutil.Error):
-            tree += [child.pid for child in psutil.Process(self._pid).children(recursive=True)]
-        total = anonymous = 0
-        for pid in tree:
-            try:
-                lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-            except OSError:
-                continue
-            fields = {line.split(":")[0]: line.split() for line in lines if line.startswith("Pss")}
-            if "Pss" in fields:
-                total += int(fields["Pss"][1]) * 1024
-                anonymous += int(fields.get("Pss_Anon", fields["Pss"])[1]) * 1024
-        return TreeSample(time.time(), total, anonymous) if total else None
-
-    def _run(self) -> None:
-        while not self._stop.wait(_TREE_SECONDS):
-            sample = self.take()
+    def watch() -> None:
+        while not stop.wait(_TREE_SECONDS):
+            sample = sample_tree(pid)
             if sample is not None:
-                self.samples.append(sample)
+                samples.append(sample)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class AxolotlSession:
-    """What the cases share; starts Axolotl, each time in a new folder."""
+    """What the cases share."""
 
     folder: Path
     cache: Path
@@ -157,70 +155,8 @@ class AxolotlSession:
     tell: Tell
     prepared: Config | None = None
     """A configuration whose chat dataset stock has prepared."""
-    _count: int = field(default=0, init=False)
-
-    def run(
-        self,
-        arm: str,
-        command: Sequence[str],
-        configure: Callable[[Path], Path],
-        *,
-        ranks: int = 1,
-        watch_memory: bool = False,
-        cache: Path | None = None,
-    ) -> Run:
-        """One run; ``configure`` writes the configuration into the folder it is given."""
-        self._count += 1
-        folder = self.folder / f"run-{self._count}"
-        folder.mkdir()
-        environment = offline_environment(folder, cache or self.cache)
-        if arm == STOCK:
-            environment["FAST_AXOLOTL"] = "0"
-        line = [_DRIVER, str(folder), *command, str(configure(folder))]
-        if ranks > 1:
-            launcher = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
-            line = ["-m", *launcher, *line]
-        line = [sys.executable, *line]
-        if arm == OURS:
-            line = [sys.executable, "-m", "fast_axolotl", "run", "--", *line]
-        log = folder / "log.txt"
-        start = time.perf_counter()
-        with ExitStack() as stack:
-            process = subprocess.Popen(
-                line,
-                env=environment,
-                cwd=folder,
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            stack.callback(_end, process)
-            memory = TreeMemory(process.pid)
-            if watch_memory:
-                stack.enter_context(memory)
-            try:
-                code = process.wait(_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
-        wall = time.perf_counter() - start
-        if code:
-            raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
-        texts = [path.read_text() for path in sorted(folder.glob("ledger-*.json"))]
-        if len(texts) != ranks:
-            raise RunError(f"{arm}: {len(texts)} of {ranks} processes told of their time")
-        return Run(
-            folder=folder,
-            wall_seconds=wall,
-            ledgers=[json.loads(text) for text in texts],
-            memory=memory.samples,
-        )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that is not done, with its children: it has a session of its own."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of the runs: each has a folder of its own."""
 
 
 def by_turns(repeats: int) -> list[tuple[str, int]]:
@@ -239,8 +175,8 @@ class Race:
     name: str
     command: Sequence[str]
     """Module and first arguments; the configuration is the last."""
-    configure: Callable[[str, Path], Path]
-    """Writes the configuration of an arm into a folder."""
+    configure: Callable[[str, Path], Config]
+    """The configuration of an arm that runs in a folder."""
     difference: Callable[[Run, Run], str | None]
     session: AxolotlSession
     ranks: int = 1
@@ -250,32 +186,64 @@ class Race:
     """How ours differs from stock, of the first pair that does."""
 
     def run(self, arm: str, cache: Path | None = None) -> Run:
-        return self.session.run(
-            arm,
-            self.command,
-            partial(self.configure, arm),
-            ranks=self.ranks,
-            watch_memory=self.watch_memory,
-            cache=cache,
-        )
+        """One run, in a new folder."""
+        folder = self.session.folder / f"run-{next(self.session.numbers)}"
+        folder.mkdir()
+        environment = offline_environment(folder, cache or self.session.cache)
+        config = write_config(self.configure(arm, folder), folder / "config.yml")
+        line = [_DRIVER, str(folder), *self.command, str(config)]
+        if self.ranks > 1:
+            launcher = ("torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}")
+            line = ["-m", *launcher, *line]
+        line = [sys.executable, *line]
+        if arm == STOCK:
+            environment["FAST_AXOLOTL"] = "0"
+        else:
+            line = [sys.executable, "-m", "fast_axolotl", "run", "--", *line]
+        log = folder / "log.txt"
+        memory: list[TreeSample] = []
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            process = subprocess.Popen(
+                line,
+                env=environment,
+                cwd=folder,
+                stdout=stack.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            if self.watch_memory:
+                memory = stack.enter_context(watch_tree(process.pid))
+            try:
+                code = process.wait(_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
+        wall = time.perf_counter() - start
+        if code:
+            raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
+        ledgers = [json.loads(path.read_text()) for path in sorted(folder.glob("ledger-*.json"))]
+        if len(ledgers) != self.ranks:
+            raise RunError(f"{arm}: {len(ledgers)} of {self.ranks} processes told of their time")
+        return Run(folder=folder, wall_seconds=wall, ledgers=ledgers, memory=memory)
 
-    def check(self, *, keep: bool = False) -> Path:
-        """One run of each, compared, not counted; the folder of stock's, if it is to be kept."""
-        self.session.tell(f"{self.name}: checking that the results are equal")
+    def race(self, *, keep: bool = False) -> Path:
+        """One run of each, compared, not counted; then the repeats, by turns.
+
+        Gives the folder of stock's first run, if it is to be kept.
+        """
+        tell = self.session.tell
+        tell(f"{self.name}: checking that the results are equal")
         stock, ours = self.run(STOCK), self.run(OURS)
         self.reason = self.difference(stock, ours)
         if self.reason is not None:
-            self.session.tell(f"{self.name}: DIFFERENT RESULTS: {self.reason}")
+            tell(f"{self.name}: DIFFERENT RESULTS: {self.reason}")
         shutil.rmtree(ours.folder)
         if not keep:
             shutil.rmtree(stock.folder)
-        return stock.folder
-
-    def count(self) -> None:
-        """The repeats, by turns."""
         pair: dict[str, Run] = {}
         for arm, repeat in by_turns(self.session.repeats):
-            self.session.tell(f"{self.name}: repeat {repeat + 1}, {arm}")
+            tell(f"{self.name}: repeat {repeat + 1}, {arm}")
             pair[arm] = self.run(arm)
             self.runs[arm].append(pair[arm])
             if len(pair) == 2:
@@ -283,6 +251,7 @@ class Race:
                 for run in pair.values():
                     shutil.rmtree(run.folder)
                 pair = {}
+        return stock.folder
 
     def timings(self, rows: int, gives: str, seconds: Callable[[Run], float]) -> tuple[Timing, ...]:
         """Ours, which is compared, and stock."""
@@ -339,6 +308,13 @@ class Race:
             values=calls,
             reason=f"left to Axolotl: {'; '.join(left)}" if left else None,
         )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that is not done, with its children: it has a session of its own."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def prepared_difference(stock: Path, ours: Path) -> str | None:

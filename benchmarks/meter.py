@@ -216,8 +216,8 @@ def judge_cell(pattern: str, true_stall: float, found: dict[str, object]) -> lis
         if pattern in made:
             unit, length = made[pattern]
             period = found[f"period_{unit}"]
-            is_known = isinstance(period, float | int)
-            if not is_known or abs(period - length) > _PERIOD_TOLERANCE * length:
+            near = _PERIOD_TOLERANCE * length
+            if not isinstance(period, float | int) or abs(period - length) > near:
                 wrong.append(f"period of {period} {unit}")
     return wrong
 

@@ -24,7 +24,7 @@ from benchmarks.advice import advice_table, find_settings
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
 from benchmarks.axolotl_functions import answer_difference
 from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
-from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeMemory, TreeSample
+from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeSample, sample_tree
 from benchmarks.children import RunError, last_error
 from benchmarks.corpus import write_inputs
 from benchmarks.meter_scenarios import run_scenario
@@ -333,9 +333,9 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
     for name, text in {
         "__init__": "",
         "cli/config": "load_cfg = lambda path: path",
-        "cli/main": "import sys\nfrom axolotl.utils.data import sft\nimport late\n"
+        "cli/main": "import json, sys\nfrom axolotl.utils.data import sft\nimport late\n"
         "if __name__ == '__main__':\n    sft.save_preprocessed_dataset()\n"
-        "    sys.exit(int(open(sys.argv[2]).read()))",
+        "    json.load(open(sys.argv[2]))['key']",
         "common/datasets": "",
         "utils/data/rl": "",
         "utils/data/sft": "import time\ndef save_preprocessed_dataset():\n    time.sleep(0.05)",
@@ -346,18 +346,22 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
         path.write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     given = {"cache": tmp_path / "cache", "model": tmp_path, "rows": 1, "repeats": 1}
-    runner = axolotl_runs.AxolotlSession(folder=tmp_path, tell=print, **given)
-    for name, text in {"right": "0", "wrong": "no number"}.items():
-        (tmp_path / name).write_text(text)
-    command = ("axolotl.cli.main", "preprocess")
-    run = runner.run(arm, command, lambda _: tmp_path / "right")
+    race = axolotl_runs.Race(
+        name="preprocess-chat",
+        command=("axolotl.cli.main", "preprocess"),
+        configure=lambda *_: {"key": 1},
+        difference=lambda *_: None,
+        session=axolotl_runs.AxolotlSession(folder=tmp_path, tell=print, **given),
+    )
+    run = race.run(arm)
     assert 0.05 <= run.phases["save"] < 1
     assert run.phases[IMPORTS] >= 0.03
     assert run.wall_seconds > run.work_seconds()
     assert bool(run.ledgers[0]["patches"]) == (arm == OURS)
     if arm == STOCK:
-        with pytest.raises(RunError, match="exit code 1: ValueError: invalid literal"):
-            runner.run(arm, command, lambda _: tmp_path / "wrong")
+        race.configure = lambda *_: {}
+        with pytest.raises(RunError, match="exit code 1: KeyError: 'key'"):
+            race.run(arm)
     text = "a\n[rank1]: RuntimeError: no device\n=====\n"
     assert last_error(text) == "[rank1]: RuntimeError: no device"
 
@@ -365,11 +369,11 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
 def test_memory_is_that_of_the_whole_tree_above_what_it_was(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        tree, alone = (TreeMemory(pid).take() for pid in (os.getpid(), child.pid))
+        tree, alone = map(sample_tree, (os.getpid(), child.pid))
     assert tree is not None
     assert alone is not None
     assert tree.pss_bytes > alone.pss_bytes > alone.anonymous_bytes > 0
-    assert TreeMemory(2**22 + 1).take() is None
+    assert sample_tree(2**22 + 1) is None
     marks = {
         "first batch asked for": {"rest": 10.0},
         "first step": {"rest": 10.0, "waiting for a batch": 4.0},
