@@ -7,16 +7,14 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.result import Result, require_new, result_tables
@@ -27,7 +25,6 @@ from fast_axolotl.system import describe
 Tell = Callable[[str], None]
 Run = Callable[[argparse.Namespace, Path, Tell], Result]
 
-_OURS = ("numpy", "numba", "pyarrow")
 _PEERS = ("datasets", "polars", "duckdb", "torch", "transformers", "accelerate", "axolotl")
 
 
@@ -66,9 +63,14 @@ def execute(
     try:
         if options.output is not None:
             require_new(options.output)
+        if options.work_dir is not None:
+            options.work_dir.mkdir(parents=True, exist_ok=True)
         machine = describe_machine()
-        with scratch_folder(options.work_dir) as folder:
-            result = run(options, folder, partial(print, file=sys.stderr, flush=True))
+        with TemporaryDirectory(
+            prefix="fast-axolotl-bench-", dir=options.work_dir, ignore_cleanup_errors=True
+        ) as folder:
+            tell = partial(print, file=sys.stderr, flush=True)
+            result = run(options, Path(folder).absolute(), tell)
     except FastAxolotlError as error:
         parser.error(str(error))
     machine["versions"] |= result.versions
@@ -103,7 +105,7 @@ def describe_machine() -> dict[str, Any]:
     except OSError:
         load = None
     versions = {"fast-axolotl": __version__}
-    for name in (*_OURS, *_PEERS):
+    for name in ("numpy", "numba", "pyarrow", *_PEERS):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -114,18 +116,6 @@ def describe_machine() -> dict[str, Any]:
         "versions": versions,
         "load_average": load,
     }
-
-
-@contextmanager
-def scratch_folder(parent: Path | None) -> Iterator[Path]:
-    """A new folder in ``parent``, or in the system's temporary folder, removed at the end."""
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="fast-axolotl-bench-", dir=parent)).absolute()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:

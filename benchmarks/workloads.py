@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,8 +37,6 @@ class Sequences:
     @cached_property
     def flat(self) -> tuple[Any, Any]:
         """Tokens of 32 bits end to end, and offsets."""
-        import numpy as np
-
         rng = np.random.default_rng(0)
         offsets = np.zeros(self.count + 1, np.int64)
         np.cumsum(rng.integers(self._low, self._high + 1, self.count), out=offsets[1:])
@@ -80,16 +79,12 @@ def long_rows(count: int) -> list[str]:
 
 def repeated_texts(count: int) -> Any:
     """An Arrow column of texts in random order, each of which comes twice."""
-    import numpy as np
-
     numbers = np.random.default_rng(0).permutation(count) // 2
     return _texts(numbers)
 
 
 def short_texts(count: int) -> Any:
     """An Arrow column of texts, one in a hundred of which repeats an earlier one."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
     numbers = np.arange(count)
     repeats = rng.random(count) < 0.01
@@ -104,8 +99,6 @@ def _texts(numbers: Any) -> Any:
 
 def token_rows(count: int) -> Any:
     """An Arrow table of tokenized rows, a fifth of which repeat an earlier one."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
     distinct = max(1, round(count * (1 - REPEATED_SHARE)))
     lengths = draw_lengths("lognormal, mean 365", distinct)
@@ -133,8 +126,6 @@ DISTRIBUTIONS = {
 
 def draw_lengths(kind: str, count: int) -> Any:
     """Lengths of one of the ``DISTRIBUTIONS``; none is above the capacity."""
-    import numpy as np
-
     rng = np.random.default_rng(1)
     if kind == "uniform 10–100":
         lengths = rng.integers(10, 101, count)
