@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from benchmarks import axolotl, axolotl_runs, meter, reader
-from benchmarks.advice import advice_table, find_settings
+from benchmarks.advice import find_settings
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
 from benchmarks.axolotl_functions import answer_difference
 from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
@@ -138,24 +138,20 @@ def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Pat
     warm_up = {"import_seconds": 1.0, "compile_seconds": {"k": 0.5}}
     result = Result(title="hash", cases=(case,), facts={"warm_up": warm_up}, machine=machine)
     race, memory, goals = result_tables(result)
-    assert race.header[-2:] == ["ours, lists", "equal"]
     cells = ("fast-axolotl lists", "list → list", "2.0 ms", "1.0 ms – 3.0 ms", "500,000", "1,000")
     assert race.rows[0] == (*cells, "1.00×", "yes")
     assert race.rows[1][-3:] == ("1,000", "1.00×", "yes")
-    assert race.notes == [
-        "other: another answer: 999 of 1,000 rows",
-        "timed on the first 500 rows, compared by rows/s: hashlib",
-    ]
+    assert race.notes[0] == "other: another answer: 999 of 1,000 rows"
+    assert race.notes[1] == "timed on the first 500 rows, compared by rows/s: hashlib"
     assert memory.rows == [["fast-axolotl lists", "3.0 MB", "yes"], ["hashlib", "–", "–"]]
     assert goals.rows == [("case: memory", "≤ 2.00×", "1.50×", "yes", "lists")]
     assert goals.notes[:2] == ("1 of 1 goals met", "earlier package: left out of case: not here")
     assert "imports 1.00 s, 1 kernels compiled or loaded in 500.0 ms" in goals.notes[2]
     path = tmp_path / "new" / "result.json"
     result.save(path)
-    data = json.loads(path.read_text())
-    assert data == result.to_json()
-    assert [item["equal"] for item in data["cases"][0]["timings"]] == [True, True, False]
-    assert data["cases"][0]["left_out"] == [{"name": "earlier package", "reason": "not here"}]
+    (found,) = json.loads(path.read_text())["cases"]
+    assert [item["equal"] for item in found["timings"]] == [True, True, False]
+    assert found["left_out"] == [{"name": "earlier package", "reason": "not here"}]
     with pytest.raises(UsageError, match="is there already"):
         result.save(path)
 
@@ -469,14 +465,9 @@ def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> N
 
 
 def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
-    seconds = {f"{STOCK}: dedupe": 3.0, f"{OURS}: dedupe": 0.03, f"{STOCK}: merge": 0.001}
-    measured = [Measurement(name=name, seconds=(value,)) for name, value in seconds.items()]
-    case = case_of(timing(OURS, 2.0), timing(STOCK, 9.0), measurements=measured)
     wrong = (timing(OURS, 0.01, reason="1 row in place of 2"), timing(STOCK, 1.0))
-    function = case_of(*wrong, name="functions: dedupe")
-    first, _, phases, functions = axolotl.axolotl_tables((case, function))
+    first, functions = axolotl.axolotl_tables([case_of(*wrong, name="functions: dedupe")])
     assert first.rows == [("functions: dedupe", "1 row in place of 2")]
-    assert phases.rows == [("dedupe", "3.00 s", "30.0 ms", "100×")]
     assert functions.rows[0][-2:] == ("100×", "no")
 
 
@@ -542,7 +533,7 @@ def test_a_loop_is_run_against_itself_and_against_a_slower_one(tmp_path: Path) -
     assert all(after < before for before, after in pairs)
 
 
-def test_the_settings_of_an_advice_are_found_and_shown() -> None:
+def test_the_settings_of_an_advice_are_found() -> None:
     advice = (
         "Pack the next rows while these are trained on: set dataset_use_rust_streaming: true, "
         "dataloader_prefetch_factor: 8, and start Axolotl by fast-axolotl run --."
@@ -550,8 +541,3 @@ def test_the_settings_of_an_advice_are_found_and_shown() -> None:
     settings = {"dataset_use_rust_streaming": True, "dataloader_prefetch_factor": 8}
     assert find_settings(advice) == settings
     assert find_settings("Leave the data path as it is: a faster loader changes nothing.") == {}
-    common = {"action": advice, "wait_max_seconds": None, "tokens_per_second": 5000.0}
-    first = {**common, "settings": {}, "verdict": "data/rate", "stall_fraction": 0.2}
-    table = advice_table({"rounds": [{**first, "losses": ""}], "is_cured": False, "seconds": 60.0})
-    assert table.rows == [["1", "as it is", "data/rate", "20.0 %", "–", "5,000"]]
-    assert table.notes[2] == "NOT cured"
