@@ -1,4 +1,7 @@
-"""What every race does around itself: options, the machine, a scratch folder, saving, printing."""
+"""What every race does around itself: options, the machine, a scratch folder, saving, printing.
+
+Needs the standard library alone: ``meter_gpu`` runs where nothing else of ours is installed.
+"""
 
 from __future__ import annotations
 

@@ -335,7 +335,6 @@ def test_every_moment_is_charged_to_one_name_and_work_is_what_is_left(tmp_path: 
 def test_a_run_is_watched_from_outside_and_says_why_it_failed(
     arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "packages" / "axolotl"
     for name, text in {
         "__init__": "",
         "cli/config": "load_cfg = lambda path: path",
@@ -347,7 +346,7 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
         "utils/data/sft": "import time\ndef save_preprocessed_dataset():\n    time.sleep(0.05)",
         "../late": "import time; time.sleep(0.03)",
     }.items():
-        path = package / f"{name}.py"
+        path = tmp_path / "packages" / "axolotl" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
