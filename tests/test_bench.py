@@ -111,7 +111,7 @@ def test_the_answer_comes_first_and_the_table_says_what_was_read(
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith(("Ours reads this file ", "Ours is slower than ", "No clear "))
     text = "\n".join(rest)
-    assert "the first 30 rows; --rows sets how many" in text
+    assert "The first 30 rows; change that with --rows." in text
     assert "plain Python: left out: the standard library reads no parquet files" in text
     assert "ours ÷ theirs" in text
     assert "timed apart: imports, compiling or loading kernels" in text

@@ -237,17 +237,16 @@ def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
     reads = ("MB/s", "first batch") if is_reader else ()
     header = ("", "gives", "median", "min – max", "rows/s", *reads, "peak memory", "ours ÷ theirs")
     rows = f"{request['rows']:,} rows"
-    notes = [
-        f"{rows}, all there are" if request["is_all"] else f"the first {rows}; --rows sets how many"
-    ]
+    notes = [f"All {rows}." if request["is_all"] else f"The first {rows}; change that with --rows."]
     notes += [f"{item.name}: not equal: {item.reason}" for item in result.timings if item.reason]
     notes += [f"{name}: left out: {reason}" for name, reason in result.left_out.items()]
     ours = max(item.first_call_seconds for item in result.timings if item.against is None)
     notes += [
-        "ours ÷ theirs is the ratio of speeds, above 1 where ours is faster, against the one of "
-        "ours that gives the same; equal answers first, then repeats by turns",
-        "each in a process of its own; peak memory is one pass above where it stood",
-        f"before that, timed apart: imports, compiling or loading kernels, a few rows: "
-        f"{format_seconds(ours)} for ours",
+        "ours ÷ theirs: ratio of speeds, above 1 where ours is faster, between contenders that "
+        "give the same kind of result. Answers are compared first; then the repeats alternate.",
+        "Each contender runs in its own process. Peak memory: one pass, above what the process "
+        "held before.",
+        "Not in these times: imports, compiling or loading kernels, and a pass over a few rows, "
+        f"which took {format_seconds(ours)} for ours.",
     ]
     show_matrix(f"bench {operation}", header, [cells(item) for item in result.timings], notes)
