@@ -114,7 +114,7 @@ def test_the_answer_comes_first_and_the_table_says_what_was_read(
     assert "The first 30 rows; change that with --rows." in text
     assert "plain Python: left out: the standard library reads no parquet files" in text
     assert "ours ÷ theirs" in text
-    assert "timed apart: imports, compiling or loading kernels" in text
+    assert "Not in these times: imports, compiling or loading kernels" in text
 
 
 @pytest.mark.parametrize(
