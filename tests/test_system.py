@@ -81,6 +81,10 @@ def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_pat
     lay_out(proc, {"self/cgroup": "0::/../../kubepods/pod1/container\n"})
     lay_out(root, {"cgroup.controllers": "memory", "memory.max": "1000000\n"})
     assert system.limit_bytes(proc, root) == 1_000_000
+    # A group inside that has the name of one of the host's is another.
+    lay_out(root, {"kubepods/memory.max": "1000\n", "kubepods/cpu.max": "100000 100000\n"})
+    assert system.limit_bytes(proc, root) == 1_000_000
+    assert usable_cores(proc, root) == len(os.sched_getaffinity(0))
 
 
 def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
@@ -106,7 +110,14 @@ def test_files_that_hold_something_else_are_no_figures(tmp_path: Path) -> None:
         ({"cgroup/cpu.max": "100000 100000"}, 1),
         ({"cgroup/cpu.max": "50000 100000"}, 1),
         ({"cgroup/cpu.max": "nonsense"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "cgroup/a/cpu.max": "100000 100000"}, 1),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "cgroup/a/cpu.max": "100000 100000",
+                "cgroup/a/b/cpu.max": "max 100000",
+            },
+            1,
+        ),
         ({"proc/self/cgroup": "0::/a/b\n", "cgroup/c/cpu.max": "100000 100000"}, None),
         (
             {

@@ -154,6 +154,16 @@ def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
     assert meter.told == []
 
 
+def test_a_profiler_that_fails_at_the_end_leaves_no_hook_behind(meter: FakeMeter) -> None:
+    original = ITERATOR.__next__
+    watch = TorchWatch(meter)
+    watch.start()
+    watch.profiler = SimpleNamespace(close=break_down)
+    with pytest.raises(ZeroDivisionError):
+        watch.stop()
+    assert ITERATOR.__next__ is original
+
+
 def test_a_wrapper_set_upon_ours_stays_when_we_go(
     meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def find_memory_cgroup(
 def read_bytes_of(path: str | Path) -> bytes | None:
     """A small file whole, without the layers of ``open``: a sample reads hundreds of them."""
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return None
     try:
@@ -229,7 +229,10 @@ def _folders_upwards(mount: Path, path: str) -> tuple[Path, ...]:
     """A cgroup's folder and those above it, as far as this process can see them."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     folders = (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
-    return tuple(folder for folder in folders if folder.is_dir())
+    visible = tuple(folder for folder in folders if folder.is_dir())
+    # Where its own folder is not there, the path is the host's, and parents that happen to have
+    # its names are others: the mount is the container's own.
+    return visible if len(visible) > len(parts) else visible[-1:]
 
 
 def meminfo_bytes(proc: Path, key: str) -> int | None:

@@ -158,8 +158,8 @@ def measure_order(cfg: Any, asked: Order | None) -> Order | None:
         wanted = cfg.get("fast_axolotl_measure")
         if not wanted:
             return None
-        own = Path(cfg["output_dir"]) / "fast-axolotl-measure"
-        asked = Order(run_dir=str(own if wanted is True else Path(wanted)))
+        own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
+        asked = Order(run_dir=str(own))
     if asked.data_paths:
         return asked
     # What training reads: prepared rows where there are any, else the datasets' own files.

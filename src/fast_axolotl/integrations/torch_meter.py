@@ -125,8 +125,6 @@ class TorchWatch:
         """Let go of torch; what was open ends here."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        if self.profiler is not None:
-            self.profiler.close()
         if self in _WATCHES:
             _WATCHES.remove(self)
         if self._handle is not None:
@@ -137,6 +135,9 @@ class TorchWatch:
         ours = getattr(_BaseDataLoaderIter.__next__, "__wrapped__", None)
         if not _WATCHES and _ORIGINALS and ours is _ORIGINALS[0]:
             _BaseDataLoaderIter.__next__ = _ORIGINALS.pop()
+        # Last: it may fail, and torch has to be let go of all the same.
+        if self.profiler is not None:
+            self.profiler.close()
 
     def use_this_thread(self) -> None:
         """Fetches in other threads than the calling one are somebody else's prefetching."""

@@ -218,7 +218,7 @@ _ALL = (
         "the convention's: a causal mask halves nothing",
     ),
     Figure(
-        "model_flops_per_second", "FLOPs a second", "FLOP", "higher",
+        "model_flops_per_second", "FLOPs a second", "FLOP/s", "higher",
         "`model_flops_per_token` · `tokens_per_second`", "padding is no work",
     ),
     Figure(

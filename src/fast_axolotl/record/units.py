@@ -35,8 +35,8 @@ def format_value(value: float | None, unit: str, *, decimals: int = 1) -> str:
         return format_seconds(value)
     if unit.startswith("bytes"):
         return format_bytes(value) + unit.removeprefix("bytes")
-    if unit == "FLOP":
-        return format_flops(value)
+    if unit.startswith("FLOP"):
+        return format_flops(value) + unit.removeprefix("FLOP")
     if unit == "yes/no":
         return "yes" if value else "no"
     return f"{format_count(value)} {unit}".rstrip()
