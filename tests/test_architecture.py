@@ -28,26 +28,26 @@ REPOSITORY = Path(__file__).parents[1]
 ROOT = REPOSITORY / "src" / PACKAGE
 
 MOST_LINES = {
-    "errors": 76,
-    "system": 424,
-    "kernels": 1_400,
-    "reading": 5_000,
-    "dedupe": 1_900,
-    "packing": 1_400,
-    "record": 2_500,
-    "measure": 6_300,
-    "protocol": 2_300,
-    "report": 4_500,
-    "axolotl": 6_500,
-    "integrations": 2_800,
+    "__init__": 127,
+    "__main__": 8,
+    "_version": 20,
+    "axolotl": 5_700,
+    "boot": 62,
     "cli": 3_300,
-    "__init__": 140,
-    "__main__": 10,
-    "_version": 25,
-    "boot": 65,
-    "streaming": 115,
+    "dedupe": 1_800,
+    "errors": 76,
+    "integrations": 2_650,
+    "kernels": 1_250,
+    "measure": 5_850,
+    "packing": 1_300,
+    "protocol": 2_300,
+    "reading": 4_450,
+    "record": 2_500,
+    "report": 4_500,
+    "streaming": 113,
+    "system": 300,
 }
-"""Lines of each package, blank ones and comments included; the budgets of the design."""
+"""Lines of each package, blank ones and comments included."""
 MOST_LINES_IN_ALL = 36_000
 MOST_FILES = 160
 MOST_USED_ONCE = 0.12

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from fast_axolotl.cli.race import (
     Entry,
     RaceResult,
     Timing,
+    Worker,
+    WorkerError,
     difference,
     digest_columns,
     digest_items,
@@ -27,7 +31,7 @@ from fast_axolotl.cli.race import (
 from fast_axolotl.errors import DataError, UsageError
 from support.files import write_csv, write_jsonl
 
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS = [
     {
@@ -150,6 +154,33 @@ def right(request: Mapping[str, Any]) -> Contender:
 
 def failing(request: Mapping[str, Any]) -> Contender:
     raise NotImplementedError("it cannot do that")
+
+
+def test_rows_without_a_value_take_no_part_and_all_files_of_a_folder_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Item types that cannot be null are token ids, too; ``~`` is the home folder."""
+    items = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    ids = pa.array([[1, 2], None, [3]] * 5, items)
+    table = pa.table({"input_ids": ids, "none": pa.nulls(15, pa.string())})
+    folder = tmp_path / ("a long name of a folder " * 8)
+    folder.mkdir()
+    for number in range(600):
+        pq.write_table(table.slice(number % 15, 1), folder / f"{number:03}.parquet")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    invoke("pad", f"~/{folder.name}", "--rows", "500", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["files"]), found["rows"]) == (600, 333)
+    with pytest.raises(DataError, match="no rows to race on"):
+        invoke("hash", str(folder), "--column", "none")
+
+
+def test_a_contender_that_dies_is_an_error_and_not_silence(tmp_path: Path) -> None:
+    program = "import sys; print('{}', flush=True); sys.stdin.close(); sys.exit(3)"
+    with Worker([sys.executable, "-c", program], tmp_path / "log.txt") as worker:
+        time.sleep(0.5)
+        with pytest.raises(WorkerError):
+            worker.ask("seconds", text="x" * 100_000)
 
 
 def test_who_gives_another_answer_is_not_timed(

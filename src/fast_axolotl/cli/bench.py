@@ -126,7 +126,8 @@ def _bench(
         )
     sentences = _sentences(operation, request, result)
     if as_json:
-        measured = {name: request[name] for name in ("files", "rows", "num_bytes", "columns")}
+        measured = {name: request[name] for name in ("files", "num_bytes", "columns")}
+        measured["rows"] = request["raced_rows"]
         found = {"operation": operation, "repeats": repeats, **measured, "answer": sentences}
         print(json.dumps({**found, **asdict(result)}, indent=2, ensure_ascii=False))
         return
@@ -139,45 +140,57 @@ def _look(
     operation: str, paths: Sequence[str], columns: list[str] | None, most_rows: int
 ) -> dict[str, Any]:
     """What is there, before anybody starts: files, columns, rows; or what is wrong with it."""
+    from pyarrow import types as kinds
+
     from fast_axolotl.reading import open_dataset
 
-    paths = [path if "://" in path else str(Path(path).absolute()) for path in paths]
-    rows = 0
+    paths = [p if "://" in p else str(Path(p).expanduser().absolute()) for p in paths]
+    names = ", ".join(paths)
+    column = columns[0] if columns and operation != "dedupe" else None
+    rows = raced = 0
     with open_dataset(paths) as reader:
         for batch in reader:
+            if column is not None and column in batch.schema.names:
+                # Rows without a value are nobody's work.
+                raced -= batch.slice(0, max(0, most_rows - rows)).column(column).null_count
             rows += len(batch)
-            if rows >= most_rows:
+            if rows > most_rows:
                 break
-        names = ", ".join(paths)
-        if not rows:
-            raise DataError(f"{names}: no rows to race on; name files that hold some")
-        types = {field.name: str(field.type) for field in reader.schema}
+        raced += min(rows, most_rows)
+        schema = {field.name: field.type for field in reader.schema}
+        total_bytes = reader.num_bytes
         files = [file.source.path for file in reader.files]
         formats = {file.format for file in reader.files}
         read_bytes = reader.stats.num_bytes
-    for column in columns or ():
-        if column not in types:
-            raise UsageError(f"{names}: no column {column!r}; there are {', '.join(types)}")
-        kind = types[column]
+    for name in columns or ():
+        if rows and name not in schema:
+            raise UsageError(f"{names}: no column {name!r}; there are {', '.join(schema)}")
+    if rows and column is not None:
+        kind = schema[column]
         if operation == "hash":
-            wanted, fits = "text", kind in ("string", "large_string")
+            wanted, fits = "text", kinds.is_string(kind) or kinds.is_large_string(kind)
         else:
-            is_tokens = "list<" in kind and "int" in kind.rpartition(" ")[2]
-            wanted, fits = "lists of token ids", operation == "dedupe" or is_tokens
+            lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+            is_list = any(is_kind(kind) for is_kind in lists)
+            wanted, fits = "lists of token ids", is_list and kinds.is_integer(kind.value_type)
         if not fits:
             raise UsageError(
                 f"{names}: column {column!r} holds {kind}, and bench {operation} takes {wanted}; "
                 "choose another column with --column"
             )
+    if not raced:
+        raise DataError(f"{names}: no rows to race on; name files that hold some")
     return {
         "paths": paths,
         "files": files,
         "format": formats.pop() if len(formats) == 1 else "mixed",
-        "types": types,
+        "types": {name: str(kind) for name, kind in schema.items()},
         "columns": columns,
         "rows": min(rows, most_rows),
-        "is_all": rows < most_rows,
+        "raced_rows": raced,
+        "is_all": rows <= most_rows,
         "num_bytes": read_bytes,
+        "total_bytes": total_bytes,
     }
 
 
@@ -228,7 +241,7 @@ def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
             timing.gives,
             format_seconds(seconds),
             f"{format_seconds(min(timing.seconds))} – {format_seconds(max(timing.seconds))}",
-            f"{request['rows'] / seconds:,.0f}",
+            f"{request['raced_rows'] / seconds:,.0f}",
             *(reads if is_reader else ()),
             format_bytes(timing.peak_bytes),
             "–" if ratio is None else "{}× ({}–{})".format(*map(_figure, ratio)),
@@ -237,7 +250,9 @@ def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
     reads = ("MB/s", "first batch") if is_reader else ()
     header = ("", "gives", "median", "min – max", "rows/s", *reads, "peak memory", "ours ÷ theirs")
     rows = f"{request['rows']:,} rows"
+    nulls = request["rows"] - request["raced_rows"]
     notes = [f"All {rows}." if request["is_all"] else f"The first {rows}; change that with --rows."]
+    notes += [f"{nulls:,} of them have no value and take no part."] if nulls else []
     notes += [f"{item.name}: not equal: {item.reason}" for item in result.timings if item.reason]
     notes += [f"{name}: left out: {reason}" for name, reason in result.left_out.items()]
     ours = max(item.first_call_seconds for item in result.timings if item.against is None)

@@ -26,6 +26,10 @@ PAD_ROWS = 64
 """Rows padded together, to the longest of them: a batch of a training."""
 _BLOCK_BYTES = 2 * 1024 * 1024
 """Of pyarrow: the fastest of 1, 2, 4 and 8 MiB for JSON and CSV on two cores."""
+_MOST_LOADED_BYTES = 1_000_000_000
+"""Of files that HF datasets may convert into a cache before it begins."""
+_MOST_PLAIN_ROWS = 20_000
+"""For first fit in plain Python, which looks at every pack for every row."""
 _GROUP_SIZE, _MOST_ROWS = 100_000, 200
 """Axolotl's defaults: sequences planned together, and in one pack."""
 
@@ -53,6 +57,10 @@ def read(request: Request) -> Contender:
         if request["format"] not in ("jsonl", "csv", "text"):
             raise NotImplementedError(f"the standard library reads no {request['format']} files")
     else:
+        if request["format"] == "mixed":
+            raise NotImplementedError("it reads files of one format at a time")
+        if who == "HF loaded" and request["total_bytes"] > _MOST_LOADED_BYTES:
+            raise NotImplementedError("it converts all files first, whatever --rows says: too many")
         datasets = import_module("datasets")
         datasets.disable_progress_bars()
         kind, version = "rows", datasets.__version__
@@ -258,6 +266,8 @@ def plan(request: Request) -> Contender:
         options: Any = {"max_rows": _MOST_ROWS, "group_size": _GROUP_SIZE}
         return answers(lambda: plan_packs(lengths, capacity, **options))
     if request["who"] == "plain":
+        if len(lengths) > _MOST_PLAIN_ROWS:
+            raise NotImplementedError(f"it is quadratic: up to {_MOST_PLAIN_ROWS:,} rows only")
         return answers(plain)
     pack = import_module("axolotl.utils.samplers.multipack").pack_parallel
     options = {"bin_capacity": capacity, "group_size": _GROUP_SIZE, "bin_size": _MOST_ROWS}

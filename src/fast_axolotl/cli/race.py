@@ -24,7 +24,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -220,12 +220,12 @@ def serve(
         print(json.dumps(reply), file=answers, flush=True)
 
 
-def main(text: str) -> None:
-    """``python -m fast_axolotl.cli.race REQUEST``: one contender, asked over its pipes."""
+def main(task: Path) -> None:
+    """``python -m fast_axolotl.cli.race TASK``: one contender, asked over its pipes."""
     from fast_axolotl.cli.resident_peak import ResidentPeak
 
     answers = take_stdout()
-    request = json.loads(text)
+    request = json.loads(task.read_text())
     module, _, name = request["build"].partition(":")
     hello: dict[str, Any] = {}
     tasks: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -311,7 +311,9 @@ class Worker:
         """Ends the process."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                # A process that has died leaves what was not sent to it.
+                with suppress(OSError):
+                    stream.close()
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -423,8 +425,10 @@ def run_race(
                 left_out[entry.name] = f"{entry.needs} is not installed"
                 continue
             build = f"{entry.build.__module__}:{entry.build.__name__}"
-            text = json.dumps({**request, "build": build, "who": entry.who})
-            command = [sys.executable, "-m", "fast_axolotl.cli.race", text]
+            # In a file: the names of a thousand shards are too long for an argument.
+            task = folder / f"{number}.json"
+            task.write_text(json.dumps({**request, "build": build, "who": entry.who}))
+            command = [sys.executable, "-m", "fast_axolotl.cli.race", str(task)]
             try:
                 worker = stack.enter_context(Worker(command, folder / f"{number}.txt", env=env))
                 digests[entry.name] = Digest(**worker.ask("digest"))
@@ -472,4 +476,4 @@ def run_race(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

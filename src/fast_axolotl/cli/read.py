@@ -84,6 +84,7 @@ def read(
         json_field=json_field,
     )
     shown: list[str] = []
+    total = reader.num_bytes
     first: float | None = None
     with reader, ResidentPeak() as memory, phase_progress() as update:
         for batch in reader:
@@ -95,7 +96,7 @@ def read(
                     shown.append(json.dumps(named, ensure_ascii=False, default=str))
                 if len(shown) >= head:
                     break
-            update("reading", reader.stats.num_bytes, reader.num_bytes, reader.stats.rows)
+            update("reading", reader.stats.num_bytes, total, reader.stats.rows)
         seconds = time.perf_counter() - start
     # After the bar has gone: it takes stdout over while it is drawn.
     for line in shown:
