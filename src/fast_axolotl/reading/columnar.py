@@ -170,7 +170,8 @@ class ArrowFile:
                     size += int(batch.get_total_buffer_size())
             if held and (batch is None or size >= self.options.block_bytes):
                 table = pa.Table.from_batches(held).select(self.columns)
-                place = f"record batches {index - len(held) + (batch is not None)} to {index}"
+                last = index - (batch is None)
+                place = f"record batches {last - len(held) + 1} to {last}"
                 yield _Ready(self.label, place, table, size)
                 held, size = [], 0
             if batch is None:
