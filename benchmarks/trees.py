@@ -1,9 +1,9 @@
 """This source tree against an earlier one: is anything slower than it was?
 
-``python -m benchmarks.trees EARLIER``, where ``EARLIER`` is another checkout of the repository. Every
-case runs in child processes, the trees in alternating order, A B B A; what counts is
-processor time, which a busy machine disturbs less. A ratio above 1 is slower than before. Cases use
-public names alone, so that any tree can run them.
+``python -m benchmarks.trees EARLIER``, where ``EARLIER`` is another checkout of the repository.
+Every case runs in child processes, the trees in alternating order, A B B A; what counts is
+processor time, which a busy machine disturbs less. A ratio above 1 is slower than before. Cases
+use public names alone, so that any tree can run them.
 """
 
 from __future__ import annotations
