@@ -479,12 +479,6 @@ def test_the_rank_that_waits_most_decides_and_with_a_dispatcher_rank_0() -> None
         assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.1, 0.4])
 
 
-def test_skew_is_how_far_the_slowest_is_behind_the_median() -> None:
-    ranks = [make_rank(rank=number, own_seconds=own) for number, own in enumerate((1, 1, 1.5))]
-    assert summarise(make_run(*ranks)).rank_skew == pytest.approx(0.5)
-    assert summarise(make_run(ranks[0])).reasons["rank_skew"] == "there is one rank"
-
-
 def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> None:
     summary = summarise(make_profiled_run((0.1, 0.3), (0.2, 0.05)))
     assert summary.pure_communication_fraction == pytest.approx(0.15)

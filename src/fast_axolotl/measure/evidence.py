@@ -108,12 +108,9 @@ class Evidence:
         own, least = stalls.get(decided_by), min(known, default=0.0)
         if own is None or own - least < thresholds.FREE_STALL:
             return []
-        skew = ""
-        if figures.rank_skew is not None:
-            skew = f"; skew of the ranks' own time {format_share(figures.rank_skew)}"
         return [
             f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the least "
-            f"{format_share(least)}; the others wait for it in their collectives{skew}"
+            f"{format_share(least)}; the others wait for it in their collectives"
         ]
 
     def pattern_lines(self) -> list[str]:

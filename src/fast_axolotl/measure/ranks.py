@@ -15,7 +15,6 @@ warm-up: a queue that was full hid what the loader lacks.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +31,6 @@ __all__ = [
     "RankFigures",
     "choose_rank",
     "compare_communication",
-    "compare_own_time",
     "fold_rank",
     "summarise_rank",
 ]
@@ -183,16 +181,6 @@ def choose_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
         return -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
 
     return max([rank for rank in ranks if rank.is_long_enough] or ranks, key=waiting)
-
-
-def compare_own_time(ranks: Sequence[RankFigures]) -> float | None:
-    """How far the slowest rank is behind the median: time a step, less its waits for data."""
-    own = [ratio(rank.own_seconds, rank.steady.steps) for rank in ranks]
-    known = [value for value in own if value is not None]
-    if len(known) < 2:
-        return None
-    half = statistics.median(known)
-    return ratio(max(known) - half, half)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

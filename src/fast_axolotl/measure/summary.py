@@ -27,7 +27,6 @@ from fast_axolotl.measure.ranks import (
     RankFigures,
     choose_rank,
     compare_communication,
-    compare_own_time,
     fold_rank,
     summarise_rank,
 )
@@ -141,8 +140,6 @@ def _add_course(
         notes=tuple(notes),
     )
     builder.put("deciding_rank", chosen.rank if chosen else None, "no rank left a record")
-    alone = "there is one rank" if len(ranks) == 1 else "fewer than two ranks have steady steps"
-    builder.put("rank_skew", compare_own_time(ranks), builder.unseen or alone)
 
 
 def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:

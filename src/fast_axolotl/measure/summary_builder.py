@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
@@ -51,5 +52,9 @@ class SummaryBuilder:
 
     def build(self) -> RunSummary:
         """The summary, its verdict still empty."""
+        for item in fields(RunSummary):
+            if item.default is None and item.name not in self.values:
+                figure = FIGURES.get(item.name)
+                self.reasons.setdefault(item.name, figure.missing if figure else "not recorded")
         nothing = Verdict(kind="inconclusive", headline="")
         return RunSummary(verdict=nothing, reasons=self.reasons, **self.values)

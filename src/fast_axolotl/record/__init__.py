@@ -12,6 +12,7 @@ from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.schema import (
     SCHEMA,
     DeviceSample,
+    DiskProbe,
     End,
     FreeRun,
     Log,
@@ -26,11 +27,12 @@ from fast_axolotl.record.schema import (
     SystemSample,
     SystemStart,
 )
-from fast_axolotl.record.summary import RankSummary, RunSummary, Verdict
+from fast_axolotl.record.summary import NodeSummary, RankSummary, Regime, RunSummary, Verdict
 
 __all__ = [
     "SCHEMA",
     "DeviceSample",
+    "DiskProbe",
     "End",
     "FreeRun",
     "Histogram",
@@ -38,10 +40,12 @@ __all__ = [
     "Log",
     "Mark",
     "ModelShape",
+    "NodeSummary",
     "Phase",
     "ProfileWindow",
     "RankRecord",
     "RankSummary",
+    "Regime",
     "RunRecord",
     "RunSummary",
     "Settings",

@@ -87,6 +87,11 @@ _ALL = (
         _NO_TIME, _SHARE_NEAR_ZERO,
     ),
     Figure(
+        "stall_error", "stall, error of the estimate", "share", "",
+        "how far the stall of several ranks can be off where the times of single steps were "
+        "condensed", "", "the times of all steps are known, or there is one rank",
+    ),
+    Figure(
         "host_stall_fraction", "stall, by the host", "share", "lower",
         "ΣW_host ÷ ΣT, W_host = wall time inside the base iterator's next-data call",
         "a wait hidden behind queued GPU work counts", _NO_TIME, _SHARE_NEAR_ZERO,
@@ -183,6 +188,18 @@ _ALL = (
         "above 1 and still stalled: bursts", _NOT_DRAINED,
     ),
     Figure(
+        "reader_rows_per_second", "reader could deliver", "rows/s", "higher",
+        "without workers rows ÷ W; with workers the rate at which they fill a queue that has room; "
+        "else the loader alone",
+        "workers share the machine with the model: with fewer steps to feed they may be faster",
+        "the workers' queue was full all the time, and the loader has no other rate",
+    ),
+    Figure(
+        "reader_ratio", "reader ÷ consumption", "×", "higher",
+        "`reader_rows_per_second` ÷ `rows_per_second`", "",
+        "the rate that the reader could reach, or that of the run, is not known",
+    ),
+    Figure(
         "tokens_per_second", "real tokens", "tokens/s", "higher",
         "attention mask ≠ 0 ÷ T, summed over ranks",
         "`None` if one rank, or one block of steps, did not count; so for the next two, samples "
@@ -191,6 +208,17 @@ _ALL = (
     Figure(
         "trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher",
         "labels ≠ −100 ÷ T, summed over ranks", "", _NO_LABELS,
+    ),
+    Figure(
+        "trainer_tokens_per_second", "tokens/s that the trainer logged", "tokens/s", "",
+        "median of what the trainer logged under its own names", "its own definition of a token",
+        "the trainer logged no tokens/s of its own",
+    ),
+    Figure(
+        "trainer_tokens_ratio", "trainer's tokens/s ÷ ours", "×", "",
+        "`trainer_tokens_per_second` ÷ the rate of the same kind of token",
+        "1 is agreement; a factor of the ranks or of accumulation is a mistake of one of the two",
+        "the trainer logged no tokens/s of its own",
     ),
     Figure(
         "padded_tokens_per_second", "padded tokens", "tokens/s", "higher",
@@ -208,6 +236,11 @@ _ALL = (
         "mean_attended_length", "attended length", "tokens", "",
         "Σℓ² ÷ Σℓ of the sequences looked at", "a sample of the batches",
         "the lengths of the sequences were not seen",
+    ),
+    Figure(
+        "goodput_tokens_per_second", "goodput", "tokens/s", "higher",
+        "real tokens of all steps ÷ the whole wall clock, start-up, evaluation and checkpoints "
+        "included", "", _NO_IDS,
     ),
     Figure("steps_per_second", "steps", "steps/s", "higher", "steps ÷ T", "", _NO_TIME),
     *_quantiles("step", "step", "no times of single steps were recorded"),
@@ -253,6 +286,11 @@ _ALL = (
         "peaks between samples; `None` where none was taken after the first step, as in runs of a "
         "second or two: what came before is not the training's", _UNWATCHED,
     ),
+    Figure(
+        "mapped_file_bytes", "mapped files (ΣPSS)", "bytes", "",
+        "median ΣPSS of mapped files in the steady phase", "gives way where memory is short",
+        _UNWATCHED,
+    ),
     *(
         Figure(
             f"{name}_bytes", f"resident (ΣRSS), {label}", "bytes", "lower",
@@ -294,6 +332,33 @@ _ALL = (
         for name, label in (("memory", "memory"), ("io", "disk"))
     ),
     Figure(
+        "psi_cpu_some", "CPU pressure", "share", "lower",
+        "growth of the PSI some counter ÷ time",
+        "of the control group on cgroup v2, else of the machine", _UNWATCHED,
+    ),
+    Figure(
+        "cpu_cores", "processors used", "cores", "", "growth of Σ CPU time over the tree ÷ time",
+        "", _UNWATCHED,
+    ),
+    Figure(
+        "other_cpu_share", "other programs", "share", "lower",
+        "CPU time of the machine less the run's ÷ (time · processors)",
+        "of the machine, the kernel's own work included", _UNWATCHED, _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "cpu_steal_share", "stolen by the hypervisor", "share", "lower",
+        "growth of steal in /proc/stat ÷ (time · processors)", "", _UNWATCHED, _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "cpu_throttled_share", "throttled by the quota", "share", "lower",
+        "growth of throttled_usec of the cgroup ÷ time", "summed over processors: can exceed 1",
+        "the cgroup has no CPU quota, or does not count", _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "oom_kills", "killed for memory", "processes", "lower",
+        "growth of oom_kill in memory.events of the cgroup", "", "there is no memory cgroup here",
+    ),
+    Figure(
         "read_bytes_per_second", "read from the device", "bytes/s", "",
         "growth of Σ`read_bytes` over the tree ÷ time",
         "0 means cached, not idle; network file systems may not count", _UNWATCHED,
@@ -314,6 +379,11 @@ _ALL = (
         "caches of the device can make it exceed 1",
         "the rate of reads or the capacity of the device is not known", _SHARE_NEAR_ZERO,
     ),
+    Figure(
+        "disk_request_bytes", "read request, mean", "bytes", "",
+        "bytes ÷ requests of the data's device, by /proc/diskstats", "of all programs",
+        "the data's device is not known, or does not count requests",
+    ),
     *(
         Figure(
             f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
@@ -328,6 +398,10 @@ _ALL = (
         "3 sampled intervals are needed",
     ),
     Figure(
+        "process_swap_bytes", "swapped out of the run", "bytes", "lower",
+        "largest ΣVmSwap of the tree", "", _UNWATCHED,
+    ),
+    Figure(
         "gpu_utilization", "utilisation", "share", "",
         "mean over devices and samples of NVML's: share of time with a kernel running",
         "one small kernel counts like a full device", "no GPU was seen",
@@ -335,6 +409,10 @@ _ALL = (
     Figure(
         "gpu_memory_bytes", "GPU memory", "bytes", "", "largest of one device",
         "what the allocator holds, used or not", "no GPU was seen",
+    ),
+    Figure(
+        "gpu_free_bytes", "GPU memory, free", "bytes", "",
+        "least of one device: its memory less what is reserved at most", "", "no GPU was seen",
     ),
     Figure("gpu_power_watts", "power", "W", "", "mean of a device", "", "no GPU was seen"),
     Figure("gpu_clock_mhz", "clock", "MHz", "", "mean of a device", "", "no GPU was seen"),
@@ -352,10 +430,11 @@ _ALL = (
         "needs windows of the same collectives on all ranks", _NO_WINDOW,
     ),
     Figure(
-        "rank_skew", "skew of ranks", "share", "lower",
-        "(largest − median) ÷ median of the ranks' own time per step, T − W",
-        "a rank that computes slowly makes the others wait in collectives, which is their own "
-        "time: only a profiler window shows it",
+        "straggler_fraction", "lost to the slowest rank", "share", "lower",
+        "(largest − median of the ranks' forward time) ÷ wall; of data: the part of the stall "
+        "that only this rank causes",
+        "a rank that is slow in its backward pass alone shows in a profiler window only",
+        "there is one rank, or no forward pass was timed",
     ),
     Figure(
         "overhead_seconds_per_fetch", "cost of a fetch", "s", "lower",

@@ -51,6 +51,7 @@ _KINDS: dict[str, type] = {
     "end": schema.End,
     "system_start": schema.SystemStart,
     "system": schema.SystemSample,
+    "disk": schema.DiskProbe,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _LISTS: dict[type, str] = {

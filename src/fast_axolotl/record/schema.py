@@ -13,6 +13,7 @@ from typing import Any, Literal
 __all__ = [
     "SCHEMA",
     "DeviceSample",
+    "DiskProbe",
     "End",
     "FreeRun",
     "Log",
@@ -115,6 +116,18 @@ class StepBlock:
     """Seconds of evaluation, checkpoint, logging, by name."""
     queue_depth: float | None = None
     """Ready batches when a fetch began, mean over the block's fetches."""
+    produced: int | None = None
+    """Batches that the loader's workers finished while their queue had room …"""
+    producing_seconds: float | None = None
+    """… and how long that took: together the rate that the loader can reach."""
+    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    """Host wait of the fetches in which something happened, by what it was: epoch, shard, refill,
+    gc."""
+    forward_seconds: float | None = None
+    """From a batch's arrival to the start of its backward pass, summed: of the device where events
+    time it, else of the host. No collective of data parallelism runs in it."""
+    step_waits: str = ""
+    """The waits of all single steps, condensed to a byte each; see ``stall``."""
     host_waits: dict[str, int] = field(default_factory=dict)
     """Histogram of the fetches' host waits; see ``histogram``."""
     device_waits: dict[str, int] | None = None
@@ -260,6 +273,10 @@ class SystemStart:
     disk_bytes_per_second: float | None = None
     """What O_DIRECT reads of the data's own device reached."""
     gpu_names: tuple[str, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+    """In the same order: which device is which rank's."""
+    cores: float | None = None
+    """Processors that the processes may use: affinity and quota."""
     source: str = ""
     """Who watches: run (``fast-axolotl run --measure``), watch, meter; empty: not told."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -275,6 +292,22 @@ class DeviceSample:
     memory_bytes: int | None = None
     power_watts: float | None = None
     clock_mhz: float | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskProbe:
+    """What O_DIRECT reads of the data's own device reached."""
+
+    t: float
+    path: str
+    device: str = ""
+    bytes_per_second: float | None = None
+    """Sequential reads of a MiB."""
+    random_4k_bytes_per_second: float | None = None
+    random_64k_bytes_per_second: float | None = None
+    reason: str = ""
+    """Why something is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +319,10 @@ class SystemSample:
     processes: int
     pss_bytes: int | None = None
     """Sampled less often than the rest; ``None`` in between."""
+    pss_anon_bytes: int | None = None
+    pss_file_bytes: int | None = None
+    """Pages of mapped files, which give way."""
+    pss_shared_bytes: int | None = None
     rss_bytes: int | None = None
     anon_bytes: int | None = None
     file_bytes: int | None = None
@@ -305,4 +342,19 @@ class SystemSample:
     psi_memory_full_seconds: float | None = None
     """Counter: time in which every task waited for memory."""
     psi_io_full_seconds: float | None = None
+    psi_cpu_some_seconds: float | None = None
+    """Counter: time in which a task was ready to run and had no processor."""
+    machine_cpu_seconds: float | None = None
+    """Counter: processor time of all programs of the machine."""
+    steal_seconds: float | None = None
+    """Counter: processor time that the hypervisor gave to others."""
+    throttled_seconds: float | None = None
+    """Counter: time in which the cgroup's quota was used up."""
+    oom_kills: int | None = None
+    """Counter: processes of the cgroup that the kernel killed for memory."""
+    limit_hits: int | None = None
+    """Counter: allocations that ran into the cgroup's memory limit."""
+    device_reads: int | None = None
+    """Counter: read requests that the data's device has served, of all programs."""
+    device_read_bytes: int | None = None
     gpus: tuple[DeviceSample, ...] = ()

@@ -8,18 +8,51 @@ so that they cannot disagree.
 
 from __future__ import annotations
 
+import base64
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.schema import StepBlock
 
-__all__ = ["LEAST_DEVICE_SHARE", "StallSource", "WaitTotals"]
+__all__ = [
+    "LEAST_DEVICE_SHARE",
+    "WAIT_ERROR",
+    "WAIT_SECONDS",
+    "StallSource",
+    "WaitTotals",
+    "decode_waits",
+    "encode_waits",
+]
 
 StallSource = Literal["device", "host", ""]
 
 LEAST_DEVICE_SHARE = 0.9
 """Share of the wall time over which device waits must be known to stand for all of it."""
+
+WAIT_ERROR = 0.04
+"""How far a condensed wait can be off, as a share of it."""
+_LEAST_WAIT, _WAIT_GROWTH = 1e-5, 1.08
+WAIT_SECONDS = (0.0, *(_LEAST_WAIT * _WAIT_GROWTH**number for number in range(255)))
+"""The wait that each byte of condensed waits stands for: none, then 10 µs to 50 minutes."""
+
+
+def encode_waits(waits: Iterable[float]) -> str:
+    """Waits of single steps as a byte each; longer is larger, so ranks are compared as bytes."""
+    growth = math.log(_WAIT_GROWTH)
+    return base64.b64encode(
+        bytes(
+            min(255, max(0, round(math.log(wait / _LEAST_WAIT) / growth) + 1)) if wait > 0 else 0
+            for wait in waits
+        )
+    ).decode()
+
+
+def decode_waits(text: str) -> bytes:
+    """The bytes of condensed waits, of which ``WAIT_SECONDS`` gives the seconds."""
+    return base64.b64decode(text)
 
 
 @dataclass(slots=True)

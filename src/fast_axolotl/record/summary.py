@@ -5,9 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["RankSummary", "RunSummary", "Verdict", "VerdictKind"]
+__all__ = ["NodeSummary", "RankSummary", "Regime", "RunSummary", "Verdict", "VerdictKind"]
 
-VerdictKind = Literal["inconclusive", "swap", "io", "data", "communication", "compute", "mixed"]
+VerdictKind = Literal[
+    "inconclusive",
+    "memory",
+    "swap",
+    "cpu",
+    "io",
+    "data",
+    "checkpoint",
+    "evaluation",
+    "communication",
+    "startup",
+    "compute",
+    "mixed",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +39,8 @@ class Verdict:
     """One next action, with the exact setting to change."""
     seconds_needed: float | None = None
     """How much longer the run has to be; of inconclusive only."""
+    gain: float | None = None
+    """Share by which tokens/s can grow at most if the action works; ``None``: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +56,45 @@ class RankSummary:
     tokens_per_second: float | None
     samples_per_second: float | None
     is_finished: bool
+    node: str = ""
+    """The machine it ran on."""
+    forward_seconds_per_step: float | None = None
+    gpu_clock_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSummary:
+    """One machine of a run."""
+
+    node: str
+    ranks: tuple[int, ...]
+    working_set_bytes: int | None = None
+    working_set_peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_share: float | None = None
+    cpu_cores: float | None = None
+    """Processors that the run used, mean."""
+    other_cpu_share: float | None = None
+    read_bytes_per_second: float | None = None
+    swap_in_bytes_per_second: float | None = None
+    psi_cpu_some: float | None = None
+    psi_io_full: float | None = None
+    psi_memory_full: float | None = None
+    gpu_utilization: float | None = None
+    gpu_clock_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """A stretch of a run in which the same thing bounds it."""
+
+    begin_seconds: float
+    """Since the run began."""
+    end_seconds: float
+    first_step: int
+    kind: VerdictKind
+    stall_fraction: float | None = None
+    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +120,19 @@ class RunSummary:
     ranks: tuple[RankSummary, ...]
     deciding_rank: int | None
     """Whose stall and step times these are; ``None`` where no rank was recorded."""
-    rank_skew: float | None
+    straggler_rank: int | None = None
+    straggler_part: str = ""
+    """What it is late with: data, compute, tokens, device clock."""
+    straggler_fraction: float | None = None
+    data_parallel_size: int | None = None
+
+    ledger: dict[str, float] = field(default_factory=dict)
+    """Seconds of the whole wall clock by part; they add up to it."""
+    goodput_tokens_per_second: float | None = None
+    regimes: tuple[Regime, ...] = ()
+    nodes: tuple[NodeSummary, ...] = ()
+    replacements: tuple[str, ...] = ()
+    """Functions of Axolotl that this package had replaced."""
 
     steps: int
     fetches: int
@@ -78,6 +144,7 @@ class RunSummary:
 
     stall_fraction: float | None
     stall_source: Literal["device", "host", ""]
+    stall_error: float | None = None
     host_stall_fraction: float | None
     device_stall_fraction: float | None
     wait_p50_seconds: float | None
@@ -90,6 +157,8 @@ class RunSummary:
     stall_period_rows: float | None
     stall_period_of: str
     """What the period follows: rows, shard, epoch, step."""
+    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    """Share of all waiting by what happened meanwhile: epoch, shard, refill, gc, checkpoint."""
     cached_stall_fraction: float | None
     queue_depth: float | None
     queue_capacity: int | None
@@ -104,9 +173,13 @@ class RunSummary:
     free_rows_per_second: float | None
     demand_rows_per_second: float | None
     headroom: float | None
+    reader_rows_per_second: float | None = None
+    reader_ratio: float | None = None
 
     tokens_per_second: float | None
     trainable_tokens_per_second: float | None
+    trainer_tokens_per_second: float | None = None
+    trainer_tokens_ratio: float | None = None
     padded_tokens_per_second: float | None
     padding_share: float | None
     packing_efficiency: float | None
@@ -128,6 +201,7 @@ class RunSummary:
 
     working_set_bytes: int | None
     working_set_peak_bytes: int | None
+    mapped_file_bytes: int | None = None
     rss_bytes: int | None
     anon_bytes: int | None
     file_bytes: int | None
@@ -139,17 +213,26 @@ class RunSummary:
     limit_share: float | None
     psi_memory_full: float | None
     psi_io_full: float | None
+    psi_cpu_some: float | None = None
+    cpu_cores: float | None = None
+    other_cpu_share: float | None = None
+    cpu_steal_share: float | None = None
+    cpu_throttled_share: float | None = None
+    oom_kills: int | None = None
 
     read_bytes_per_second: float | None
     read_chars_per_second: float | None
     disk_bytes_per_second: float | None
     disk_share: float | None
+    disk_request_bytes: float | None = None
     swap_in_bytes_per_second: float | None
     swap_out_bytes_per_second: float | None
     is_swap_sustained: bool | None
+    process_swap_bytes: int | None = None
 
     gpu_utilization: float | None
     gpu_memory_bytes: int | None
+    gpu_free_bytes: int | None = None
     gpu_power_watts: float | None
     gpu_clock_mhz: float | None
 

@@ -108,7 +108,7 @@ _SPREAD = ("p50", "p95", "p99", "max")
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Waiting for data": (
-        Row("stall_fraction", note="of the steady time"),
+        Row("stall_fraction", "stall_error", note="of the steady time", parts=("", "±")),
         Row(
             "device_stall_fraction",
             "host_stall_fraction",
@@ -141,11 +141,14 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("free_rows_per_second", note="with no model"),
         Row("demand_rows_per_second"),
         Row("headroom", note="loader alone ÷ what the model would take"),
+        Row("reader_rows_per_second", "reader_ratio", parts=("", "of the consumption")),
     ),
     "Tokens and steps": (
         Row("tokens_per_second", note="padding left out"),
         Row("trainable_tokens_per_second", note="label is not −100"),
         Row("padded_tokens_per_second", note="all positions"),
+        Row("trainer_tokens_per_second", "trainer_tokens_ratio", parts=("", "of ours")),
+        Row("goodput_tokens_per_second", note="over the whole wall clock"),
         Row("padding_share", note="of all positions"),
         Row("packing_efficiency"),
         Row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
@@ -172,15 +175,29 @@ GROUPS: dict[str, tuple[Row, ...]] = {
             label="resident (ΣRSS)",
             parts=("all", "anonymous", "files", "shared"),
         ),
+        Row("mapped_file_bytes", note="gives way where memory is short"),
         Row("hwm_bytes", note="ΣVmHWM"),
         Row("spike_ratio", note="high-water mark ÷ resident; above 2 a spike"),
         Row("limit_bytes", "limit_share", parts=("", "used")),
         Row("psi_memory_full", note="PSI full: every task waited"),
+        Row("oom_kills"),
+    ),
+    "Processors": (
+        Row("cpu_cores", note="mean over the tree"),
+        Row("other_cpu_share", note="of the machine's processors"),
+        Row("psi_cpu_some", note="PSI some: a task waited for a processor"),
+        Row(
+            "cpu_steal_share",
+            "cpu_throttled_share",
+            label="stolen / throttled",
+            parts=("stolen", "throttled"),
+        ),
     ),
     "Disk and swap": (
         Row("read_bytes_per_second"),
         Row("read_chars_per_second", note="cached or not"),
         Row("disk_bytes_per_second", "disk_share", parts=("", "used")),
+        Row("disk_request_bytes", note="of the data's device"),
         Row("psi_io_full", note="PSI full: every task waited"),
         Row(
             "swap_in_bytes_per_second",
@@ -189,10 +206,17 @@ GROUPS: dict[str, tuple[Row, ...]] = {
             parts=("in", "out"),
         ),
         Row("is_swap_sustained"),
+        Row("process_swap_bytes", note="VmSwap, highest"),
     ),
     "GPU (NVML)": (
         Row("gpu_utilization", note="a kernel ran; not how well"),
-        Row("gpu_memory_bytes", label="memory", note="highest of one device"),
+        Row(
+            "gpu_memory_bytes",
+            "gpu_free_bytes",
+            label="memory",
+            parts=("", "free"),
+            note="highest, and least free, of one device",
+        ),
         Row("gpu_power_watts", note="mean of a device"),
         Row("gpu_clock_mhz", note="mean of a device"),
     ),
@@ -200,7 +224,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("device_idle_fraction"),
         Row("exposed_communication_fraction"),
         Row("pure_communication_fraction", note="least of all ranks"),
-        Row("rank_skew", note="own time: slowest over median"),
+        Row("straggler_fraction"),
     ),
     "The meter itself": (Row("overhead_seconds_per_fetch"), Row("overhead_fraction")),
 }
