@@ -23,7 +23,9 @@ from fast_axolotl.integrations.training_meter import read_rank
 from fast_axolotl.measure import measure
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
+from fast_axolotl.record.folder import system_file
 from fast_axolotl.record.run_folders import find_folders, next_folder
+from fast_axolotl.system import node_name
 from support.children import (
     FAST_AXOLOTL,
     SOURCE,
@@ -152,7 +154,7 @@ def test_signals_are_passed_on_to_the_command(tmp_path: Path) -> None:
     child.send_signal(signal.SIGUSR1)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (9, "USR1\n"), err
-    assert (tmp_path / "run" / "system.jsonl").is_file()
+    assert system_file(tmp_path / "run", node_name()).is_file()
 
 
 def test_a_command_that_dies_of_a_signal_takes_this_one_along(run: Run) -> None:

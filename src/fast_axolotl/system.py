@@ -29,6 +29,8 @@ __all__ = [
     "limit_bytes",
     "meminfo_bytes",
     "memory_bytes",
+    "node_name",
+    "pid_namespace",
     "read_bytes_of",
     "usable_cores",
 ]
@@ -71,6 +73,26 @@ def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
     except AttributeError:
         count = os.cpu_count() or 1
     return max(1, min(count, _quota_cores(proc, cgroup_root) or count))
+
+
+def node_name() -> str:
+    """What records call this machine: its host name, unless ``FAST_AXOLOTL_NODE`` names it.
+
+    The variable is for machines that share a name, and for tests that play several on one.
+    """
+    return os.environ.get("FAST_AXOLOTL_NODE") or platform.node()
+
+
+def pid_namespace(proc: Path = PROC) -> str:
+    """Where process numbers mean the same: the machine since it booted, and the container.
+
+    Empty where the system does not say.
+    """
+    boot = (read_bytes_of(proc / "sys/kernel/random/boot_id") or b"").decode().strip()
+    try:
+        return f"{boot} {os.readlink(proc / 'self/ns/pid')}"
+    except OSError:
+        return boot
 
 
 def memory_bytes(proc: Path = PROC) -> int:

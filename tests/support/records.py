@@ -22,7 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
-from fast_axolotl.record.folder import dump_line
+from fast_axolotl.record.folder import dump_line, system_file
 from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
@@ -237,9 +237,9 @@ def make_system(
 
 def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecord:
     """A run of these ranks."""
-    return RunRecord(
-        path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks}, system=system
-    )
+    record = RunRecord(path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks})
+    record.system = system
+    return record
 
 
 def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunRecord:
@@ -275,5 +275,7 @@ def write_run(folder: Path, record: RunRecord) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, rank in record.ranks.items():
         (folder / f"rank-{number}.jsonl").write_text("".join(lines_of(rank)))
-    if record.system is not None:
-        (folder / "system.jsonl").write_text("".join(lines_of(record.system)))
+    for node, system in record.systems.items():
+        # One node's file has the name of earlier versions, so that this stays readable.
+        path = system_file(folder, node) if len(record.systems) > 1 else folder / "system.jsonl"
+        path.write_text("".join(lines_of(system)))

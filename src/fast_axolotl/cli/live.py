@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -195,15 +194,15 @@ def _how_protocol_ended(follower: ProtocolFollower, begin: float) -> str:
 def _how_run_ended(follower: RunFollower) -> str:
     """Empty while it goes on."""
     record = follower.record
-    if not record.ranks and record.system is None:
+    systems = record.systems.values()
+    if not record.ranks and not systems:
         return ""
     quiet = _seconds_since_written(follower.folder)
-    is_settled = record.system is not None and record.system.end is not None
+    is_settled = bool(systems) and all(system.end is not None for system in systems)
     if not follower.is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
         is_dead = quiet > _DEAD_SECONDS and not _may_be_alive(record)
         return "the run was cut off: its processes are gone" if is_dead else ""
-    ends = [rank.end for rank in record.ranks.values()]
-    ends += [record.system.end] if record.system is not None else []
+    ends = [one.end for one in (*record.ranks.values(), *systems)]
     words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
     for reason, text in words.items():
         for end in ends:
@@ -227,12 +226,13 @@ def _seconds_since_written(folder: Path) -> float:
 def _may_be_alive(record: RunRecord) -> bool:
     """Whether a process of the run lives, or lies on another machine where nobody can tell."""
     from fast_axolotl.measure import procfs
+    from fast_axolotl.system import node_name
 
     processes = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
-    if record.system is not None:
-        processes.append((record.system.start.host, record.system.start.root_pid))
+    watched = [system.start for system in record.systems.values()]
+    processes += [(start.host, start.root_pid) for start in watched]
     for host, pid in processes:
-        if host != platform.node():
+        if host != node_name():
             return True
         if procfs.has_procfs():
             stat = procfs.read_stat(pid)

@@ -212,6 +212,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.run_folders import choose_training, read_trainings
     from fast_axolotl.report.show import show_short_summary, show_summary
+    from fast_axolotl.system import node_name
 
     try:
         records = read_trainings(run_dir, begin)
@@ -220,6 +221,11 @@ def _print_summary(run_dir: str, begin: float) -> None:
     except DataError as error:
         # A full disk, say: the command's own exit code must not be lost over it.
         say(str(error))
+        return
+    first = shown.ranks.get(0)
+    if (first is not None and first.start.host != node_name()) or _task_number():
+        # The node with rank 0 prints the whole.
+        say(f"{node_name()} recorded its part of {shown.path}: fast-axolotl show {shown.path}")
         return
     is_terminal = sys.stderr.isatty()
     if is_terminal:
@@ -234,12 +240,21 @@ def _print_summary(run_dir: str, begin: float) -> None:
 
 
 def _run_dir(output: Path | None, program: str) -> Path:
-    """The folder of a new record; one that holds a record already is left alone."""
+    """The folder of a new record, or of one that other nodes of this job are writing now."""
+    from fast_axolotl.measure.writers import find_running_nodes
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE
+    from fast_axolotl.system import node_name
 
     if output is not None:
         if output.is_dir() and any(output.glob("*.jsonl")):
-            raise UsageError(f"{output} holds a record already; give another --output")
+            running = find_running_nodes(output)
+            # A launcher may start several commands on one node, one for each rank.
+            if not running or (node_name() in running and _task_number() is None):
+                raise UsageError(
+                    f"{output} holds a record already, which no other node is writing now; "
+                    "give another --output"
+                )
+            say(f"joining the record that {', '.join(running)} is writing")
         if (output / PROTOCOL_FILE).exists():
             raise UsageError(f"{output} is the folder of a protocol; give another --output")
         try:
@@ -252,3 +267,17 @@ def _run_dir(output: Path | None, program: str) -> Path:
         return output.absolute()
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
     return unused_folder("fast-axolotl-runs", name).absolute()
+
+
+def _task_number() -> int | None:
+    """Which of several commands of a job this is, from 0; ``None`` where there is one."""
+    for number, count in (
+        ("RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ):
+        value, size = os.environ.get(number, ""), os.environ.get(count, "")
+        if value.isdecimal() and size.isdecimal() and int(size) > 1:
+            return int(value)
+    return None

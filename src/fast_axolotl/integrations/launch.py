@@ -200,7 +200,7 @@ def supervise(
     it still does; it must not raise. A command that cannot be started is a ``UsageError``.
     """
     from fast_axolotl.measure.sampler import SystemSampler
-    from fast_axolotl.record import LineWriter
+    from fast_axolotl.measure.writers import open_system_file
 
     with _PassedSignals() as signals:
         sys.stdout.flush()
@@ -211,9 +211,13 @@ def supervise(
         except OSError as error:
             raise cannot_start(program, error) from error
         signals.pass_to(child.pid)
-        writer = LineWriter(Path(run_dir) / "system.jsonl")
-        sampler = SystemSampler(child.pid, writer, data_path=data_path, source="run")
-        sampler.start()
+        # Of several commands on one node, the first to come here samples for all of them.
+        writer = open_system_file(run_dir)
+        sampler = SystemSampler(
+            child.pid, writer, rank_folder=run_dir, data_path=data_path, source="run"
+        )
+        if writer is not None:
+            sampler.start()
         if meanwhile is not None:
             meanwhile(lambda: _peek(child, os.WNOHANG) is None)
         code = _peek(child, 0)

@@ -27,6 +27,7 @@ from fast_axolotl.integrations.launch import MEASURE
 from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.writers import has_sampler, read_rank
 from fast_axolotl.record.run_folders import next_folder
 
 if TYPE_CHECKING:
@@ -234,13 +235,15 @@ def open_meter(
     ``options`` are those of ``measure``.
     """
     number, count, local = read_rank() if rank is None else rank
+    # Further trainings of a watched run have folders of their own, and the same watcher.
+    watched = os.environ.get(MEASURE)
     meter = measure(
         run_dir,
         rank=number,
         world_size=count,
         local_rank=local,
         source="axolotl" if "axolotl.train" in sys.modules else source,
-        sample_system=sample_system and not os.environ.get(MEASURE),
+        sample_system=sample_system and not (watched and has_sampler(watched)),
         command=sys.argv,
         **options,
     )
@@ -259,22 +262,6 @@ def open_meter(
             meter.close(*end_of(error))
 
     return meter
-
-
-def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:
-    """Rank, number of ranks, rank on this machine: by the launcher's variables, else torch's."""
-    variables = os.environ if environment is None else environment
-    if variables.get("RANK", "").isdigit():
-        local = variables.get("LOCAL_RANK", "")
-        return (
-            int(variables["RANK"]),
-            int(variables.get("WORLD_SIZE", "1")),
-            int(local) if local.isdigit() else 0,
-        )
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size(), 0
-    return 0, 1, 0
 
 
 def end_of(error: BaseException | None) -> tuple[Any, str]:

@@ -1,8 +1,6 @@
 """The record of one rank while it is written: lines with their times, settings, reasons, phases.
 
-A file belongs to the process that its first line names until that process or the record has ended:
-a script that trains may start another that reads a loader and inherits the order to record, and the
-child must not take its parent's file away.
+A file that another process is writing is left alone: see ``writers``.
 
 Memory is noted by phase: the resident size at the phase's end, and the highest inside it. The
 kernel keeps one high-water mark for a process. It is reset at the end of every phase, so that each
@@ -14,26 +12,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from fast_axolotl._version import __version__
 from fast_axolotl.measure.procfs import has_procfs, read_memory, reset_high_water
+from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
-from fast_axolotl.record.folder import UNREADABLE, parse_line
-from fast_axolotl.system import PROC
+from fast_axolotl.system import PROC, node_name, pid_namespace
 
-__all__ = ["Journal", "find_owner"]
+__all__ = ["Journal"]
 
 _CLOCK_STEP_SECONDS = 1.0
 """The date may drift this far from the clock that never steps before it counts as a step."""
-_OWNER_CLOCK_SECONDS = 2.0
-"""A process that began this long after the record is another one with the same number."""
-_LAST_LINE_BYTES = 4096
 
 _log = logging.getLogger("fast_axolotl.measure")
 
@@ -71,7 +63,9 @@ class Journal:
         self._date = wall_clock()
         path = folder / f"rank-{rank}.jsonl"
         owner = find_owner(path)
-        refusal = "" if owner is None else f"process {owner} is recording into it"
+        refusal = ""
+        if isinstance(owner, Start):
+            refusal = f"process {owner.pid} on {owner.host} is recording into it"
         self.is_refused = bool(refusal)
         """Whether the file is another process's, and nothing is written."""
         self._writer = LineWriter(path, refusal=refusal)
@@ -83,7 +77,8 @@ class Journal:
                 world_size=world_size,
                 local_rank=local_rank,
                 pid=os.getpid(),
-                host=platform.node(),
+                pid_namespace=pid_namespace(proc),
+                host=node_name(),
                 version=__version__,
                 source=source,
                 command=command,
@@ -188,28 +183,6 @@ class Journal:
             )
         )
         self._writer.close()
-
-
-def find_owner(path: Path) -> int | None:
-    """The number of the other process that is writing this file; ``None``: nobody is."""
-    try:
-        with path.open("rb") as opened:
-            start = parse_line(opened.readline().decode())
-            opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
-            last = opened.read().splitlines()[-1:]
-    except (OSError, *UNREADABLE):
-        return None
-    if not isinstance(start, Start) or start.pid == os.getpid() or start.host != platform.node():
-        return None
-    if last and last[0].startswith(b'{"kind":"end"'):
-        return None
-    try:
-        process = psutil.Process(start.pid)
-        is_older = process.create_time() <= start.time + _OWNER_CLOCK_SECONDS
-        is_writing = is_older and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return None
-    return start.pid if is_writing else None
 
 
 def _plain(value: Any) -> Any:

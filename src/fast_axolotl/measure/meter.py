@@ -38,9 +38,9 @@ from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import Step, StepTracker
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.measure.writers import open_system_file, read_rank
 from fast_axolotl.record import (
     FreeRun,
-    LineWriter,
     ModelShape,
     ProfileWindow,
     RunSummary,
@@ -88,9 +88,10 @@ def measure(
     """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
 
     ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
-    on, and from the start with ``told_steps``, steps are those it is told. Rank 0 also samples its
-    process tree, unless ``sample_system`` is off or the folder is that of a measured run, whose
-    tree is sampled from outside; the disk that holds the first of ``data_paths`` is probed for at
+    on, and from the start with ``told_steps``, steps are those it is told. ``rank``, ``world_size``
+    and ``local_rank`` are the launcher's where they are not given. One process of each node, that
+    with local rank 0, also samples the processes of all ranks on that node, unless
+    ``sample_system`` is off or somebody samples into the folder from outside; the disk that holds the first of ``data_paths`` is probed for at
     most two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A
     record that is in the folder already is kept under another name; one that another process is
     still writing is left alone, and this one writes nothing.
@@ -99,9 +100,13 @@ def measure(
     """
     if accumulation < 1:
         raise UsageError(f"accumulation is {accumulation}, and a step has at least one fetch")
+    if rank is None:
+        rank, count, local = read_rank()
+        world_size = world_size or count
+        local_rank = local if local_rank is None else local_rank
     journal = Journal(
         Path(run_dir),
-        rank=rank or 0,
+        rank=rank,
         world_size=world_size or 1,
         local_rank=local_rank or 0,
         source=source,
@@ -123,28 +128,27 @@ def measure(
     if accumulation > 1 or told_steps:
         known["gradient_accumulation"] = accumulation
     meter.settings(**known)
-    if journal.rank != 0 or journal.is_refused:
+    if journal.is_refused:
         return meter
-    measured_run = os.environ.get(_MEASURE, "")
-    is_own_folder = False
-    with suppress(OSError):  # the folder we are in was removed
-        is_own_folder = bool(measured_run) and (
-            os.path.realpath(measured_run) == os.path.realpath(run_dir)
-        )
-    if sample_system and not is_own_folder:
+    if sample_system and not local_rank and (writer := open_system_file(run_dir)) is not None:
         meter.attach_sampler(
             SystemSampler(
                 os.getpid(),
-                LineWriter(meter.run_dir / "system.jsonl"),
+                writer,
+                rank_folder=run_dir,
                 data_path=paths[0] if paths else None,
                 proc=Path(proc),
                 on_sample=meter.see_sample,
                 source="meter",
             )
         )
-    # Loops that do not tell their rank all have number 0 here.
-    is_first = os.environ.get("RANK", "0") == "0"
-    if measured_run and not is_own_folder and source == "loop" and is_first:
+    measured_run = os.environ.get(_MEASURE, "")
+    is_own_folder = False
+    with suppress(OSError):  # the folder we are in was removed
+        is_own_folder = bool(measured_run) and (
+            os.path.realpath(measured_run) == os.path.realpath(run_dir)
+        )
+    if measured_run and not is_own_folder and source == "loop" and journal.rank == 0:
         with suppress(OSError, ValueError):
             print(
                 f"fast-axolotl: measure() records into {run_dir}, not into {measured_run}, the "

@@ -1,9 +1,10 @@
-"""A process and all its descendants: who belongs to it, and their figures as sums.
+"""Processes and all their descendants: who belongs to them, and their figures as sums.
 
 Membership. A process is in the tree when its parent is; once in, it stays in for as long as it
 lives, also when its parent has ended and it was handed to another. Every sample lists ``/proc`` and
 looks only at members and at pids it has not seen before, so a machine full of other processes costs
-one directory listing.
+one directory listing. Further roots can join: the other ranks of a node, which one launcher started
+beside the first. A process below two roots counts once.
 
 Counters. The kernel adds the counters of a child to those of the parent that waits for it
 (``wait_task_zombie``: bytes read as well as processor time), to the last byte. So the sum over the
@@ -92,7 +93,7 @@ class _Member:
 
 
 class ProcessTree:
-    """The tree below one process, the process included."""
+    """The tree below one process, the process included, and below the roots that join it."""
 
     def __init__(
         self, root_pid: int, *, proc: Path = PROC, exclude_pids: Collection[int] = ()
@@ -104,6 +105,9 @@ class ProcessTree:
         self._excluded = frozenset(exclude_pids)
         self._members: dict[int, _Member] = {}
         self._foreign: set[int] = set()
+        self._joining: set[int] = set()
+        self._before = _Counters()
+        """What processes that joined had counted before that: it is not of the time watched."""
         self._ended = _Counters()
         self._highest = _Counters()
         self._root_ticks: int | None = None
@@ -113,6 +117,12 @@ class ProcessTree:
     def pids(self) -> tuple[int, ...]:
         """The processes of the last sample, parents first."""
         return tuple(self._members)
+
+    def add_root(self, pid: int) -> None:
+        """Have another process and its descendants in the tree from the next sample on."""
+        if pid not in self._members:
+            self._joining.add(pid)
+            self._foreign.clear()
 
     def sample(self) -> TreeSample:
         """The tree of now."""
@@ -182,9 +192,14 @@ class ProcessTree:
         if root is not None and self._root_ticks in (None, root.start_ticks):
             self._root_ticks = root.start_ticks
             self._take_in(stats.pop(self.root_pid))
-        while children := [s for s in stats.values() if s.parent_pid in self._members]:
-            for stat in children:
-                self._take_in(stats.pop(stat.pid))
+        self._take_in_children(stats)
+        known = set(self._members)
+        for pid in self._joining & stats.keys():
+            self._take_in(stats.pop(pid))
+        self._joining.clear()
+        self._take_in_children(stats)
+        for pid in self._members.keys() - known:
+            self._before.add(self._members[pid].counters)
         # Listing is no moment: a parent may be missing whose child is there. Such a child is
         # looked at again next time.
         self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
@@ -194,6 +209,11 @@ class ProcessTree:
         member = _Member(stat, ProcessMemory(), nothing, nothing, nothing)
         if self._read_member(member):
             self._members[stat.pid] = member
+
+    def _take_in_children(self, stats: dict[int, ProcessStat]) -> None:
+        while children := [s for s in stats.values() if s.parent_pid in self._members]:
+            for stat in children:
+                self._take_in(stats.pop(stat.pid))
 
     def _bury(self, gone: dict[int, _Member]) -> None:
         """Keeps of the ended what no living ancestor has taken over."""
@@ -229,7 +249,7 @@ class ProcessTree:
         for member in living:
             counters.add(member.counters)
         # A child that is waited for while the tree is being read is in two sums for one sample.
-        counters = self._highest = counters.at_least(self._highest)
+        counters = self._highest = counters.less(self._before).at_least(self._highest)
         is_readable = all(member.is_io_readable for member in living)
         names = [field.name for field in fields(ProcessMemory)]
         memory = ProcessMemory(

@@ -163,6 +163,7 @@ def summarise_rank(rank: RankFigures) -> RankSummary:
         tokens_per_second=rank.rate("real_tokens"),
         samples_per_second=rank.rate("samples"),
         is_finished=end is not None and end.reason == "finished",
+        node=rank.record.start.host,
     )
 
 

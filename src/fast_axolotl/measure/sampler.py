@@ -1,4 +1,4 @@
-"""Samples a process tree and the machine about once a second, into ``system.jsonl``.
+"""Samples a process tree and the machine about once a second, into a file.
 
 Cost. A sample takes about 0.4 ms, and 0.08 ms more for every process of the tree. ΣPSS is dearer,
 since the kernel walks page tables for it: 0.4 ms for 2 GB in huge pages, 19 ms for 2 GB in small
@@ -13,12 +13,13 @@ Only Linux has a procfs to read. Elsewhere the record holds no sample, and its f
 
 The sampler stands outside of what it measures: a supervisor passes its child's pid as the root and
 is not counted. Inside a training process it is one thread that sleeps; the process then counts it.
+One sampler is enough for a node: the processes of all ranks that record into ``rank_folder`` on this
+node are part of the tree, whoever started them.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -34,8 +35,9 @@ from fast_axolotl.measure import procfs
 from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.process_tree import ProcessTree
-from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
-from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup
+from fast_axolotl.measure.writers import LocalRanks
+from fast_axolotl.record import End, LineWriter, Settings, SystemSample, SystemStart
+from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup, node_name, pid_namespace
 
 __all__ = ["SystemSampler", "check_process", "explain_missing"]
 
@@ -70,6 +72,7 @@ class SystemSampler:
         root_pid: int,
         writer: LineWriter | None = None,
         *,
+        rank_folder: str | Path | None = None,
         data_path: str | Path | None = None,
         interval_seconds: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -98,6 +101,8 @@ class SystemSampler:
         self._gpu = gpu
         self._on_sample = on_sample
         self._tree = ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
+        self._ranks = None if rank_folder is None else LocalRanks(rank_folder)
+        self._told_reason = ""
         self._cgroup = find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._start = clock()
         self._time = time.time()
@@ -155,8 +160,9 @@ class SystemSampler:
             reasons["gpus"] = self._gpu.reason
         self.begun = SystemStart(
             time=self._time,
-            host=platform.node(),
+            host=node_name(),
             root_pid=self.root_pid,
+            pid_namespace=pid_namespace(self._proc),
             command=procfs.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
@@ -238,6 +244,8 @@ class SystemSampler:
 
     def _measure(self) -> SystemSample:
         begin = self._last_at = self._clock()
+        for pid in self._ranks.find_new() if self._ranks is not None else ():
+            self._tree.add_root(pid)
         tree = self._tree.sample()
         memory = asdict(tree.memory) if tree.memory is not None else {}
         swapped = procfs.read_swap_bytes(proc=self._proc)
@@ -277,6 +285,10 @@ class SystemSampler:
     def _hand_on(self, sample: SystemSample) -> None:
         if not self._tree.pids:
             return
+        reason = "" if self._ranks is None else self._ranks.reason
+        if reason != self._told_reason:
+            self._told_reason = reason
+            self._write(Settings(t=sample.t, reasons={"processes": reason}))
         if sample.t >= self._write_due:
             self._write(sample)
             gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)

@@ -8,9 +8,9 @@ watcher wrote down, else what the record lacks.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fast_axolotl.measure.evidence import Evidence
@@ -33,7 +33,7 @@ from fast_axolotl.measure.ranks import (
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import fold_system
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
 
 __all__ = ["summarise"]
@@ -41,6 +41,7 @@ __all__ = ["summarise"]
 _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -62,10 +63,9 @@ def summarise(record: RunRecord) -> RunSummary:
         builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
     _add_overhead(builder, chosen)
     draft = builder.build()
+    source = "" if record.system is None else record.system.start.source
     if chosen is not None:
         source = chosen.record.start.source
-    else:
-        source = "" if record.system is None else record.system.start.source
     starts = [rank.record.start for rank in ranks]
     by_host = Counter(start.host for start in starts).values()
     evidence = Evidence(
@@ -109,12 +109,16 @@ def _add_course(
     for rank in ranks:
         own = rank.record
         lines += [*own.blocks[-1:], *own.marks[-1:], *own.phases[-1:]]
-    if system is not None:
-        lines += [*system.samples[-1:], *filter(None, [system.end])]
+    for node in record.systems.values():
+        lines += [*node.samples[-1:], *filter(None, [node.end])]
 
     notes = list(record.notes)
     if ranks and len(ranks) < world_size:
-        notes.append(f"{len(ranks)} of {world_size} ranks left a record: sums are of those alone")
+        notes.append(
+            f"{len(ranks)} of {world_size} ranks left a record here: sums are of those alone. "
+            "If other nodes recorded on disks of their own, copy their rank-*.jsonl and "
+            "system-*.jsonl files into this folder"
+        )
     for rank in ranks:
         texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
         notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
@@ -166,7 +170,65 @@ def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
 
 
 def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[RankFigures]) -> None:
-    """Memory, disk, swap and GPUs, by the watcher's samples and the ranks' own high-water marks."""
+    """Memory, processors, disk, swap and GPUs: of every node, and of the one under most pressure.
+
+    A node's samples are compared with its own ranks, which have the same clock.
+    """
+    by_node: dict[str, list[RankFigures]] = defaultdict(list)
+    for rank in ranks:
+        by_node[rank.record.start.host].append(rank)
+    if len(by_node) == len(record.systems) == 1:
+        # A container and the machine that watches it may have two names.
+        by_node = dict(zip(record.systems, by_node.values(), strict=True))
+    folded = {
+        node: _fold_node(record.systems.get(node), by_node.get(node) or ranks)
+        for node in dict.fromkeys([*by_node, *record.systems])
+    }
+
+    def pressure(node: str) -> tuple[bool, bool, float]:
+        values, _ = folded[node]
+        is_killed = bool(values.get("oom_kills"))
+        return is_killed, bool(values["is_swap_sustained"]), values["limit_share"] or 0.0
+
+    worst = max(record.systems, key=pressure, default="")
+    values, reasons = folded[worst] if worst else _fold_node(None, ranks)
+    builder.values["node"] = worst
+    builder.values["nodes"] = tuple(
+        NodeSummary(
+            node=node,
+            ranks=tuple(rank.rank for rank in by_node.get(node, ())),
+            **{name: found.get(name) for name in _NODE_FIGURES},
+        )
+        for node, (found, _) in folded.items()
+    )
+    notes = [
+        f"{node}: {text}"
+        for node, system in record.systems.items()
+        if (text := system.start.reasons.get("processes"))
+    ]
+    if len(folded) > 1 and worst:
+        notes.append(
+            f"memory, processors, disk, swap and GPUs are those of {worst}, the node under most "
+            f"pressure of {len(folded)}"
+        )
+    unwatched = [node for node in folded if node not in record.systems]
+    if worst and unwatched:
+        notes.append(f"nobody sampled {', '.join(unwatched)}")
+    builder.values["notes"] += tuple(notes)
+    by_phase: dict[str, int] = {}
+    for rank in ranks:
+        for phase in rank.record.phases:
+            if phase.hwm_bytes is not None:
+                by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
+    builder.values["hwm_by_phase"] = by_phase
+    for name, value in values.items():
+        builder.put(name, value, reasons.get(name, ""), is_system=True)
+
+
+def _fold_node(
+    system: SystemRecord | None, ranks: Sequence[RankFigures]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures of one node by its samples and by its ranks' own high-water marks; and reasons."""
     # The first step of all, in seconds since 1970; where none was made, the first line.
     first_steps = [
         rank.record.start.time + mark.t
@@ -175,44 +237,36 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         if mark.name == "first_step"
     ]
     values, reasons = fold_system(
-        record.system,
+        system,
         min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
         max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
         trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
     )
-    by_phase: dict[str, int] = {}
-    for rank in ranks:
-        for phase in rank.record.phases:
-            if phase.hwm_bytes is not None:
-                by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
-    if record.system is not None:
+    marks = [max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in ranks]
+    if system is not None:
         # A rank reads its mark at the very end of each phase, and the samples may have missed it.
-        highest = max(by_phase.values(), default=0)
+        highest = max(marks, default=0)
         if highest > (values["hwm_bytes"] or 0):
             values["hwm_bytes"] = highest
             values["spike_ratio"] = ratio(highest, values["rss_bytes"])
-        host = record.system.start.host
-        local = [_highest_mark(rank) for rank in ranks if rank.record.start.host == host]
+        local = [
+            mark
+            for mark, rank in zip(marks, ranks, strict=True)
+            if rank.record.start.host == system.start.host
+        ]
         proven = ratio(max(local, default=0), values["limit_bytes"])
         if values["limit_share"] is not None and proven is not None:
             values["limit_share"] = max(values["limit_share"], proven)
     else:
         # What the ranks know of their own processes where nobody watched the tree.
-        hwm = sum(map(_highest_mark, ranks)) or None
+        hwm = sum(marks) or None
         rss = total(
             middle(phase.rss_bytes for phase in rank.record.phases if phase.name == "steady")
             for rank in ranks
         )
         values["hwm_bytes"], values["spike_ratio"] = hwm, ratio(hwm, rss)
         values["rss_bytes"] = None if rss is None else round(rss)
-    builder.values["hwm_by_phase"] = by_phase
-    for name, value in values.items():
-        builder.put(name, value, reasons.get(name, ""), is_system=True)
-
-
-def _highest_mark(rank: RankFigures) -> int:
-    """The highest high-water mark of one rank's own process."""
-    return max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0)
+    return values, reasons
 
 
 def _add_overhead(builder: SummaryBuilder, rank: RankFigures | None) -> None:

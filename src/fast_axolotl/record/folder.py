@@ -2,8 +2,9 @@
 
     RUN/rank-0.jsonl      Start, then Settings, StepBlock, Mark, Phase, …, End
     RUN/rank-1.jsonl
-    RUN/system.jsonl      SystemStart, SystemSample, …, End
+    RUN/system-NODE.jsonl SystemStart, SystemSample, …, End; one of each machine
 
+``system.jsonl`` is what earlier versions, and who watches a process, write for the last of them.
 A writer that meets a full disk stops writing and says so in ``failure``; it never raises into the
 training loop. A reader takes every whole line and remembers whether the last one was cut off.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
 __all__ = [
+    "SYSTEM_FILES",
     "UNREADABLE",
     "LineWriter",
     "RankRecord",
@@ -36,6 +40,8 @@ __all__ = [
     "parse_line",
     "read_run",
     "sort_in",
+    "sort_systems",
+    "system_file",
 ]
 
 _KINDS: dict[str, type] = {
@@ -65,6 +71,7 @@ _LISTS: dict[type, str] = {
     schema.Log: "logs",
 }
 """Where a rank keeps its lines."""
+SYSTEM_FILES = "system*.jsonl"
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
 
 
@@ -115,6 +122,9 @@ class SystemRecord:
             self.samples.append(line)
         elif isinstance(line, schema.End):
             self.end = line
+        elif isinstance(line, schema.Settings):
+            reasons = {**self.start.reasons, **line.reasons}
+            self.start = replace(self.start, reasons=reasons)
 
 
 @dataclass(slots=True)
@@ -123,9 +133,21 @@ class RunRecord:
 
     path: str
     ranks: dict[int, RankRecord] = field(default_factory=dict)
-    system: SystemRecord | None = None
+    systems: dict[str, SystemRecord] = field(default_factory=dict)
+    """By the node that was watched."""
     notes: list[str] = field(default_factory=list)
     """What was wrong with the files, one sentence each."""
+
+    @property
+    def system(self) -> SystemRecord | None:
+        """What was watched on rank 0's node, else on the first; ``None``: nothing was."""
+        first = self.ranks.get(0)
+        own = self.systems.get(first.start.host) if first is not None else None
+        return own or next(iter(self.systems.values()), None)
+
+    @system.setter
+    def system(self, record: SystemRecord | None) -> None:
+        self.systems = {} if record is None else {record.start.host: record}
 
     def find_losses(self) -> list[schema.Log]:
         """The lines with a loss, of the first rank that logged any.
@@ -161,7 +183,8 @@ class LineWriter:
             if self.path.exists() and self.path.stat().st_size:
                 beside = (self.path.with_name(f"{self.path.name}.{n}") for n in itertools.count(1))
                 self.path.rename(next(free for free in beside if not free.exists()))
-            self._file = self.path.open("wb")
+            # Of two that begin this very moment, the second must not empty the first one's file.
+            self._file = self.path.open("wb" if self.path.exists() else "xb")
         except OSError as error:
             self.failure = f"{self.path}: {error.strerror or error}"
 
@@ -215,13 +238,25 @@ def read_run(path: str | Path) -> RunRecord:
         else:
             record.notes.append(f"{file.name} has no start line and was left out")
     leave_out_earlier_ranks(record)
-    system = folder / "system.jsonl"
-    if system.exists():
-        home = _read_file(system, record)
-        record.system = home if isinstance(home, SystemRecord) else None
-    if not record.ranks and record.system is None:
+    record.systems = sort_systems(
+        _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
+    )
+    if not record.ranks and not record.systems:
         raise no_record(folder, "; ".join(record.notes[:3]))
     return record
+
+
+def system_file(folder: str | Path, node: str) -> Path:
+    """The file for what is watched on one node."""
+    return Path(folder) / f"system-{re.sub(r'[^A-Za-z0-9._-]+', '_', node)[:200]}.jsonl"
+
+
+def sort_systems(homes: Iterable[RankRecord | SystemRecord | None]) -> dict[str, SystemRecord]:
+    """What was watched, by node; of two files of one node, that which began last."""
+    systems = [home for home in homes if isinstance(home, SystemRecord)]
+    systems.sort(key=lambda system: system.start.time)
+    by_node = {system.start.host: system for system in systems}
+    return dict(sorted(by_node.items()))
 
 
 def check_folder(folder: Path) -> None:
@@ -234,7 +269,7 @@ def check_folder(folder: Path) -> None:
 
 def no_record(folder: Path, reason: str = "") -> DataError:
     """What to say of a folder without a record: one that holds a protocol has several below."""
-    reason = reason or "there is neither rank-0.jsonl nor system.jsonl"
+    reason = reason or "there is neither rank-0.jsonl nor system-NODE.jsonl"
     text = f"no record in here: {reason}; make one with fast-axolotl run --measure -- COMMAND"
     runs = sorted(find_protocol_runs(folder))
     has_result = (folder / PROTOCOL_FILE).is_file()

@@ -21,6 +21,7 @@ from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.folder import (
+    SYSTEM_FILES,
     UNREADABLE,
     RankRecord,
     RunRecord,
@@ -31,6 +32,7 @@ from fast_axolotl.record.folder import (
     no_record,
     parse_line,
     sort_in,
+    sort_systems,
 )
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
@@ -91,11 +93,9 @@ class RunFollower:
     @property
     def is_complete(self) -> bool:
         """Every file of the record has its last line, and no rank is missing."""
-        ranks, system = self.record.ranks, self.record.system
-        ends = [rank.end for rank in ranks.values()]
+        ranks = self.record.ranks
+        ends = [one.end for one in (*ranks.values(), *self.record.systems.values())]
         world = max((rank.start.world_size for rank in ranks.values()), default=0)
-        if system is not None:
-            ends.append(system.end)
         return bool(ends) and None not in ends and len(ranks) >= world
 
     def check(self) -> None:
@@ -128,7 +128,7 @@ class RunFollower:
         restart_window(self.record)
 
     def _find_files(self) -> list[Path]:
-        return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob("system.jsonl")]
+        return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob(SYSTEM_FILES)]
 
     def _take(self, tail: _Tail, text: bytes) -> None:
         tail.number += 1
@@ -147,7 +147,7 @@ class RunFollower:
         homes = [tail.home for tail in self._tails.values()]
         ranks = [home for home in homes if isinstance(home, RankRecord)]
         self.record.ranks = {rank.start.rank: rank for rank in ranks}
-        self.record.system = next((one for one in homes if isinstance(one, SystemRecord)), None)
+        self.record.systems = sort_systems(homes)
         self.record.notes = [note for tail in self._tails.values() for note in tail.notes]
         leave_out_earlier_ranks(self.record)
         most = max(NEWEST + 32, _MOST_BLOCKS // max(1, len(self.record.ranks)))
@@ -155,8 +155,7 @@ class RunFollower:
             rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
             rank.marks = condense_marks(rank.marks, most=_MOST_MARKS)
             del rank.logs[:-_MOST_LOGS]
-        system = self.record.system
-        if system is not None:
+        for system in self.record.systems.values():
             system.samples = condense_samples(system.samples, most=MOST_SAMPLES, newest=NEWEST)
 
 
@@ -317,8 +316,9 @@ def restart_window(record: RunRecord) -> None:
     """Forget blocks and samples; the last sample stays, for counters to be compared with."""
     for rank in record.ranks.values():
         rank.blocks.clear()
-    system = record.system
-    if system is not None and system.samples:
+    for system in record.systems.values():
+        if not system.samples:
+            continue
         known = [one.pss_bytes for one in system.samples if one.pss_bytes is not None]
         last = system.samples[-1]
         system.samples[:] = [replace(last, pss_bytes=known[-1] if known else None)]

@@ -41,14 +41,14 @@ def read_training(folder: str | Path) -> RunRecord:
     """The record of one training; of a later one, with what was seen from outside."""
     record = read_run(folder)
     stem, _, number = Path(folder).name.rpartition("-")
-    if record.system is None and record.ranks and stem and number.isdecimal():
-        # The watcher of the first, where that run was still going on when this one began.
+    if not record.systems and record.ranks and stem and number.isdecimal():
+        # The watchers of the first, where that run was still going on when this one began.
         with contextlib.suppress(DataError):
-            system = read_run(Path(folder).with_name(stem)).system
             begun = min(rank.start.time for rank in record.ranks.values())
-            if system is not None and system.samples:
-                until = system.start.time + system.samples[-1].t
-                record.system = system if system.start.time <= begun <= until else None
+            for node, system in read_run(Path(folder).with_name(stem)).systems.items():
+                until = system.start.time + max((one.t for one in system.samples[-1:]), default=0.0)
+                if system.start.time <= begun <= until:
+                    record.systems[node] = system
     return record
 
 

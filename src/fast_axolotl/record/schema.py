@@ -47,6 +47,8 @@ class Start:
     world_size: int = 1
     local_rank: int = 0
     pid: int
+    pid_namespace: str = ""
+    """Where that number is valid; empty where the system does not say."""
     host: str
     version: str
     """Version of this package."""
@@ -264,6 +266,7 @@ class SystemStart:
     time: float
     host: str
     root_pid: int
+    pid_namespace: str = ""
     command: tuple[str, ...] = ()
     memory_bytes: int | None = None
     """Memory of the machine."""

@@ -131,6 +131,10 @@ class RunSummary:
     goodput_tokens_per_second: float | None = None
     regimes: tuple[Regime, ...] = ()
     nodes: tuple[NodeSummary, ...] = ()
+    """Every machine, in the order of its ranks."""
+    node: str = ""
+    """The machine whose memory, processors, disk, swap and GPUs the figures are of: where there
+    are several, the one under most pressure."""
     replacements: tuple[str, ...] = ()
     """Functions of Axolotl that this package had replaced."""
 

@@ -6,27 +6,42 @@ several that belong together under a label of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from fast_axolotl.record import RunSummary
+from fast_axolotl.record import NodeSummary, RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.summary import RankSummary
-from fast_axolotl.record.units import format_count, format_seconds, format_share
+from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
 __all__ = [
     "GROUPS",
+    "NODE_COLUMNS",
     "RANK_COLUMNS",
     "Row",
     "describe_value",
     "format_row",
     "missing_reason",
+    "node_row",
     "rank_row",
     "read_figure",
 ]
 
 RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
+NODE_COLUMNS = (
+    "node",
+    "ranks",
+    "working set",
+    "of limit",
+    "cores",
+    "swap in/s",
+    "PSI memory",
+    "PSI I/O",
+    "GPU busy",
+    "GPU MHz",
+)
 
 
 class Row:
@@ -88,6 +103,33 @@ def describe_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def node_row(node: NodeSummary) -> tuple[str, ...]:
+    """A node as a row of ``NODE_COLUMNS``."""
+    return (
+        node.node,
+        _format_ranks(node.ranks),
+        format_bytes(node.working_set_bytes),
+        format_share(node.limit_share),
+        format_count(node.cpu_cores),
+        format_bytes(node.swap_in_bytes_per_second),
+        format_share(node.psi_memory_full),
+        format_share(node.psi_io_full),
+        format_share(node.gpu_utilization),
+        format_count(node.gpu_clock_mhz),
+    )
+
+
+def _format_ranks(ranks: Sequence[int]) -> str:
+    """``0–3, 8``."""
+    # Numbers that follow each other keep their distance to their place.
+    runs = [
+        [rank for _, rank in group]
+        for _, group in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])
+    ]
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    return ", ".join(texts) or "–"
 
 
 def rank_row(rank: RankSummary) -> tuple[str, ...]:

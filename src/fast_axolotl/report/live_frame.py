@@ -79,7 +79,7 @@ class Frame:
     rows_now: float | None
     tokens_now: float | None
     working_set_bytes: int | None
-    """The latest ΣPSS, else the resident size."""
+    """On the node that the summary's figures are of, as all below up to the GPUs: the latest ΣPSS, else the resident size."""
     processes: int | None
     cpu_cores: float | None
     read_now: float | None
@@ -155,7 +155,8 @@ def make_frame(
         rows_now = _sum_rates(recent, "samples") or None
     last_blocks = [rank.blocks[-1] for rank in ranks if rank.blocks]
     losses = record.find_losses()
-    samples = record.system.samples if record.system is not None else []
+    system = record.systems.get(summary.node, record.system)
+    samples = system.samples if system is not None else []
     last = samples[-1] if samples else None
     sets = (sample.pss_bytes for sample in reversed(samples) if sample.pss_bytes is not None)
     return Frame(
@@ -163,7 +164,7 @@ def make_frame(
         summary=summary,
         step=max((block.first_step + block.steps for block in last_blocks), default=None),
         loss=losses[-1].values["loss"] if losses else None,
-        has_begun=bool(ranks) or record.system is not None,
+        has_begun=bool(ranks or record.systems),
         has_blocks=any(recent),
         is_outside=is_outside,
         stall_now=_highest(lines[at].stall_now for at in deciding),

@@ -86,7 +86,8 @@ def lay_out(frame: Frame, state: ViewState, *, width: int, height: int | None = 
     if frame.loss is not None:
         parts.append(f"loss {frame.loss:.4g}")
     if len(frame.ranks) > 1 or summary.world_size > 1:
-        parts.append(f"{len(frame.ranks)} of {summary.world_size} ranks")
+        nodes = f" on {len(summary.nodes)} nodes" if len(summary.nodes) > 1 else ""
+        parts.append(f"{len(frame.ranks)} of {summary.world_size} ranks{nodes}")
     facts = Text.assemble(" · ".join(parts), (" · ", "dim"), describe_state(frame, state))
     name = Text.assemble(("fast-axolotl ", "bold cyan"))
     room = width - name.cell_len
@@ -321,6 +322,8 @@ def _memory_parts(frame: Frame) -> list[str]:
         return [f"– {frame.summary.reasons.get('working_set_bytes', '')}".strip()]
     limit = frame.summary.limit_bytes
     used = format_bytes(frame.working_set_bytes)
+    if len(frame.summary.nodes) > 1:
+        used = f"{frame.summary.node}: {used}"
     if not limit:
         return [used, "no limit known"]
     parts = [f"{used} of {format_bytes(limit)}", format_share(frame.working_set_bytes / limit)]

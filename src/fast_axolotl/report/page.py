@@ -41,11 +41,13 @@ from fast_axolotl.report.content import (
 )
 from fast_axolotl.report.figures import (
     GROUPS,
+    NODE_COLUMNS,
     RANK_COLUMNS,
     Row,
     describe_value,
     format_row,
     missing_reason,
+    node_row,
     rank_row,
     read_figure,
 )
@@ -170,10 +172,14 @@ def render_report(report: Report) -> str:
         drawn=describe_drawn(report),
         run_names=["", *(run.name for run in report.runs)] if len(report.runs) > 1 else [],
         groups=[_group(*group, report.runs) for group in GROUPS.items()] if report.runs else [],
-        ranks=[
-            (run.name, [(name, values, "") for name, *values in map(rank_row, run.summary.ranks)])
+        members=[
+            (title, run.name, columns, [(name, values, "") for name, *values in rows])
             for run in report.runs
-            if len(run.summary.ranks) > 1
+            for title, columns, rows in (
+                ("Nodes", NODE_COLUMNS, [*map(node_row, run.summary.nodes)]),
+                ("Ranks", RANK_COLUMNS, [*map(rank_row, run.summary.ranks)]),
+            )
+            if len(rows) > 1
         ],
         tables=tables,
         data=embedded,
@@ -456,7 +462,6 @@ def _load_assets() -> tuple[Any, str]:
         most_large=_MOST_LARGE,
         most_runs=MOST_RUNS,
         interval_picture=interval_picture,
-        rank_columns=RANK_COLUMNS,
         tones=_OUTCOME_TONES,
         zip=zip,
     )

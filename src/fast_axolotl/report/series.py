@@ -76,7 +76,7 @@ def read_series(
     """Every curve of a run; what was not recorded is left out. ``together``: steps of a point."""
     if together is None:
         (together,) = steps_together([(record, summary)], most_points=most_points)
-    system = record.system
+    system = record.systems.get(summary.node, record.system)
     starts = [rank.start.time for rank in record.ranks.values()]
     zero = min([*starts, *([system.start.time] if system is not None else [])], default=0.0)
     series: Columns = {"rank": summary.deciding_rank}

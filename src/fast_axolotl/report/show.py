@@ -28,11 +28,13 @@ from fast_axolotl.record.units import (
 from fast_axolotl.report.content import VERDICTS, find_alarms, verdict_title
 from fast_axolotl.report.figures import (
     GROUPS,
+    NODE_COLUMNS,
     RANK_COLUMNS,
     Row,
     describe_value,
     format_row,
     missing_reason,
+    node_row,
     rank_row,
     read_figure,
 )
@@ -99,13 +101,17 @@ def show_summary(
     parts += [_heading("The run"), _pairs(course)]
     for title, rows in GROUPS.items():
         parts += [_heading(title), *_group_parts(summary, rows)]
-    if len(summary.ranks) > 1:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in RANK_COLUMNS:
-            table.add_column(name, justify="right")
-        for rank in summary.ranks:
-            table.add_row(*rank_row(rank))
-        parts += [_heading("Ranks"), _indented(table)]
+    for title, columns, rows in (
+        ("Nodes", NODE_COLUMNS, [node_row(node) for node in summary.nodes]),
+        ("Ranks", RANK_COLUMNS, [rank_row(rank) for rank in summary.ranks]),
+    ):
+        if len(rows) > 1:
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            for name in columns:
+                table.add_column(name, justify="right")
+            for row in rows:
+                table.add_row(*row)
+            parts += [_heading(title), _indented(table)]
     for title, values in (("Settings", summary.settings), ("Environment", summary.environment)):
         if values:
             pairs = [(name, describe_value(value)) for name, value in values.items()]

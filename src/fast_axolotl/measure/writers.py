@@ -1,0 +1,191 @@
+"""Who writes into a record's folder: which rank this process is, and who else is at work there.
+
+A file belongs to the process that its first line names until that process or the record has ended.
+A script that trains may start another that reads a loader and inherits the order to record, and the
+child must not take its parent's file away. A process of another machine or container cannot be
+looked at. It counts as writing while its file is younger than a minute, by the clock of the disk.
+
+The ranks of a node need not be one process tree: torchrun's are siblings, those of srun belong to a
+daemon. Their files name them, so whoever samples a node finds them here: ``LocalRanks``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from fast_axolotl.record import LineWriter, Start, SystemStart
+from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
+from fast_axolotl.system import node_name, pid_namespace
+
+__all__ = [
+    "LocalRanks",
+    "find_owner",
+    "find_running_nodes",
+    "has_sampler",
+    "open_system_file",
+    "read_rank",
+]
+
+_FRESH_SECONDS = 60.0
+"""Age of a file up to which its writer on another machine counts as alive. Ours: samples are at
+most five seconds apart, and clients of a file server see them up to some seconds late."""
+_CLOCK_SECONDS = 2.0
+"""A process that began this long after the record is another one with the same number."""
+_LAST_LINE_BYTES = 4096
+_RANK_FILE = re.compile(r"rank-\d+\.jsonl")
+
+
+def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:
+    """Rank, number of ranks, rank on this machine: by the launcher's variables, else torch's."""
+    variables = os.environ if environment is None else environment
+    if variables.get("RANK", "").isdigit():
+        local = variables.get("LOCAL_RANK", "")
+        return (
+            int(variables["RANK"]),
+            int(variables.get("WORLD_SIZE", "1")),
+            int(local) if local.isdigit() else 0,
+        )
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), 0
+    return 0, 1, 0
+
+
+def find_owner(path: Path) -> Start | SystemStart | None:
+    """The first line of a file that another process is writing; ``None``: nobody is."""
+    writer = find_writer(path)
+    is_own = isinstance(writer, Start) and writer.pid == os.getpid() and _is_visible(writer)
+    return None if is_own else writer
+
+
+def find_writer(path: Path) -> Start | SystemStart | None:
+    """The first line of a file that some process, this one included, is writing."""
+    try:
+        with path.open("rb") as opened:
+            start = parse_line(opened.readline().decode())
+            stat = os.fstat(opened.fileno())
+            opened.seek(max(0, stat.st_size - _LAST_LINE_BYTES))
+            last = opened.read().splitlines()[-1:]
+    except (OSError, *UNREADABLE):
+        return None
+    if not isinstance(start, Start | SystemStart) or last[0].startswith(b'{"kind":"end"'):
+        return None
+    if not _is_visible(start):
+        is_writing = _disk_time(path.parent) - stat.st_mtime < _FRESH_SECONDS
+    else:
+        is_writing = _is_alive(start)
+    return start if is_writing else None
+
+
+def find_running_nodes(folder: Path) -> list[str]:
+    """The nodes whose samplers are writing into a folder now."""
+    writers = (find_writer(path) for path in sorted(folder.glob(SYSTEM_FILES)))
+    found = [writer.host for writer in writers if writer is not None]
+    # One that begins this very moment has a file and no line yet.
+    empty = [path for path in folder.glob(SYSTEM_FILES) if not path.stat().st_size]
+    now = _disk_time(folder) if empty else 0.0
+    return found + [
+        path.stem.removeprefix("system-")
+        for path in empty
+        if now - path.stat().st_mtime < _FRESH_SECONDS
+    ]
+
+
+def has_sampler(folder: str | Path) -> bool:
+    """Whether somebody samples this node into a folder. A file that cannot be read is let be."""
+    path = system_file(folder, node_name())
+    try:
+        with path.open("rb") as opened:
+            start = parse_line(opened.readline().decode())
+    except OSError:
+        return False
+    except UNREADABLE:
+        return True
+    return not isinstance(start, SystemStart) or find_writer(path) is not None
+
+
+def open_system_file(folder: str | Path) -> LineWriter | None:
+    """The file for the samples of this node; ``None`` where somebody writes it already."""
+    return None if has_sampler(folder) else LineWriter(system_file(folder, node_name()))
+
+
+class LocalRanks:
+    """The ranks of this node that record into a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = folder
+        self._known: set[tuple[str, int]] = set()
+        """Name and number of the files whose first line has been read."""
+        self._hidden: list[int] = []
+
+    @property
+    def reason(self) -> str:
+        """Why ranks of this node cannot be sampled; empty where all can be."""
+        if not self._hidden:
+            return ""
+        ranks = ", ".join(map(str, sorted(self._hidden)))
+        return (
+            f"memory and processors are without rank {ranks}: not visible from here, because "
+            "they run in other containers or on machines of the same name"
+        )
+
+    def find_new(self) -> list[int]:
+        """The processes of ranks that have begun since the last call.
+
+        It costs one listing of the folder, and a line of each new file.
+        """
+        pids = []
+        try:
+            entries = [one for one in os.scandir(self._folder) if _RANK_FILE.fullmatch(one.name)]
+        except OSError:
+            return []
+        for entry in entries:
+            key = entry.name, entry.inode()
+            if key in self._known:
+                continue
+            try:
+                with Path(entry.path).open("rb") as opened:
+                    start = parse_line(opened.readline().decode())
+            except (OSError, *UNREADABLE):
+                continue  # its first line is still to come
+            self._known.add(key)
+            if not isinstance(start, Start) or start.host != node_name():
+                continue
+            if not _is_visible(start):
+                self._hidden.append(start.rank)
+            elif _is_alive(start):
+                pids.append(start.pid)
+        return pids
+
+
+def _is_visible(start: Start | SystemStart) -> bool:
+    """Whether a process is on this machine and in this container, so that its number is known."""
+    # Records of earlier versions name the machine alone.
+    return start.host == node_name() and start.pid_namespace in ("", pid_namespace())
+
+
+def _is_alive(start: Start | SystemStart) -> bool:
+    """Whether the process of a first line lives; one with its number that is younger is another."""
+    try:
+        process = psutil.Process(start.pid if isinstance(start, Start) else start.root_pid)
+        is_older = process.create_time() <= start.time + _CLOCK_SECONDS
+        return is_older and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _disk_time(folder: Path) -> float:
+    """Now, by the clock that dates the files of a folder: a file server's may differ from ours."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
