@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fast_axolotl.integrations.training_meter import open_meter
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import LocalRanks, find_owner, find_running_nodes
-from fast_axolotl.record import RunRecord, RunSummary, Start, SystemRecord, read_run
-from fast_axolotl.record.folder import dump_line, system_file
+from fast_axolotl.record import RunRecord, Start, SystemRecord, read_run
+from fast_axolotl.record.folder import dump_line
 from fast_axolotl.record.follower import RunFollower
+from fast_axolotl.report.content import Report, ReportRun
+from fast_axolotl.report.live_frame import make_frame
+from fast_axolotl.report.live_layout import ViewState, lay_out
+from fast_axolotl.report.page import render_report
+from fast_axolotl.report.show import show_summary
 from fast_axolotl.system import node_name, pid_namespace
 from support.children import FAST_AXOLOTL, clean_environment, run_child
 from support.records import GIGABYTE, START_TIME, make_rank, make_run, make_system, write_run
 
 MEGABYTE = 1_000_000
 HELD = 150 * MEGABYTE
-SECONDS = 2.5
+SECONDS = 2.0
 
 RANK = f"""
 import os, time
@@ -99,3 +105,288 @@ def test_sampling_from_inside_agrees_with_sampling_from_outside(
     assert outside.system.start.source == "run"
     # The launcher and its memory are seen from outside only.
     assert steady_memory(read_run(inside)) == pytest.approx(steady_memory(outside), rel=0.05)
+
+
+def test_a_rank_outside_the_command_s_tree_is_sampled_by_its_file(tmp_path: Path) -> None:
+    """As under srun, whose tasks belong to a daemon of the node."""
+    (tmp_path / "rank.py").write_text(RANK.replace('"run"', 'os.environ["FAST_AXOLOTL_MEASURE"]'))
+    script = "setsid -f env LOCAL_RANK=0 $0 rank.py; sleep 3"
+    done = run_child(
+        *(*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--"),
+        *("sh", "-c", script, sys.executable),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    record = read_run(tmp_path / "run")
+    assert steady_memory(record) > HELD
+    assert [system.start.source for system in record.systems.values()] == ["run"]
+
+
+def test_a_node_without_a_watcher_samples_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has passed the order to measure on to another node than the watcher's."""
+    write_run(tmp_path, two_nodes())
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path))
+    monkeypatch.setenv("FAST_AXOLOTL_NODE", "node-c")
+    with (
+        open_meter(tmp_path, source="torch", rank=(8, 10, 0)),
+        # A rank that does not know which one of its node it is.
+        open_meter(tmp_path, source="torch", rank=(9, 10, 0)),
+        # A second training of the same run.
+        open_meter(tmp_path.with_name(f"{tmp_path.name}-2"), source="torch", rank=(8, 10, 0)),
+    ):
+        pass
+    assert [path.name for path in sorted(tmp_path.glob("system*"))] == [
+        "system-node-a.jsonl",
+        "system-node-b.jsonl",
+        "system-node-c.jsonl",
+    ]
+    assert not list(tmp_path.with_name(f"{tmp_path.name}-2").glob("system*"))
+    assert read_run(tmp_path).systems["node-c"].start.source == "meter"
+
+
+def test_a_root_that_joins_counts_from_then_on_and_once(tmp_path: Path) -> None:
+    busy = "import time; open('/dev/zero', 'rb').read(40_000_000); print(); input()"
+    with ExitStack() as stack:
+        first, second = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            )
+            for _ in range(2)
+        ]
+        assert first.stdout is not None
+        assert second.stdout is not None
+        first.stdout.readline()
+        second.stdout.readline()
+        tree = ProcessTree(first.pid)
+        alone = tree.sample()
+        tree.add_root(second.pid)
+        tree.add_root(first.pid)
+        both = tree.sample()
+        assert (alone.processes, both.processes, len(set(tree.pids))) == (1, 2, 2)
+        assert alone.read_chars is not None
+        # What it read before it joined would look like one second of very fast reads.
+        assert both.read_chars == pytest.approx(alone.read_chars, abs=100_000)
+        assert alone.memory is not None
+        assert both.memory is not None
+        assert both.memory.rss_bytes > 1.8 * alone.memory.rss_bytes
+        second.communicate(b"\n")
+        assert tree.sample().processes == 1
+        first.communicate(b"\n")
+    assert not tree.sample().processes
+
+
+def first_line(folder: Path, **changed: object) -> Path:
+    """The file of a rank 3 that has begun just now."""
+    start = Start(
+        time=time.time(),
+        rank=3,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        host=node_name(),
+        version="0",
+    )
+    path = folder / "rank-3.jsonl"
+    path.write_text(dump_line(replace(start, **changed)) + "\n")  # type: ignore[arg-type]
+    return path
+
+
+def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
+    tmp_path: Path,
+) -> None:
+    ranks = LocalRanks(tmp_path)
+    assert ranks.find_new() == []
+    path = tmp_path / "rank-3.jsonl"
+    path.write_text('{"kind":"start",')
+    assert ranks.find_new() == []
+    path.unlink()
+    first_line(tmp_path)
+    assert ranks.find_new() == [os.getpid()]
+    assert ranks.find_new() == []
+    for changed in ({"host": "node-b"}, {"time": 1000.0}, {"pid": 2**22 + 7}):
+        first_line(tmp_path, **changed)
+        assert LocalRanks(tmp_path).find_new() == []
+    first_line(tmp_path, pid_namespace="another")
+    ranks = LocalRanks(tmp_path)
+    assert ranks.find_new() == []
+    assert "without rank 3: not visible from here" in ranks.reason
+
+
+def test_ranks_that_cannot_be_sampled_are_noted(tmp_path: Path) -> None:
+    first_line(tmp_path, pid_namespace="another")
+    with measure(tmp_path, rank=0):
+        pass
+    record = read_run(tmp_path)
+    assert record.system is not None
+    reason = record.system.start.reasons["processes"]
+    assert f"{node_name()}: {reason}" in summarise(record).notes
+
+
+@pytest.mark.parametrize("age", [10.0, 300.0])
+def test_a_file_of_another_node_is_left_alone_while_it_is_written(
+    tmp_path: Path, age: float
+) -> None:
+    path = first_line(tmp_path, host="node-b")
+    theirs = path.read_text()
+    os.utime(path, (time.time() - age,) * 2)
+    assert (find_owner(path) is not None) == (age < 60)
+    with measure(tmp_path, rank=3, sample_system=False):
+        pass
+    assert (path.read_text() == theirs) == (age < 60)
+    assert (tmp_path / "rank-3.jsonl.1").exists() == (age > 60)
+
+
+def run_node(node: str, folder: Path, *command: str, **variables: str) -> list[str]:
+    environment = clean_environment(FAST_AXOLOTL_NODE=node, **variables)
+    started = [*FAST_AXOLOTL, "run", "--measure", "--output", "run", "--", *command]
+    with subprocess.Popen(
+        started, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        return process.stderr.read().splitlines()
+
+
+def test_nodes_that_start_at_the_same_moment_write_one_record(tmp_path: Path) -> None:
+    rank = RANK.replace('"run"', 'os.environ["FAST_AXOLOTL_MEASURE"]')
+    nodes = {"node-a": "0", "node/b": "1"}
+    with ThreadPoolExecutor(2) as pool:
+        told = [
+            pool.submit(
+                run_node,
+                *(node, tmp_path, sys.executable, "-c", rank),
+                RANK=number,
+                WORLD_SIZE="2",
+                LOCAL_RANK="0",
+            )
+            for node, number in nodes.items()
+        ]
+    first, second = [one.result() for one in told]
+    record = read_run(tmp_path / "run")
+    assert {number: rank.start.host for number, rank in record.ranks.items()} == {
+        0: "node-a",
+        1: "node/b",
+    }
+    assert sorted(path.name for path in (tmp_path / "run").glob("system*")) == [
+        "system-node-a.jsonl",
+        "system-node_b.jsonl",
+    ]
+    summary = summarise(record)
+    assert [(node.node, node.ranks) for node in summary.nodes] == [
+        ("node-a", (0,)),
+        ("node/b", (1,)),
+    ]
+    # Neither node counts the other's rank.
+    for node in summary.nodes:
+        assert HELD < (node.working_set_peak_bytes or 0) < 1.5 * HELD
+    assert any("Working set" in line or "working set" in line for line in first)
+    assert sum("wrote its part of the record" in line for line in second) == 1
+    assert len(second) < 5
+
+
+@contextmanager
+def running_node(node: str, folder: Path) -> Iterator[None]:
+    """A node whose command runs until the end of the block."""
+    command = [*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--", "cat"]
+    environment = clean_environment(FAST_AXOLOTL_NODE=node)
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        while not find_running_nodes(folder / "run"):
+            time.sleep(0.02)
+        yield
+        process.communicate()
+
+
+def test_a_record_is_joined_by_other_nodes_while_it_is_written_and_not_afterwards(
+    tmp_path: Path,
+) -> None:
+    def told(node: str, **variables: str) -> str:
+        return "\n".join(run_node(node, tmp_path, "true", **variables))
+
+    with running_node("node-a", tmp_path):
+        assert "joining the record that node-a is writing" in told("node-b")
+        assert "run holds a record already" in told("node-a")
+        # One of several commands that a launcher starts on one node.
+        assert "joining the record" in told("node-a", SLURM_PROCID="1", SLURM_NTASKS="2")
+    assert "run holds a record already" in told("node-c")
+    assert sorted(read_run(tmp_path / "run").systems) == ["node-a", "node-b"]
+    # Cut off, and not touched for long.
+    path = tmp_path / "run" / "system-node-a.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert "joining the record" in told("node-c")
+    os.utime(path, (time.time() - 300,) * 2)
+    assert "run holds a record already" in told("node-d")
+
+
+def two_nodes(ranks: int = 2, nodes: int = 2) -> RunRecord:
+    """So many ranks a node; the second node swaps, the first has least memory left."""
+    names = [f"node-{letter}" for letter in "abcdefgh"[:nodes]]
+    made = []
+    for number in range(ranks * nodes):
+        rank = make_rank(rank=number, world_size=ranks * nodes)
+        made.append(replace(rank, start=replace(rank.start, host=names[number // ranks])))
+    record = make_run(*made)
+    for place, name in enumerate(names):
+        # The clock of every node differs from that of the others.
+        values = {"pss_bytes": (60 - place) * GIGABYTE, "swap_in_bytes": 1e9 * (place == 1)}
+        system = make_system(**values)
+        start = replace(system.start, host=name, time=START_TIME + 1000 * place)
+        record.systems[name] = SystemRecord(start=start, samples=system.samples, end=system.end)
+        for number in range(place * ranks, (place + 1) * ranks):
+            rank = record.ranks[number]
+            rank.start = replace(rank.start, time=START_TIME + 1000 * place)
+    return record
+
+
+def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -> None:
+    summary = summarise(two_nodes())
+    assert [(node.node, node.ranks) for node in summary.nodes] == [
+        ("node-a", (0, 1)),
+        ("node-b", (2, 3)),
+    ]
+    assert [node.working_set_bytes for node in summary.nodes] == [60 * GIGABYTE, 59 * GIGABYTE]
+    assert [rank.node for rank in summary.ranks] == ["node-a", "node-a", "node-b", "node-b"]
+    assert (summary.node, summary.is_swap_sustained) == ("node-b", True)
+    assert summary.working_set_bytes == 59 * GIGABYTE
+    assert any("are those of node-b" in note for note in summary.notes)
+    calm = two_nodes()
+    calm.systems["node-b"] = replace_node(make_system(pss_bytes=GIGABYTE), "node-b")
+    assert summarise(calm).node == "node-a"
+    del calm.systems["node-b"]
+    assert "no samples of node-b" in summarise(calm).notes
+
+
+def replace_node(system: SystemRecord, node: str) -> SystemRecord:
+    return replace(system, start=replace(system.start, host=node))
+
+
+def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", two_nodes(8, 8))
+    assert len(list((tmp_path / "run").iterdir())) == 72
+    begin = time.process_time()
+    record = read_run(tmp_path / "run")
+    summary = summarise(record)
+    assert time.process_time() - begin < 10
+    assert (len(summary.nodes), summary.nodes[7].ranks) == (8, tuple(range(56, 64)))
+    shown = io.StringIO()
+    show_summary(summary, record=record, file=shown)
+    [line] = [
+        line for line in shown.getvalue().splitlines() if "node-h" in line and "56–63" in line
+    ]
+    assert "53 GB" in line
+    run = ReportRun(name="run", record=record, summary=summary)
+    page = render_report(Report(title="run", runs=(run,), made=START_TIME, version="0"))
+    assert "Nodes and ranks" in page
+    assert "56–63" in page
+    follower = RunFollower(tmp_path / "run")
+    while follower.poll() or follower.is_behind:
+        pass
+    assert list(follower.record.systems) == list(record.systems)
+    assert follower.is_complete
+    frame = make_frame(follower.record, summarise(follower.record), title="run")
+    line = "\n".join(map(str, lay_out(frame, ViewState(), width=120)))
+    assert "64 of 64 ranks on 8 nodes" in line
+    assert "node-b: 59 GB of 64 GB" in line

@@ -505,7 +505,8 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
     record.notes.append("rank-0.jsonl: cut off in line 7")
     assert summarise(record).notes == (
         "rank-0.jsonl: cut off in line 7",
-        "1 of 4 ranks left a record: sums are of those alone",
+        "1 of 4 ranks left a record: sums are of those alone; if other nodes recorded on their own "
+        "disks, copy their rank-*.jsonl and system-*.jsonl files into this folder",
         "rank 0: the date moved by +3.0 s",
     )
 

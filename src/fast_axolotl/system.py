@@ -90,7 +90,7 @@ def pid_namespace(proc: Path = PROC) -> str:
     """
     boot = (read_bytes_of(proc / "sys/kernel/random/boot_id") or b"").decode().strip()
     try:
-        return f"{boot} {os.readlink(proc / 'self/ns/pid')}"
+        return f"{boot} {(proc / 'self/ns/pid').readlink()}"
     except OSError:
         return boot
 

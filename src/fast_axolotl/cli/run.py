@@ -37,6 +37,7 @@ RUN_EXAMPLES = "\n\n".join(
         "  fast-axolotl run --measure -- axolotl train config.yml",
         "  fast-axolotl run --live -- axolotl train config.yml",
         "  fast-axolotl run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
+        "  srun fast-axolotl run --measure --output runs/two-nodes -- torchrun … train.py",
     ]
 )
 STATUS_EXAMPLES = "Examples:\n\n  fast-axolotl status\n\n  fast-axolotl status --json"
@@ -225,7 +226,8 @@ def _print_summary(run_dir: str, begin: float) -> None:
     first = shown.ranks.get(0)
     if (first is not None and first.start.host != node_name()) or _task_number():
         # The node with rank 0 prints the whole.
-        say(f"{node_name()} recorded its part of {shown.path}: fast-axolotl show {shown.path}")
+        folder = shlex.quote(shown.path)
+        say(f"{node_name()} wrote its part of the record: fast-axolotl show {folder}")
         return
     is_terminal = sys.stderr.isatty()
     if is_terminal:

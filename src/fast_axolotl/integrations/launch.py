@@ -3,9 +3,10 @@ measured; watch it from outside, and end as it ends.
 
 The environment carries it: switches, and a folder in front of ``PYTHONPATH`` whose
 ``sitecustomize`` imports this package when ``axolotl`` is first looked for. It survives ``exec``,
-``accelerate launch``, ``torchrun`` and spawned workers. It does not reach other machines, nor
-interpreters that ignore ``PYTHONPATH``. An ``Order`` to measure travels in it, too; what trains in
-there reads it back and records itself: see ``attach``.
+``accelerate launch``, ``torchrun`` and spawned workers. It does not reach interpreters that ignore
+``PYTHONPATH``, nor other machines unless the launcher passes it on: start a command on each of
+them, and the same folder on a shared disk makes one record of all. An ``Order`` to measure travels
+in it, too; what trains in there reads it back and records itself: see ``attach``.
 
 A measured command is a child in this process's group, so the terminal's own signals (Ctrl-C) reach
 it by themselves. Signals sent to this process alone are passed on. A child killed by a signal is

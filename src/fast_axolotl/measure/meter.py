@@ -89,12 +89,14 @@ def measure(
 
     ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
     on, and from the start with ``told_steps``, steps are those it is told. ``rank``, ``world_size``
-    and ``local_rank`` are the launcher's where they are not given. One process of each node, that
-    with local rank 0, also samples the processes of all ranks on that node, unless
-    ``sample_system`` is off or somebody samples into the folder from outside; the disk that holds the first of ``data_paths`` is probed for at
-    most two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A
-    record that is in the folder already is kept under another name; one that another process is
-    still writing is left alone, and this one writes nothing.
+    and ``local_rank`` are the launcher's where they are not given.
+
+    One process of each node, that with local rank 0, also samples the processes of all ranks on
+    that node. It does not where ``sample_system`` is off, or where ``fast-axolotl run`` samples
+    them into the same folder. The disk that holds the first of ``data_paths`` is probed for at most
+    two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A record
+    that is in the folder already is kept under another name; one that another process is still
+    writing is left alone, and this one writes nothing.
 
     ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
     """

@@ -13,8 +13,8 @@ Only Linux has a procfs to read. Elsewhere the record holds no sample, and its f
 
 The sampler stands outside of what it measures: a supervisor passes its child's pid as the root and
 is not counted. Inside a training process it is one thread that sleeps; the process then counts it.
-One sampler is enough for a node: the processes of all ranks that record into ``rank_folder`` on this
-node are part of the tree, whoever started them.
+One sampler is enough for a node: the processes of all ranks that record into ``rank_folder`` there
+are part of the tree, whoever started them.
 """
 
 from __future__ import annotations

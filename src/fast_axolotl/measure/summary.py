@@ -114,11 +114,13 @@ def _add_course(
 
     notes = list(record.notes)
     if ranks and len(ranks) < world_size:
-        notes.append(
-            f"{len(ranks)} of {world_size} ranks left a record here: sums are of those alone. "
-            "If other nodes recorded on disks of their own, copy their rank-*.jsonl and "
-            "system-*.jsonl files into this folder"
-        )
+        text = f"{len(ranks)} of {world_size} ranks left a record: sums are of those alone"
+        if world_size - len(ranks) >= max(Counter(start.host for start in starts).values()):
+            text += (
+                "; if other nodes recorded on their own disks, copy their rank-*.jsonl and "
+                "system-*.jsonl files into this folder"
+            )
+        notes.append(text)
     for rank in ranks:
         texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
         notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
@@ -190,7 +192,8 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         is_killed = bool(values.get("oom_kills"))
         return is_killed, bool(values["is_swap_sustained"]), values["limit_share"] or 0.0
 
-    worst = max(record.systems, key=pressure, default="")
+    watched = [node for node in folded if node in record.systems]
+    worst = max(watched, key=pressure, default="")
     values, reasons = folded[worst] if worst else _fold_node(None, ranks)
     builder.values["node"] = worst
     builder.values["nodes"] = tuple(
@@ -213,7 +216,7 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         )
     unwatched = [node for node in folded if node not in record.systems]
     if worst and unwatched:
-        notes.append(f"nobody sampled {', '.join(unwatched)}")
+        notes.append(f"no samples of {', '.join(unwatched)}")
     builder.values["notes"] += tuple(notes)
     by_phase: dict[str, int] = {}
     for rank in ranks:
@@ -242,7 +245,9 @@ def _fold_node(
         max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
         trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
     )
-    marks = [max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in ranks]
+    marks = [
+        max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in ranks
+    ]
     if system is not None:
         # A rank reads its mark at the very end of each phase, and the samples may have missed it.
         highest = max(marks, default=0)

@@ -79,7 +79,8 @@ class Frame:
     rows_now: float | None
     tokens_now: float | None
     working_set_bytes: int | None
-    """On the node that the summary's figures are of, as all below up to the GPUs: the latest ΣPSS, else the resident size."""
+    """The latest ΣPSS, else the resident size; as all below up to the GPUs, of the node that the
+    summary's figures are of."""
     processes: int | None
     cpu_cores: float | None
     read_now: float | None
