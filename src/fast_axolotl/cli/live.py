@@ -202,7 +202,7 @@ def _how_run_ended(follower: RunFollower) -> str:
     if not follower.is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
         is_dead = quiet > _DEAD_SECONDS and not _may_be_alive(record)
         return "the run was cut off: its processes are gone" if is_dead else ""
-    ends = [one.end for one in (*record.ranks.values(), *systems)]
+    ends = [rank.end for rank in record.ranks.values()] + [system.end for system in systems]
     words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
     for reason, text in words.items():
         for end in ends:

@@ -177,7 +177,7 @@ def _is_alive(start: Start | SystemStart) -> bool:
     try:
         process = psutil.Process(start.pid if isinstance(start, Start) else start.root_pid)
         is_older = process.create_time() <= start.time + _CLOCK_SECONDS
-        return is_older and process.status() != psutil.STATUS_ZOMBIE
+        return bool(is_older and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

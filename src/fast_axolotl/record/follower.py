@@ -94,7 +94,8 @@ class RunFollower:
     def is_complete(self) -> bool:
         """Every file of the record has its last line, and no rank is missing."""
         ranks = self.record.ranks
-        ends = [one.end for one in (*ranks.values(), *self.record.systems.values())]
+        ends = [rank.end for rank in ranks.values()]
+        ends += [system.end for system in self.record.systems.values()]
         world = max((rank.start.world_size for rank in ranks.values()), default=0)
         return bool(ends) and None not in ends and len(ranks) >= world
 

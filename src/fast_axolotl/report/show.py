@@ -101,16 +101,16 @@ def show_summary(
     parts += [_heading("The run"), _pairs(course)]
     for title, rows in GROUPS.items():
         parts += [_heading(title), *_group_parts(summary, rows)]
-    for title, columns, rows in (
+    for title, columns, members in (
         ("Nodes", NODE_COLUMNS, [node_row(node) for node in summary.nodes]),
         ("Ranks", RANK_COLUMNS, [rank_row(rank) for rank in summary.ranks]),
     ):
-        if len(rows) > 1:
+        if len(members) > 1:
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
             for name in columns:
                 table.add_column(name, justify="right")
-            for row in rows:
-                table.add_row(*row)
+            for member in members:
+                table.add_row(*member)
             parts += [_heading(title), _indented(table)]
     for title, values in (("Settings", summary.settings), ("Environment", summary.environment)):
         if values:
