@@ -367,6 +367,17 @@ def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -
     assert "no samples of node-b" in summarise(calm).notes
 
 
+def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path) -> None:
+    record = two_nodes()
+    gone = make_system()
+    start = replace(gone.start, host="node-z", time=START_TIME - 3600)
+    record.systems["node-z"] = replace(gone, start=start)
+    write_run(tmp_path, record)
+    kept = read_run(tmp_path)
+    assert list(kept.systems) == ["node-a", "node-b"]
+    assert kept.notes == ["the samples of node-z are of an earlier run and were left out"]
+
+
 def replace_node(system: SystemRecord, node: str) -> SystemRecord:
     return replace(system, start=replace(system.start, host=node))
 

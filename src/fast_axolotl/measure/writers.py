@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,36 +70,31 @@ def find_writer(path: Path) -> Start | SystemStart | None:
     try:
         with path.open("rb") as opened:
             start = parse_line(opened.readline().decode())
-            stat = os.fstat(opened.fileno())
-            opened.seek(max(0, stat.st_size - _LAST_LINE_BYTES))
+            opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
             last = opened.read().splitlines()[-1:]
     except (OSError, *UNREADABLE):
         return None
     if not isinstance(start, Start | SystemStart) or last[0].startswith(b'{"kind":"end"'):
         return None
-    if not _is_visible(start):
-        is_writing = _disk_time(path.parent) - stat.st_mtime < _FRESH_SECONDS
-    else:
-        is_writing = _is_alive(start)
+    is_writing = _is_alive(start) if _is_visible(start) else _is_fresh(path)
     return start if is_writing else None
 
 
 def find_running_nodes(folder: Path) -> list[str]:
     """The nodes whose samplers are writing into a folder now."""
-    writers = (find_writer(path) for path in sorted(folder.glob(SYSTEM_FILES)))
-    found = [writer.host for writer in writers if writer is not None]
-    # One that begins this very moment has a file and no line yet.
-    empty = [path for path in folder.glob(SYSTEM_FILES) if not path.stat().st_size]
-    now = _disk_time(folder) if empty else 0.0
-    return found + [
-        path.stem.removeprefix("system-")
-        for path in empty
-        if now - path.stat().st_mtime < _FRESH_SECONDS
-    ]
+    nodes = []
+    for path in sorted(folder.glob(SYSTEM_FILES)):
+        writer = find_writer(path)
+        if writer is not None:
+            nodes.append(writer.host)
+        elif _is_fresh(path, only_empty=True):
+            # One that begins this very moment has a file and no line yet.
+            nodes.append(path.stem.removeprefix("system-"))
+    return nodes
 
 
 def has_sampler(folder: str | Path) -> bool:
-    """Whether somebody samples this node into a folder. A file that cannot be read is let be."""
+    """Whether somebody samples this node into a folder, or begins to: the file has no line yet."""
     path = system_file(folder, node_name())
     try:
         with path.open("rb") as opened:
@@ -108,7 +102,7 @@ def has_sampler(folder: str | Path) -> bool:
     except OSError:
         return False
     except UNREADABLE:
-        return True
+        return _is_fresh(path)
     return not isinstance(start, SystemStart) or find_writer(path) is not None
 
 
@@ -121,7 +115,7 @@ class LocalRanks:
     """The ranks of this node that record into a folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = folder
+        self._folder = Path(folder).absolute()
         self._known: set[tuple[str, int]] = set()
         """Name and number of the files whose first line has been read."""
         self._hidden: list[int] = []
@@ -182,10 +176,13 @@ def _is_alive(start: Start | SystemStart) -> bool:
         return False
 
 
-def _disk_time(folder: Path) -> float:
-    """Now, by the clock that dates the files of a folder: a file server's may differ from ours."""
+def _is_fresh(path: Path, *, only_empty: bool = False) -> bool:
+    """Whether a file was written within the last minute, by the clock that dates files there: a
+    file server's may differ from ours."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime
+        stat = path.stat()
+        with tempfile.TemporaryFile(dir=path.parent) as new:
+            age = os.fstat(new.fileno()).st_mtime - stat.st_mtime
     except OSError:
-        return time.time()
+        return False
+    return age < _FRESH_SECONDS and not (only_empty and stat.st_size)

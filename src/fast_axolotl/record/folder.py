@@ -35,7 +35,7 @@ __all__ = [
     "check_folder",
     "dump_line",
     "find_protocol_runs",
-    "leave_out_earlier_ranks",
+    "leave_out_earlier",
     "no_record",
     "parse_line",
     "read_run",
@@ -72,6 +72,8 @@ _LISTS: dict[type, str] = {
 }
 """Where a rank keeps its lines."""
 SYSTEM_FILES = "system*.jsonl"
+_CLOCK_SECONDS = 60.0
+"""How far the clocks of two nodes may be apart."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
 
 
@@ -183,8 +185,8 @@ class LineWriter:
             if self.path.exists() and self.path.stat().st_size:
                 beside = (self.path.with_name(f"{self.path.name}.{n}") for n in itertools.count(1))
                 self.path.rename(next(free for free in beside if not free.exists()))
-            # Of two that begin this very moment, the second must not empty the first one's file.
-            self._file = self.path.open("wb" if self.path.exists() else "xb")
+            # Of two that begin this very moment, neither may write over the other's lines.
+            self._file = self.path.open("ab" if self.path.exists() else "xb")
         except OSError as error:
             self.failure = f"{self.path}: {error.strerror or error}"
 
@@ -237,10 +239,10 @@ def read_run(path: str | Path) -> RunRecord:
             record.ranks[home.start.rank] = home
         else:
             record.notes.append(f"{file.name} has no start line and was left out")
-    leave_out_earlier_ranks(record)
     record.systems = sort_systems(
         _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
     )
+    leave_out_earlier(record)
     if not record.ranks and not record.systems:
         raise no_record(folder, "; ".join(record.notes[:3]))
     return record
@@ -286,8 +288,8 @@ def find_protocol_runs(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")}
 
 
-def leave_out_earlier_ranks(record: RunRecord) -> None:
-    """Of a run with more ranks that used the same folder before."""
+def leave_out_earlier(record: RunRecord) -> None:
+    """Ranks and nodes of another run that used the same folder before."""
     first = record.ranks.get(0)
     if first is None:
         return
@@ -296,6 +298,13 @@ def leave_out_earlier_ranks(record: RunRecord) -> None:
         record.notes.append(
             f"rank-{rank}.jsonl is of another run: this one had {first.start.world_size} ranks"
         )
+    hosts = {rank.start.host for rank in record.ranks.values()}
+    for node in [node for node in record.systems if node not in hosts and len(record.systems) > 1]:
+        system = record.systems[node]
+        last = max((line.t for line in (*system.samples[-1:], system.end) if line), default=0.0)
+        if system.start.time + last + _CLOCK_SECONDS < first.start.time:
+            del record.systems[node]
+            record.notes.append(f"the samples of {node} are of an earlier run and were left out")
 
 
 def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | None:

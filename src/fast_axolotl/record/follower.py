@@ -28,7 +28,7 @@ from fast_axolotl.record.folder import (
     SystemRecord,
     check_folder,
     find_protocol_runs,
-    leave_out_earlier_ranks,
+    leave_out_earlier,
     no_record,
     parse_line,
     sort_in,
@@ -150,7 +150,7 @@ class RunFollower:
         self.record.ranks = {rank.start.rank: rank for rank in ranks}
         self.record.systems = sort_systems(homes)
         self.record.notes = [note for tail in self._tails.values() for note in tail.notes]
-        leave_out_earlier_ranks(self.record)
+        leave_out_earlier(self.record)
         most = max(NEWEST + 32, _MOST_BLOCKS // max(1, len(self.record.ranks)))
         for rank in self.record.ranks.values():
             rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
