@@ -132,7 +132,9 @@ def measure(
     meter.settings(**known)
     if journal.is_refused:
         return meter
-    if sample_system and not local_rank and (writer := open_system_file(run_dir)) is not None:
+    # A trainer that does not know the local rank says −1: the first of the node to come samples.
+    is_first = (local_rank or 0) <= 0
+    if sample_system and is_first and (writer := open_system_file(run_dir)) is not None:
         meter.attach_sampler(
             SystemSampler(
                 os.getpid(),

@@ -179,11 +179,8 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
     by_node: dict[str, list[RankFigures]] = defaultdict(list)
     for rank in ranks:
         by_node[rank.record.start.host].append(rank)
-    if len(by_node) == len(record.systems) == 1:
-        # A container and the machine that watches it may have two names.
-        by_node = dict(zip(record.systems, by_node.values(), strict=True))
     folded = {
-        node: _fold_node(record.systems.get(node), by_node.get(node) or ranks)
+        node: _fold_node(record.systems.get(node), by_node.get(node, []), ranks)
         for node in dict.fromkeys([*by_node, *record.systems])
     }
 
@@ -194,7 +191,7 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
 
     watched = [node for node in folded if node in record.systems]
     worst = max(watched, key=pressure, default="")
-    values, reasons = folded[worst] if worst else _fold_node(None, ranks)
+    values, reasons = folded[worst] if worst else _fold_node(None, ranks, ranks)
     builder.values["node"] = worst
     builder.values["nodes"] = tuple(
         NodeSummary(
@@ -229,9 +226,13 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
 
 
 def _fold_node(
-    system: SystemRecord | None, ranks: Sequence[RankFigures]
+    system: SystemRecord | None, own: Sequence[RankFigures], all_ranks: Sequence[RankFigures]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of one node by its samples and by its ranks' own high-water marks; and reasons."""
+    """Figures of one node by its samples and by the high-water marks of its own ranks; reasons.
+
+    Who watches a node without ranks, that of the launcher, goes by the times of all.
+    """
+    ranks = own or all_ranks
     # The first step of all, in seconds since 1970; where none was made, the first line.
     first_steps = [
         rank.record.start.time + mark.t
@@ -245,21 +246,14 @@ def _fold_node(
         max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
         trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
     )
-    marks = [
-        max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in ranks
-    ]
+    marks = [max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in own]
     if system is not None:
         # A rank reads its mark at the very end of each phase, and the samples may have missed it.
         highest = max(marks, default=0)
         if highest > (values["hwm_bytes"] or 0):
             values["hwm_bytes"] = highest
             values["spike_ratio"] = ratio(highest, values["rss_bytes"])
-        local = [
-            mark
-            for mark, rank in zip(marks, ranks, strict=True)
-            if rank.record.start.host == system.start.host
-        ]
-        proven = ratio(max(local, default=0), values["limit_bytes"])
+        proven = ratio(highest, values["limit_bytes"])
         if values["limit_share"] is not None and proven is not None:
             values["limit_share"] = max(values["limit_share"], proven)
     else:
@@ -267,7 +261,7 @@ def _fold_node(
         hwm = sum(marks) or None
         rss = total(
             middle(phase.rss_bytes for phase in rank.record.phases if phase.name == "steady")
-            for rank in ranks
+            for rank in own
         )
         values["hwm_bytes"], values["spike_ratio"] = hwm, ratio(hwm, rss)
         values["rss_bytes"] = None if rss is None else round(rss)

@@ -6,15 +6,14 @@ several that belong together under a label of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
 from fast_axolotl.record import NodeSummary, RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.summary import RankSummary
-from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+from fast_axolotl.record.units import format_count, format_seconds, format_share
 
 __all__ = [
     "GROUPS",
@@ -30,18 +29,17 @@ __all__ = [
 ]
 
 RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
-NODE_COLUMNS = (
-    "node",
-    "ranks",
-    "working set",
-    "of limit",
-    "cores",
-    "swap in/s",
-    "PSI memory",
-    "PSI I/O",
-    "GPU busy",
-    "GPU MHz",
-)
+_NODE_FIGURES = {
+    "working set": "working_set_bytes",
+    "of limit": "limit_share",
+    "CPU": "cpu_cores",
+    "swap in": "swap_in_bytes_per_second",
+    "PSI memory": "psi_memory_full",
+    "PSI I/O": "psi_io_full",
+    "GPU busy": "gpu_utilization",
+    "GPU clock": "gpu_clock_mhz",
+}
+NODE_COLUMNS = ("node", "ranks", *_NODE_FIGURES)
 
 
 class Row:
@@ -107,29 +105,11 @@ def describe_value(value: Any) -> str:
 
 def node_row(node: NodeSummary) -> tuple[str, ...]:
     """A node as a row of ``NODE_COLUMNS``."""
-    return (
-        node.node,
-        _format_ranks(node.ranks),
-        format_bytes(node.working_set_bytes),
-        format_share(node.limit_share),
-        format_count(node.cpu_cores),
-        format_bytes(node.swap_in_bytes_per_second),
-        format_share(node.psi_memory_full),
-        format_share(node.psi_io_full),
-        format_share(node.gpu_utilization),
-        format_count(node.gpu_clock_mhz),
-    )
-
-
-def _format_ranks(ranks: Sequence[int]) -> str:
-    """``0–3, 8``."""
-    # Numbers that follow each other keep their distance to their place.
-    runs = [
-        [rank for _, rank in group]
-        for _, group in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])
-    ]
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-    return ", ".join(texts) or "–"
+    ranks = ", ".join(map(str, node.ranks)) or "–"
+    if len(node.ranks) > 2 and node.ranks[-1] - node.ranks[0] == len(node.ranks) - 1:
+        ranks = f"{node.ranks[0]}–{node.ranks[-1]}"
+    figures = [FIGURES[name].format(getattr(node, name)) for name in _NODE_FIGURES.values()]
+    return node.node, ranks, *figures
 
 
 def rank_row(rank: RankSummary) -> tuple[str, ...]:
