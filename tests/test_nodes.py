@@ -234,18 +234,27 @@ def test_ranks_that_cannot_be_sampled_are_noted(tmp_path: Path) -> None:
     assert f"{node_name()}: {reason}" in summarise(record).notes
 
 
-@pytest.mark.parametrize("age", [10.0, 300.0])
+@pytest.mark.parametrize(
+    ("changed", "age", "is_kept"),
+    [
+        ({"host": "node-b"}, 10.0, True),
+        ({"host": "node-b"}, 300.0, False),
+        ({"pid_namespace": "another-boot pid:[1]"}, 10.0, True),
+        ({"pid_namespace": f"{pid_namespace().split()[0]} pid:[1]"}, 10.0, False),
+    ],
+    ids=["written now", "old", "a machine of the same name", "this container before it restarted"],
+)
 def test_a_file_of_another_node_is_left_alone_while_it_is_written(
-    tmp_path: Path, age: float
+    tmp_path: Path, changed: dict[str, str], age: float, is_kept: bool
 ) -> None:
-    path = first_line(tmp_path, host="node-b")
+    path = first_line(tmp_path, **changed)
     theirs = path.read_text()
     os.utime(path, (time.time() - age,) * 2)
-    assert (find_owner(path) is not None) == (age < 60)
+    assert (find_owner(path) is not None) == is_kept
     with measure(tmp_path, rank=3, sample_system=False):
         pass
-    assert (path.read_text() == theirs) == (age < 60)
-    assert (tmp_path / "rank-3.jsonl.1").exists() == (age > 60)
+    assert (path.read_text() == theirs) == is_kept
+    assert (tmp_path / "rank-3.jsonl.1").exists() != is_kept
 
 
 def run_node(node: str, folder: Path, *command: str, **variables: str) -> list[str]:

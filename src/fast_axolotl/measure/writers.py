@@ -2,8 +2,9 @@
 
 A file belongs to the process that its first line names until that process or the record has ended.
 A script that trains may start another that reads a loader and inherits the order to record, and the
-child must not take its parent's file away. A process of another machine or container cannot be
-looked at. It counts as writing while its file is younger than a minute, by the clock of the disk.
+child must not take its parent's file away. A process of another machine cannot be looked at. It
+counts as writing while its file is younger than a minute, by the clock of the disk. One of another
+container of this machine counts as ended: most often that is this very container, started again.
 
 The ranks of a node need not be one process tree: torchrun's are siblings, those of srun belong to a
 daemon. Their files name them, so whoever samples a node finds them here: ``LocalRanks``.
@@ -61,8 +62,9 @@ def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, i
 def find_owner(path: Path) -> Start | SystemStart | None:
     """The first line of a file that another process is writing; ``None``: nobody is."""
     writer = find_writer(path)
-    is_own = isinstance(writer, Start) and writer.pid == os.getpid() and _is_visible(writer)
-    return None if is_own else writer
+    if isinstance(writer, Start) and (writer.host, writer.pid) == (node_name(), os.getpid()):
+        return None if _is_visible(writer) else writer
+    return writer
 
 
 def find_writer(path: Path) -> Start | SystemStart | None:
@@ -76,8 +78,10 @@ def find_writer(path: Path) -> Start | SystemStart | None:
         return None
     if not isinstance(start, Start | SystemStart) or last[0].startswith(b'{"kind":"end"'):
         return None
-    is_writing = _is_alive(start) if _is_visible(start) else _is_fresh(path)
-    return start if is_writing else None
+    boot, here = start.pid_namespace.split()[:1], pid_namespace().split()[:1]
+    if start.host == node_name() and boot in ([], here):
+        return start if _is_alive(start) else None
+    return start if _is_fresh(path) else None
 
 
 def find_running_nodes(folder: Path) -> list[str]:
@@ -161,17 +165,16 @@ class LocalRanks:
 
 
 def _is_visible(start: Start | SystemStart) -> bool:
-    """Whether a process is on this machine and in this container, so that its number is known."""
-    # Records of earlier versions name the machine alone.
-    return start.host == node_name() and start.pid_namespace in ("", pid_namespace())
+    """Whether a process's number means the same here. Earlier versions did not write where."""
+    return start.pid_namespace in ("", pid_namespace())
 
 
 def _is_alive(start: Start | SystemStart) -> bool:
     """Whether the process of a first line lives; one with its number that is younger is another."""
     try:
         process = psutil.Process(start.pid if isinstance(start, Start) else start.root_pid)
-        is_older = process.create_time() <= start.time + _CLOCK_SECONDS
-        return bool(is_older and process.status() != psutil.STATUS_ZOMBIE)
+        is_same = _is_visible(start) and process.create_time() <= start.time + _CLOCK_SECONDS
+        return bool(is_same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
