@@ -29,6 +29,7 @@ __all__ = [
     "LocalRanks",
     "find_owner",
     "find_running_nodes",
+    "find_writer",
     "has_sampler",
     "open_system_file",
     "read_rank",
