@@ -29,7 +29,17 @@ __all__ = [
     "ProtocolResult",
 ]
 
-Outcome = Literal["better", "worse", "changed", "no detectable change", "not compared", ""]
+Outcome = Literal[
+    "better",
+    "worse",
+    "changed",
+    "no change that matters",
+    "no clear change",
+    "no detectable change",
+    "not compared",
+    "",
+]
+"""``no detectable change`` is of earlier versions, and stands for both of those above it."""
 
 PROTOCOL_FILE = "protocol.json"
 """What makes a folder a protocol's."""
@@ -100,6 +110,21 @@ class Cell:
     difference_low: float | None = None
     """Lower end of its 95 % interval."""
     difference_high: float | None = None
+    p_value: float | None = None
+    """Probability of such a ratio (or difference, where that decides) without any change."""
+    p_adjusted: float | None = None
+    """The same by Holm's correction, among the figures that decide or among all others."""
+    error: float | None = None
+    """Standard error of the ratio's logarithm, or of the difference where that decides."""
+    degrees: float | None = None
+    """Degrees of freedom of that error."""
+    is_deciding: bool = False
+    """Whether the figure answers the question whether the arm is better."""
+    detectable: float | None = None
+    """Share by which the figure must change for 80 % of such protocols to find it; of figures that
+    decide."""
+    pairs_needed: int | None = None
+    """For a change of ``Matrix.matters`` to be found so often; ``None``: unknown, or over 1,000."""
     outcome: Outcome = ""
     reason: str = ""
     """Why there is no value, or no interval."""
@@ -124,6 +149,8 @@ class Matrix:
 
     arms: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
+    matters: float = 0.01
+    """Share below which a change does not matter; of figures that are shares, so many points."""
     notes: tuple[str, ...] = ()
 
 
@@ -147,6 +174,8 @@ class ProtocolResult:
     losses: str
     """Whether the losses are equal, in one sentence; ``DIFFERENT`` comes first if they are not."""
     are_losses_equal: bool | None
+    disturbances: tuple[str, ...] = ()
+    """What else the machine was busy with during the runs, and what to do, one sentence each."""
     differing_settings: tuple[str, ...] = ()
     """Loader settings that differ between the arms, one sentence each."""
     dedupe: dict[str, Any] = field(default_factory=dict)
