@@ -18,12 +18,14 @@ __all__ = [
     "Format",
     "Inputs",
     "JsonField",
+    "Matters",
     "OnConflict",
     "OnError",
     "ResultAsJson",
     "Split",
     "describe_rejected",
     "parse_names",
+    "parse_percent",
     "parse_shard",
     "parse_size",
     "say",
@@ -54,6 +56,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
 
+Matters = Annotated[
+    str | None, typer.Option(help="Smallest change that matters, in percent. Default: 1%.")
+]
+
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 _MOST_REJECTIONS = 20
@@ -67,6 +73,17 @@ def parse_size(text: str) -> int:
         return int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
+
+
+def parse_percent(text: str) -> float:
+    """``1%``, ``1 %`` or ``1`` as 0.01."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(f"cannot read {text!r} as a percentage; write 1% or 0.5%")
+    return share
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fast_axolotl.cli.options import AsMarkdown, DataPath, ResultAsJson, say, unused_folder
+from fast_axolotl.cli.options import (
+    AsMarkdown,
+    DataPath,
+    Matters,
+    ResultAsJson,
+    parse_percent,
+    say,
+    unused_folder,
+)
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +59,15 @@ COMPARE_EXAMPLES = "\n\n".join(
         "  fast-axolotl compare protocols/workers --markdown",
         "  fast-axolotl compare protocols/main protocols/branch "
         "--fail-if 'tokens_per_second < 0.97' --fail-if 'host_stall_fraction > +0.02'",
+        "  fast-axolotl compare protocols/main protocols/branch "
+        "--require 'tokens_per_second > 0.97'",
     ]
 )
 
 _BROKEN = 3
 """Exit code where a limit is broken, apart from 1 (the data) and 2 (how it was called)."""
+_UNCHECKED = 4
+"""Exit code where no limit is broken and one could not be checked."""
 
 
 def protocol(
@@ -73,8 +86,11 @@ def protocol(
             help="1 stock, 2 drop-in, 3 streaming, 4 side by side, 5 dedupe. Default: 1,2,4,5."
         ),
     ] = None,
-    pairs: Annotated[int, typer.Option(help="Runs of every arm that count.", min=1)] = 5,
+    pairs: Annotated[
+        int, typer.Option(help="Runs of every arm that count; at least 3 for an answer.", min=1)
+    ] = 5,
     warmup: Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)] = 1,
+    matters: Matters = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(
@@ -121,13 +137,14 @@ def protocol(
     as_json: ResultAsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Answer whether something helps: two or three arms, run by turns, A B B A, and compared.
+    """Compare two or three variants, run alternately (A B B A), and report whether one is faster.
 
     With a configuration of Axolotl: stock, the drop-in, and streaming on request. Without: any two
     commands. Every run is a process of its own and leaves a record. A Python loop of your own is
     measured by fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"]).
 
-    The same command with the same --output continues a protocol that was interrupted.
+    The same command with the same --output continues a protocol that was interrupted. With more
+    --pairs it adds to a finished one.
     """
     from fast_axolotl.protocol import parse_pins, parse_steps, plan_axolotl, plan_commands
     from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS
@@ -157,12 +174,22 @@ def protocol(
         title=title or plan.title,
         pairs=pairs,
         warmup=warmup,
+        matters=plan.matters if matters is None else parse_percent(matters),
         max_minutes=max_minutes,
         run_minutes=run_minutes,
         drop_caches=drop_caches,
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )
     folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
+    if sys.argv[1:2] == ["protocol"]:
+        words, kept = iter(sys.argv[1:]), []
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if name not in ("--pairs", "--output", "-o"):
+                kept.append(word)
+            elif not equals:
+                next(words, None)
+        plan = replace(plan, again=shlex.join(["fast-axolotl", *kept, "--output", str(folder)]))
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):
@@ -188,7 +215,7 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
             words = "dedupe on its own" if at.arm == "dedupe" else f"{at.arm}, {part}"
             update(words, at.done, at.total, at.run_seconds, at.seconds_left)
 
-        return run_protocol(plan, folder, environment=os.environ, progress=tell)
+        return run_protocol(plan, folder, environment=os.environ, progress=tell, warn=say)
 
 
 def print_protocol(
@@ -224,22 +251,34 @@ def compare(
             "difference B − A, 'host_stall_fraction > +0.02'. May be given several times.",
         ),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            help="Fail unless this is shown, written in the same way: 'tokens_per_second > 0.97'. "
+            "May be given several times.",
+        ),
+    ] = None,
     single: Annotated[
-        bool, typer.Option("--single", help="Let two single runs break a limit, noise or not.")
+        bool, typer.Option("--single", help="Check limits of two single runs, noise or not.")
     ] = False,
+    matters: Matters = None,
     as_json: ResultAsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Set two records or protocols beside each other; fail where a limit is broken for certain.
+    """Compare two records or protocols, and fail where a limit is broken.
 
-    Exit code 3 means that the whole 95 % interval of a figure lies beyond a limit of --fail-if.
-    One run each has no interval and breaks no limit, unless --single is given.
+    Exit code 3: the whole 95 % interval of a figure lies beyond a limit of --fail-if, or does not
+    lie within one of --require. Exit code 4: a limit could not be checked, because one run each
+    has no interval; --single checks the values themselves.
     """
     from fast_axolotl.protocol import compare_folders, parse_check
     from fast_axolotl.report.matrix import comparison_markdown, show_comparison
 
     limits = [parse_check(text) for text in fail_if or ()]
-    found = compare_folders(first, second, arm=arm, limits=limits, is_single=single)
+    limits += [parse_check(text, is_required=True) for text in require or ()]
+    least = None if matters is None else parse_percent(matters)
+    found = compare_folders(first, second, arm=arm, limits=limits, is_single=single, matters=least)
     checks = [(check.sentence, check.is_broken) for check in found.checks]
     if as_json:
         print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
@@ -250,5 +289,5 @@ def compare(
         print(text, end="")
     else:
         show_comparison(found.matrix, alarms=found.alarms, notes=found.notes, checks=checks)
-    if found.is_broken:
-        raise typer.Exit(_BROKEN)
+    if found.is_broken or found.is_unchecked:
+        raise typer.Exit(_BROKEN if found.is_broken else _UNCHECKED)

@@ -10,19 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fast_axolotl.protocol.matrix import find_cell, primary_name
-from fast_axolotl.record.protocol_result import Arm, Cell, Matrix
+from fast_axolotl.record.protocol_result import Arm, Matrix, MatrixRow
 from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
-from fast_axolotl.record.units import count_words, format_share
+from fast_axolotl.record.units import count_words, format_share, format_value
 
-__all__ = ["describe_result", "find_missing", "label_of"]
+__all__ = ["describe_result", "find_missing"]
 
 _MOST_PERCENT = 2.0
 """A factor up to this is written as so many per cent more."""
 
-_EFFECTS = {
-    "start_to_step_seconds": "The first step comes after",
-    "working_set_bytes": "The working set is",
+_WORDS = {
+    "duration_seconds": ("the whole run", "longer", "shorter", "long"),
+    "start_to_step_seconds": ("the time to the first step", "longer", "shorter", "long"),
+    "working_set_bytes": ("the working set", "larger", "smaller", "large"),
 }
+"""What a figure is called in a sentence, and its comparatives; all others are rates."""
+_RATE = ("training", "faster", "slower", "fast")
+_FOUND = ("better", "worse")
 
 _USE = {
     "drop-in": "Use it: start Axolotl behind fast-axolotl run --, or add its plugin to the YAML.",
@@ -50,11 +54,6 @@ def describe_result(
     return "\n".join(dict.fromkeys(lines))
 
 
-def label_of(matrix: Matrix, name: str) -> str:
-    """What a figure is called."""
-    return next((row.label for row in matrix.rows if row.name == name), name)
-
-
 def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) -> list[str]:
     missing = find_missing(baseline, arm)
     if missing:
@@ -72,7 +71,12 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             f"{baseline.name} recorded {first}, {arm.name} {second}: they have not done the same "
             f"work, so nothing is compared. {less.headline}"
         ]
-    sentences = [_describe_speed(arm.name, label_of(matrix, name), cell)]
+    at = matrix.arms.index(arm.name)
+    deciding = {row.name: row for row in matrix.rows if row.cells[at].is_deciding}
+    # The time saved comes first, then the speed.
+    names = [one for one in ("duration_seconds", "start_to_step_seconds") if one in deciding]
+    names += [one for one in deciding if one not in names]
+    sentences = _describe_speed(arm.name, [deciding[one] for one in names], at, matrix.matters)
     if name == "duration_seconds":
         # Both arms train, and neither says how fast.
         early = ("inconclusive warming", "inconclusive short")
@@ -102,16 +106,13 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         else:
             why = ": little of the time is waiting for data"
         sentences.append(f"Stall went from {format_share(before)} to {format_share(after)}{why}.")
-    for effect, words in _EFFECTS.items():
-        change = find_cell(matrix, effect, arm.name)
-        if change is not None and change.outcome in ("better", "worse"):
-            unit = "× the time" if effect.endswith("_seconds") else "× the baseline's"
-            interval = f"({change.low:.2f} to {change.high:.2f})"
-            sentences.append(f"{words} {change.ratio:.2f} {unit} {interval}.")
+    for row in matrix.rows:
+        if row.name in _WORDS and row.name not in names and row.cells[at].outcome in _FOUND:
+            sentences.append(_capital(f"{_describe_change(row, at)}."))
     if not is_trusted:
         return [*sentences, "Explain the losses first: the arms have not learned the same."]
-    start = find_cell(matrix, "start_to_step_seconds", arm.name)
-    return [*sentences, *_advise(baseline, arm, cell, start, is_relieved=is_relieved)]
+    outcomes = {one: deciding[one].cells[at].outcome for one in names}
+    return [*sentences, *_advise(baseline, arm, outcomes, is_relieved=is_relieved)]
 
 
 def find_missing(baseline: Arm, arm: Arm) -> str:
@@ -129,26 +130,85 @@ def find_missing(baseline: Arm, arm: Arm) -> str:
     return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
 
 
-def _describe_speed(arm: str, label: str, cell: Cell) -> str:
-    if cell.ratio is None:
-        return f"{arm}: {label} could not be compared ({cell.reason})."
-    if cell.low is None:
-        return (
-            f"{arm}: {label} {cell.ratio:.2f} × the baseline in one pair of runs, which cannot "
-            "tell a change from noise: give --pairs 5."
-        )
-    assert cell.high is not None
-    interval = f"{cell.ratio:.3f} × the baseline, 95 % interval {cell.low:.3f} to {cell.high:.3f}"
-    # The smallest change that would have shown: half of the interval.
-    factor = cell.high / cell.ratio
-    visible = f"{factor:.2g} times" if factor > _MOST_PERCENT else f"{100 * (factor - 1):.2g} %"
-    words = {
-        "better": f"{arm} is better: {label} {interval}.",
-        "worse": f"{arm} is WORSE: {label} {interval}.",
-        "no detectable change": f"{arm}: no detectable change in {label} ({interval}): these runs "
-        f"could have shown one of {visible} or more.",
-    }
-    return words.get(cell.outcome, f"{arm}: {label} {interval}.")
+def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float) -> list[str]:
+    """One line that a person can repeat, then what these runs could have shown, then figures."""
+    known = [row for row in rows if row.cells[at].ratio is not None]
+    if not known:
+        [row, *_] = rows
+        return [f"{arm}: {row.label} could not be compared ({row.cells[at].reason})."]
+    tested = [row for row in known if row.cells[at].low is not None]
+    if not tested:
+        return [
+            f"{arm}: {_describe_change(known[0], at, verb='was')} in one pair of runs, which "
+            "cannot tell a change from noise: give --pairs 5."
+        ]
+    found = [row for row in tested if row.cells[at].outcome in _FOUND]
+    unclear = [row for row in tested if row.cells[at].outcome == "no clear change"]
+    speed = tested[-1]
+    is_time_told = any(row.name == "duration_seconds" for row in found)
+    parts = [
+        _describe_change(row, at)
+        for row in found
+        if row.name != "start_to_step_seconds" or not is_time_told
+    ]
+    sentences = []
+    if not found:
+        parts = ["no clear change" if unclear else "no change that matters"]
+        if unclear and unclear[0].name in _WORDS:
+            seen = _describe_change(unclear[0], at, verb="was")
+            sentences.append(_capital(f"{seen}, which may be chance."))
+    elif speed not in found and speed.name not in _WORDS:
+        is_unclear = speed in unclear
+        parts.append(f"training speed {'shows no clear change' if is_unclear else 'is unchanged'}")
+    sentences.insert(0, f"{arm}: {'; '.join(parts)}.")
+    if is_time_told:
+        start = [row for row in found if row.name == "start_to_step_seconds"]
+        sentences += [_capital(f"{_describe_change(row, at)}.") for row in start]
+    if unclear:
+        cell = (speed if speed in unclear else unclear[0]).cells[at]
+        if cell.detectable is not None and cell.degrees is not None:
+            pairs = count_words(round(cell.degrees) + 1, "pair")
+            needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
+            sentences.append(
+                f"With {pairs}, only changes above {_percent(cell.detectable)} would show (in 80 % "
+                f"of such protocols). A change of {100 * matters:g} % needs {needed} pairs."
+            )
+    numbers = (
+        f"{row.label} {cell.ratio:.3f} × the baseline (95 % interval {cell.low:.3f} to "
+        f"{cell.high:.3f})"
+        for row in tested
+        for cell in [row.cells[at]]
+    )
+    return [*sentences, _capital(f"{'; '.join(numbers)}.")]
+
+
+def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:
+    """``the whole run is 29 % shorter (61.3 → 43.3 s)``."""
+    subject, more, less, times = _WORDS.get(row.name, _RATE)
+    ratio, ends = row.cells[at].ratio, (row.cells[0].value, row.cells[at].value)
+    if ratio is None:
+        size = more if (row.cells[at].difference or 0.0) > 0 else less
+    elif ratio >= _MOST_PERCENT:
+        size = f"{ratio:.2g} times as {times}"
+    else:
+        size = f"{_percent(abs(ratio - 1))} {more if ratio > 1 else less}"
+    if row.unit == "s" and all(end is not None and 1.0 <= end < 600.0 for end in ends):
+        first, second = (f"{end:.1f} s" for end in ends)
+    else:
+        first, second = (format_value(end, row.unit) for end in ends)
+    number, _, unit = first.partition(" ")
+    first = number if second.endswith(f" {unit}") else first
+    return f"{subject} {verb} {size} ({first} → {second})"
+
+
+def _percent(share: float) -> str:
+    """Two digits: ``0.95 %``, ``9.1 %``, ``29 %``."""
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
@@ -162,25 +222,31 @@ def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
 
 
 def _advise(
-    baseline: Arm, arm: Arm, primary: Cell, start: Cell | None, *, is_relieved: bool
+    baseline: Arm, arm: Arm, outcomes: Mapping[str, str], *, is_relieved: bool
 ) -> list[str]:
     use = _USE.get(arm.name, f"Use {arm.name}.")
-    if primary.outcome == "better":
-        return [use, *_then("After that", arm)]
-    if primary.outcome == "worse":
+    start, found = outcomes.get("start_to_step_seconds"), set(outcomes.values()) & set(_FOUND)
+    if outcomes.get("duration_seconds") in _FOUND:
+        # Whatever gained or lost the time: the whole run is what a person waits for.
+        found = {outcomes["duration_seconds"]}
+    if found == {"better"}:
+        is_start = start == "better" and list(outcomes.values())[-1] != "better"
+        what = ["What it gains is the time before the first step."] if is_start else []
+        return [use, *what, *_then("After that", arm)]
+    if found == {"worse"}:
         return ["Keep the baseline.", *_then("Next", baseline)]
     advice = []
-    if primary.outcome == "no detectable change":
-        if start is not None and start.outcome == "better":
-            gained = f"{use} What it gains is the time before the first step."
-            return [gained, *_then("After that", arm)]
-        if is_relieved:
-            advice.append(
-                "What the shorter waits gain does not stand out from the noise of these runs: give "
-                "more pairs, or more steps."
-            )
-        else:
-            advice.append("It makes no difference that could be seen here.")
+    if found:
+        advice.append(
+            "It gains time before the first step and loses speed: it pays off in short runs only."
+            if start == "better"
+            else "It trains faster and starts later: it pays off in long runs only."
+        )
+    elif "no clear change" in outcomes.values() and is_relieved:
+        advice.append(
+            "What the shorter waits gain does not stand out from the noise of these runs: give "
+            "more pairs, or more steps."
+        )
     return [*advice, *_then("Next", arm)]
 
 

@@ -37,6 +37,7 @@ _SHORT_NAMES = {
     "prefetch_factor": "dataloader_prefetch_factor",
     "pin_memory": "dataloader_pin_memory",
 }
+_LOADER_KEYS = tuple(_SHORT_NAMES.values())
 _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
@@ -61,6 +62,11 @@ def plan_axolotl(
         raise UsageError("--sequence-len is about streaming: add 3 to --steps")
     pins = pins or {}
     config = read_config(config_path, pins)
+    unpinned = {}
+    if 3 in steps and not any(key in config for key in _LOADER_KEYS):
+        # A stream's queue has torch's length, whatever Axolotl's default for the others is.
+        unpinned = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
+        config |= unpinned
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
     shared = [key for key in _OWN_FOLDERS if key in pins] + ["downloads of the hub"]
@@ -71,6 +77,11 @@ def plan_axolotl(
     if pins:
         pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
         notes.append(f"Pinned in all arms: {pinned}.")
+    if unpinned:
+        pinned = ", ".join(f"{key}={value}" for key, value in unpinned.items())
+        notes.append(
+            f"Pinned in all arms, so that they load alike: {pinned}; choose others with --pin."
+        )
     variants: list[tuple[str, str, dict[str, Any]]] = []
     if 1 in steps:
         variants.append(("baseline", "Axolotl as it is", _stock(config)))
@@ -87,6 +98,8 @@ def plan_axolotl(
             command=words,
             is_accelerated=name != "baseline",
             config=variant,
+            # A longer sequence_len is other work.
+            times_decide=name == "drop-in" or (name == "streaming" and sequence_len is None),
             own_folders=folders,
             own_caches=_OWN_CACHES,
         )

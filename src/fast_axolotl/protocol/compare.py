@@ -2,7 +2,8 @@
 
 Runs of different protocols were not interleaved, so they are compared as two samples: what drifted
 on the machine in between counts as a change. A limit is only broken when the whole 95 % interval
-lies beyond it. Two single runs have no interval, so they break none unless that is asked for.
+lies beyond it; one that is required is broken unless the whole interval lies within. Two single
+runs have no interval, so neither can be checked unless that is asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
-from fast_axolotl.protocol.matrix import make_row, read_figures
+from fast_axolotl.protocol.matrix import (
+    describe_judgement,
+    judge_matrix,
+    make_row,
+    read_figures,
+)
+from fast_axolotl.protocol.plan import MATTERS
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
@@ -39,6 +46,13 @@ class Limit:
     bound: float
     is_difference: bool = False
     """The bound has a sign of its own, ``> +0.02``, and is about B − A."""
+    is_required: bool = False
+    """Fails unless it is shown, instead of when it is."""
+
+    @property
+    def option(self) -> str:
+        """As it was written on the command line."""
+        return f"{'--require' if self.is_required else '--fail-if'} {self.text!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,7 @@ class Check:
 
     limit: str
     is_broken: bool
+    is_checked: bool = True
     sentence: str
 
 
@@ -67,6 +82,11 @@ class Comparison:
         """Whether any limit is."""
         return any(check.is_broken for check in self.checks)
 
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether any limit could not be checked."""
+        return not all(check.is_checked for check in self.checks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
@@ -82,7 +102,7 @@ class _Side:
     """With which the only run ended."""
 
 
-def parse_check(text: str) -> Limit:
+def parse_check(text: str, *, is_required: bool = False) -> Limit:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
     names = [figure.name for figure in MATRIX]
@@ -106,6 +126,7 @@ def parse_check(text: str) -> Limit:
         sign="<" if sign == "<" else ">",
         bound=float(prefix + number),
         is_difference=bool(prefix),
+        is_required=is_required,
     )
 
 
@@ -116,14 +137,21 @@ def compare_folders(
     arm: str | None = None,
     limits: Sequence[Limit] = (),
     is_single: bool = False,
+    matters: float | None = None,
 ) -> Comparison:
     """Two records, two protocols, one of each; or the arms of one protocol.
 
     Of two protocols the arm ``arm`` is compared: by default the last one that both have. With
-    ``is_single`` a limit may be broken by two single runs.
+    ``is_single`` a limit may be broken by two single runs. ``matters`` is the smallest change that
+    does: 1 %, or what the protocol was told.
     """
     if second is not None:
         found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
+        matrix = judge_matrix(
+            found.matrix, matters=MATTERS if matters is None else matters, is_paired=False
+        )
+        notes = tuple(filter(None, (describe_judgement(matrix),)))
+        found = replace(found, matrix=replace(matrix, notes=notes))
     else:
         if not (Path(first) / PROTOCOL_FILE).exists():
             raise UsageError(
@@ -141,10 +169,19 @@ def compare_folders(
         if missing:
             raise DataError(missing, path=str(first))
         rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
+        times = {chosen: [row.name for row in rows if row.cells[1].is_deciding]}
+        matrix = judge_matrix(
+            replace(matrix, arms=(matrix.arms[0], chosen), rows=rows),
+            matters=matrix.matters if matters is None else matters,
+            times=times,
+        )
+        judged = describe_judgement(protocol.matrix)
+        notes = tuple(note for note in matrix.notes if note != judged)
+        notes += tuple(filter(None, (describe_judgement(matrix),)))
         found = Comparison(
             first=matrix.arms[0],
             second=chosen,
-            matrix=Matrix(arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes),
+            matrix=replace(matrix, notes=notes),
             alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
         )
     checks = tuple(_check(limit, found.matrix, is_single) for limit in limits)
@@ -225,13 +262,13 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
     row = next((row for row in matrix.rows if row.name == limit.name), None)
     if row is None:
         raise DataError(
-            f"--fail-if {limit.text!r} cannot be checked: the version that wrote this protocol did "
+            f"{limit.option} cannot be checked: the version that wrote this protocol did "
             f"not record {limit.name}; run fast-axolotl protocol again"
         )
     for name, one in zip(matrix.arms, row.cells, strict=True):
         if one.value is None:
             raise DataError(
-                f"--fail-if {limit.text!r} cannot be checked: {limit.name} was not measured in "
+                f"{limit.option} cannot be checked: {limit.name} was not measured in "
                 f"{name}: {one.reason}"
             )
     cell = row.cells[-1]
@@ -243,22 +280,30 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
         example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
         cure = f"; give a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(
-            f"--fail-if {limit.text!r} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
+            f"{limit.option} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
         )
     what = "difference" if limit.is_difference else "ratio"
-    is_broken = False
+    is_checked = True
     if low is not None and high is not None:
-        is_broken = high < limit.bound if limit.sign == "<" else low > limit.bound
         sentence = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    elif is_single:
-        is_broken = value < limit.bound if limit.sign == "<" else value > limit.bound
-        sentence = f"{what} {value:.4g}, of a single run on one side at least"
     else:
+        low = high = value
+        is_checked = is_single
         sentence = (
-            f"not checked: {value:.4g} is of a single run on one side at least, which may be "
+            f"{what} {value:.4g}, of a single run on one side at least"
+            if is_single
+            else f"not checked: {value:.4g} is of a single run on one side at least, which may be "
             "noise; compare protocols, or give --single to check it all the same"
         )
-    failed = "FAILED: " if is_broken else ""
+    is_shown = high < limit.bound if limit.sign == "<" else low > limit.bound
+    is_broken = is_checked and is_shown is not limit.is_required
+    if is_broken:
+        sentence = f"{'FAILED, not shown' if limit.is_required else 'FAILED'}: {sentence}"
+    elif is_checked and limit.is_required:
+        sentence = f"shown: {sentence}"
     return Check(
-        limit=limit.text, is_broken=is_broken, sentence=f"{limit.text}: {failed}{sentence}"
+        limit=limit.text,
+        is_broken=is_broken,
+        is_checked=is_checked,
+        sentence=f"{limit.text}: {sentence}",
     )

@@ -4,21 +4,27 @@ Figures are compared by the ratio of paired runs. One that can be 0 (stall, swap
 by its difference as soon as any run of either arm is near 0: a stall that goes from 0.01 % to
 0.02 % has doubled, and nothing has happened. A difference below a tenth of what counts as near 0 is
 no change at all, whatever its interval: the meter does not resolve it.
+
+``build_matrix`` compares, ``judge_matrix`` then says what each change is called.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
+    LEVEL,
     Estimate,
+    adjust_by_holm,
+    detectable_change,
     paired_difference,
     paired_ratio,
+    pairs_needed,
     unpaired_difference,
     unpaired_ratio,
 )
@@ -31,7 +37,9 @@ __all__ = [
     "RunFigures",
     "build_matrix",
     "compare_values",
+    "describe_judgement",
     "find_cell",
+    "judge_matrix",
     "make_row",
     "primary_name",
     "read_figures",
@@ -158,43 +166,147 @@ def compare_values(
     *,
     is_paired: bool = True,
 ) -> Cell:
-    """One figure of an arm beside the baseline's."""
-    ratio = (paired_ratio if is_paired else unpaired_ratio)(baseline, arm)
-    if ratio.low is not None and ratio.high is not None:
-        # What the record does not resolve makes the interval wider.
-        factor = 1.0 + figure.resolution
-        ratio = replace(ratio, low=ratio.low / factor, high=ratio.high * factor)
-    difference = None
-    if figure.near_zero is not None:
-        difference = (paired_difference if is_paired else unpaired_difference)(baseline, arm)
+    """One figure of an arm beside the baseline's, not judged yet."""
+    ratio = (paired_ratio if is_paired else unpaired_ratio)(
+        baseline, arm, resolution=figure.resolution
+    )
     measured = tuple(value for value in arm if value is not None)
     cell = Cell(value=statistics.median(measured) if measured else None, values=measured)
-    if difference is not None:
+    if figure.near_zero is not None:
+        change = (paired_difference if is_paired else unpaired_difference)(baseline, arm)
         cell = replace(
             cell,
-            difference=difference.value,
-            difference_low=difference.low,
-            difference_high=difference.high,
+            difference=change.value,
+            difference_low=change.low,
+            difference_high=change.high,
         )
-        near = figure.near_zero or 0.0
-        if any(value is not None and value < near for value in (*baseline, *arm)):
-            if difference.low is None or difference.value is None:
-                return replace(cell, outcome="not compared", reason=difference.reason)
-            if abs(difference.value) < _RESOLVED_SHARE * near:
-                reason = "the difference is as good as 0"
-                return replace(cell, outcome="no detectable change", reason=reason)
-            return replace(
-                cell,
-                outcome=_judge(difference, 0.0, figure.better),
-                reason="compared by difference: a run is near 0, where ratios mean nothing",
-            )
+        if any(value is not None and value < figure.near_zero for value in (*baseline, *arm)):
+            near = "compared by difference: a run is near 0, where ratios mean nothing"
+            return _with_test(cell, change, near)
+    cell = replace(cell, ratio=ratio.value, low=ratio.low, high=ratio.high)
+    return _with_test(cell, ratio)
+
+
+def _with_test(cell: Cell, estimate: Estimate, reason: str = "") -> Cell:
     return replace(
         cell,
-        ratio=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        outcome=_judge(ratio, 1.0, figure.better),
-        reason=ratio.reason,
+        p_value=estimate.p_value,
+        error=estimate.error,
+        degrees=estimate.degrees,
+        outcome="not compared" if estimate.low is None else "",
+        reason=estimate.reason or reason,
+    )
+
+
+def judge_matrix(
+    matrix: Matrix,
+    *,
+    matters: float,
+    times: Mapping[str, Collection[str]] | None = None,
+    is_paired: bool = True,
+) -> Matrix:
+    """What every change is called, and how small a change of the deciding figures would show.
+
+    Of each arm ``primary_name`` decides, and ``times`` beside it. Figures that decide are tested
+    among themselves, all others among themselves: Holm's correction keeps the probability that
+    chance makes one of them better or worse at 5 % for either group.
+    """
+    columns = [[row.cells[0] for row in matrix.rows]]
+    for at, arm in enumerate(matrix.arms[1:], 1):
+        deciding = {primary_name(matrix, arm), *(times or {}).get(arm, ())}
+        column = [
+            replace(row.cells[at], is_deciding=row.name in deciding, p_adjusted=None)
+            for row in matrix.rows
+        ]
+        for group in (True, False):
+            tested = {
+                number: cell.p_value
+                for number, cell in enumerate(column)
+                if cell.is_deciding is group and cell.p_value is not None
+            }
+            adjusted = adjust_by_holm(list(tested.values()))
+            for number, p_adjusted in zip(tested, adjusted, strict=True):
+                column[number] = replace(column[number], p_adjusted=p_adjusted)
+            if not group:
+                continue
+            found = sum(p_adjusted <= LEVEL for p_adjusted in adjusted)
+            for number in tested:
+                # Holm's threshold for a figure that is not found, beside those that are.
+                others = found - ((column[number].p_adjusted or 0.0) <= LEVEL)
+                level = LEVEL / (len(tested) - others)
+                column[number] = _with_power(column[number], matters, level, is_paired=is_paired)
+        columns.append(
+            [_judge(row, cell, matters) for row, cell in zip(matrix.rows, column, strict=True)]
+        )
+    rows = tuple(
+        replace(row, cells=cells)
+        for row, cells in zip(matrix.rows, zip(*columns, strict=True), strict=True)
+    )
+    return replace(matrix, rows=rows, matters=matters)
+
+
+def _with_power(cell: Cell, matters: float, level: float, *, is_paired: bool) -> Cell:
+    if cell.ratio is None or cell.error is None or cell.degrees is None:
+        return cell
+    least = math.log1p(matters)
+    pairs = None
+    if is_paired:
+        pairs = pairs_needed(cell.error * math.sqrt(cell.degrees + 1), least, level=level)
+    size = detectable_change(cell.error, cell.degrees, level=level, least=least)
+    return replace(cell, detectable=math.expm1(size), pairs_needed=pairs)
+
+
+def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
+    """What a change is called; one of shares is also measured in points."""
+    figure = FIGURES.get(row.name)
+    unresolved = _RESOLVED_SHARE * ((figure and figure.near_zero) or 0.0)
+    scales = []
+    if cell.ratio is not None and cell.low is not None and cell.high is not None:
+        scales.append((cell.ratio - 1, cell.low - 1, cell.high - 1, matters))
+    if cell.difference_low is not None and cell.difference_high is not None:
+        assert cell.difference is not None
+        least = max(unresolved, matters if row.unit == "share" else 0.0)
+        scales.append((cell.difference, cell.difference_low, cell.difference_high, least))
+    if not scales or (cell.ratio is not None and cell.low is None):
+        return replace(cell, outcome="not compared")
+    value, low, high, _ = scales[0]
+    is_beyond = low > 0 or high < 0
+    # An earlier version has kept no probability.
+    is_found = is_beyond if cell.p_adjusted is None else cell.p_adjusted <= LEVEL
+    is_small = any(abs(one) < least for one, _, _, least in scales)
+    is_inside = any(-least <= begin and end <= least for _, begin, end, least in scales)
+    outcome: Outcome = "no clear change"
+    reason = cell.reason
+    if is_inside or (is_found and is_small):
+        outcome = "no change that matters"
+        if cell.ratio is None and abs(value) < unresolved:
+            reason = "the difference is as good as 0"
+    elif is_found:
+        outcome = "changed"
+        if row.better:
+            outcome = "better" if (value > 0) == (row.better == "higher") else "worse"
+    elif is_beyond:
+        reason = "not clear by Holm's correction for the number of rows"
+    return replace(cell, outcome=outcome, reason=reason)
+
+
+def describe_judgement(matrix: Matrix) -> str:
+    """Which figures decide, and when another row is called better or worse; empty: nothing is."""
+    cells = [(row, cell) for row in matrix.rows for cell in row.cells[1:]]
+    if all(cell.p_value is None for _, cell in cells):
+        return ""
+    names = list(dict.fromkeys(row.label for row, cell in cells if cell.is_deciding))
+    if not names:
+        return ""
+    others = sum(
+        any(cell.p_value is not None and not cell.is_deciding for cell in row.cells)
+        for row in matrix.rows
+    )
+    subject = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return (
+        f"{subject[:1].upper()}{subject[1:]} {'decides' if len(names) == 1 else 'decide'}. Of the "
+        f"other {others} rows, a change counts only if it survives Holm's correction for so many "
+        f"tests. A change below {100 * matrix.matters:g} % does not matter (--matters)."
     )
 
 
@@ -214,14 +326,3 @@ def primary_name(matrix: Matrix, arm: str) -> str:
         if all(cell is not None and cell.value is not None for cell in cells):
             known.add(row.name)
     return next((name for name in PRIMARY if name in known), "")
-
-
-def _judge(estimate: Estimate, unchanged: float, better: str) -> Outcome:
-    if estimate.low is None or estimate.high is None:
-        return "not compared"
-    if estimate.low <= unchanged <= estimate.high:
-        return "no detectable change"
-    if not better:
-        return "changed"
-    is_higher = estimate.low > unchanged
-    return "better" if is_higher == (better == "higher") else "worse"

@@ -14,7 +14,7 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError
 
-__all__ = ["PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
+__all__ = ["MATTERS", "PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
@@ -25,6 +25,10 @@ _TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile-steps", "-
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
+FEW_PAIRS = 3
+"""Two show changes of 16 times the noise between runs, three of 5 times; see ``statistics``."""
+MATTERS = 0.01
+"""Share below which a change does not matter. Ours: less than quiet machines differ by."""
 WARMUP = 1
 """The first run of an arm fills the page cache and compiles kernels: it does not count."""
 
@@ -42,6 +46,8 @@ class ArmPlan:
     """Whether functions of Axolotl are replaced."""
     config: Mapping[str, Any] | None = None
     """Of Axolotl; written into the folder of every run."""
+    times_decide: bool = False
+    """Whether it does the baseline's work, so that the first step and the whole run decide, too."""
     own_folders: tuple[str, ...] = ()
     """Keys of the configuration that name a folder which every run has for itself."""
     own_caches: tuple[str, ...] = ()
@@ -74,6 +80,7 @@ class Plan:
     pairs: int = PAIRS
     warmup: int = WARMUP
     """Runs of every arm before the first that counts."""
+    matters: float = MATTERS
     max_minutes: float | None = None
     """After which no further round is begun."""
     run_minutes: float | None = None
@@ -89,6 +96,8 @@ class Plan:
     """The configuration whose rows are deduplicated, on their own."""
     notes: tuple[str, ...] = ()
     """What to know about the arms."""
+    again: str = "the same command with"
+    """The command that continues the protocol, but for ``--pairs``."""
 
     def turns(self) -> list[Turn]:
         """All runs in their order; more pairs only add to its end."""
@@ -97,6 +106,17 @@ class Plan:
             arms = self.arms if number % 2 == 0 else self.arms[::-1]
             found += [(arm, max(-1, number - self.warmup)) for arm in arms]
         return [Turn(number=at, arm=arm, pair=pair) for at, (arm, pair) in enumerate(found, 1)]
+
+    def warn_of_few_pairs(self) -> str:
+        """What so few pairs cannot show; empty where there are enough."""
+        if not self.arms or self.pairs >= FEW_PAIRS:
+            return ""
+        if self.pairs == 1:
+            return "One pair of runs cannot tell a change from noise: give --pairs 5."
+        return (
+            "2 pairs show only changes of 16 times the noise between runs; 5 pairs show 2.4 times "
+            "the noise: give --pairs 5."
+        )
 
     def identity(self) -> dict[str, Any]:
         """What has to stay the same for an interrupted protocol to be continued."""

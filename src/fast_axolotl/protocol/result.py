@@ -9,14 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fast_axolotl.protocol.answer import describe_result, label_of
+from fast_axolotl.protocol.answer import describe_result
 from fast_axolotl.protocol.losses import LossCheck, compare_losses
-from fast_axolotl.protocol.matrix import RunFigures, build_matrix, primary_name
+from fast_axolotl.protocol.matrix import (
+    RunFigures,
+    build_matrix,
+    describe_judgement,
+    judge_matrix,
+    primary_name,
+)
 from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
 from fast_axolotl.protocol.state import State
+from fast_axolotl.record import RunSummary
 from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
+from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
+from fast_axolotl.record.units import count_words, format_share
 
-__all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings"]
+__all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings", "find_disturbance"]
 
 LOADER_SETTINGS = (
     "num_workers",
@@ -37,10 +46,6 @@ _PINS = {
 """What ``--pin`` calls them."""
 
 _HOW = "Values are medians of the runs, ratios geometric means over the pairs."
-_BY_CHANCE = (
-    "Each interval is at 95 %: of twenty figures that have not changed, one is shown as changed "
-    "by chance. {name} is the figure that decides."
-)
 
 
 def build_protocol(
@@ -57,13 +62,17 @@ def build_protocol(
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1 and primary:
-        # How the figures were made; how far they can be trusted, where there are intervals.
-        cells = [cell for row in matrix.rows for cell in row.cells]
-        has_intervals = any(one.low is not None or one.difference_low is not None for one in cells)
-        is_same_work = len({arm.steps for arm in arms}) == 1
-        decides = _BY_CHANCE.format(name=label_of(matrix, primary).capitalize())
-        is_compared = has_intervals and (primary != "duration_seconds" or is_same_work)
-        matrix = replace(matrix, notes=(_HOW, decides) if is_compared else (_HOW,))
+        times = {}
+        for arm, planned in zip(arms, plan.arms, strict=True):
+            if planned.times_decide:
+                # How long the whole took says nothing where the work is not the same.
+                whole = ["duration_seconds"] if arm.steps == arms[0].steps else []
+                times[arm.name] = ["start_to_step_seconds", *whole]
+        matrix = judge_matrix(matrix, matters=plan.matters, times=times)
+        # How the figures were made, and how they were judged.
+        is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1
+        notes_of_matrix = (_HOW, describe_judgement(matrix) if is_compared else "")
+        matrix = replace(matrix, notes=tuple(filter(None, notes_of_matrix)))
     losses = LossCheck(is_equal=None, sentence="")
     if plan.same_work is not None:
         first, second = plan.same_work
@@ -96,7 +105,13 @@ def build_protocol(
             arms, matrix, are_losses_equal=losses.is_equal, dedupe=state.dedupe
         ),
         environment=dict(summaries[0].environment) if summaries else {},
-        notes=(*notes, *plan.notes, *_describe_work(arms)),
+        notes=(
+            *notes,
+            *filter(None, (plan.warn_of_few_pairs(),)),
+            *_describe_disturbances(plan, figures),
+            *plan.notes,
+            *_describe_work(arms),
+        ),
     )
 
 
@@ -110,11 +125,41 @@ def differing_settings(
         if len({repr(value) for value in told.values()}) < 2:
             continue
         pairs = ", ".join(f"{value} in {arm}" for arm, value in told.items())
+        if name == "num_workers":
+            pairs += ", so the arms saw different batches: seeds and shards are a worker's own"
         value = json.dumps(next(iter(told.values())), default=str)
         is_pinned = can_pin and name in _PINS
         cure = f"; make it the same with --pin {_PINS[name]}={value}" if is_pinned else ""
         sentences.append(f"{name} is {pairs}{cure}.")
     return tuple(sentences)
+
+
+def find_disturbance(summary: RunSummary) -> str:
+    """What kept the processors from a run; empty where nothing did, or nobody looked."""
+    parts = []
+    for share, most, words in (
+        (summary.other_cpu_share, BUSY_CPU, "other programs used {} of the processors"),
+        (summary.cpu_steal_share, TAKEN_CPU, "the hypervisor took {} of the processors"),
+        (summary.cpu_throttled_share, TAKEN_CPU, "the CPU quota stopped it for {} of the time"),
+    ):
+        if share is not None and share >= most:
+            parts.append(words.format(format_share(share, decimals=0)))
+    return " and ".join(parts)
+
+
+def _describe_disturbances(plan: Plan, figures: Mapping[int, RunFigures]) -> list[str]:
+    counted = [turn for turn in plan.turns() if turn.pair >= 0 and turn.number in figures]
+    found = [(turn, find_disturbance(figures[turn.number].summary)) for turn in counted]
+    disturbed = [(turn, words) for turn, words in found if words]
+    if not disturbed:
+        return []
+    runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
+    pairs = plan.pairs + max(2, len({turn.pair for turn, _ in disturbed}))
+    return [
+        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the processors ({runs}). "
+        f"Differences may be due to that: repeat on a quiet machine, or add pairs: {plan.again} "
+        f"--pairs {pairs}"
+    ]
 
 
 def _sum_up_arm(

@@ -27,7 +27,7 @@ from fast_axolotl.protocol import child
 from fast_axolotl.protocol.child import Launch, prepare_page_cache, read_tail, with_own_programs
 from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
-from fast_axolotl.protocol.result import build_protocol
+from fast_axolotl.protocol.result import build_protocol, find_disturbance
 from fast_axolotl.protocol.state import State, hold, open_state, write_json
 from fast_axolotl.protocol.statistics import paired_ratio
 from fast_axolotl.record.codec import to_plain
@@ -68,6 +68,7 @@ def run_protocol(
     *,
     environment: Mapping[str, str],
     progress: Callable[[Progress], None] = lambda progress: None,
+    warn: Callable[[str], None] = lambda line: None,
     launch: Launch | None = None,
     page_cache: Callable[[bool], str] = prepare_page_cache,
     clock: Callable[[], float] = time.monotonic,
@@ -75,6 +76,7 @@ def run_protocol(
 ) -> ProtocolResult:
     """Everything that is not done yet, and the result.
 
+    ``warn`` is told at once what makes a run, or all of them, worth less.
     ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
     """
     root = Path(folder).resolve()
@@ -91,6 +93,7 @@ def run_protocol(
             state=state,
             environment=environment,
             progress=progress,
+            warn=warn,
             launch=launch or functools.partial(child.launch, inherit=opened),
             page_cache=page_cache,
             clock=clock,
@@ -105,6 +108,7 @@ class _Running:
     state: State
     environment: Mapping[str, str]
     progress: Callable[[Progress], None]
+    warn: Callable[[str], None]
     launch: Launch
     page_cache: Callable[[bool], str]
     clock: Callable[[], float]
@@ -143,6 +147,8 @@ class _Running:
                     self.spoilt[turn.number] = (note,)
         # So that who looks into the folder finds out what is going on.
         self._write()
+        if few := self.plan.warn_of_few_pairs():
+            self.warn(few)
         for turn in turns:
             if self._is_done(turn):
                 continue
@@ -216,6 +222,8 @@ class _Running:
         seconds = self.clock() - begin
         if figures is not None:
             self.figures[turn.number] = figures
+            if disturbance := find_disturbance(figures.summary):
+                self.warn(f"{turn.folder}: {disturbance}: its figures may be too low")
             if not self.plan.keep_outputs:
                 # As many models as there are runs.
                 for name in (*turn.arm.own_folders, *turn.arm.own_caches):

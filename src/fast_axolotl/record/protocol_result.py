@@ -174,8 +174,6 @@ class ProtocolResult:
     losses: str
     """Whether the losses are equal, in one sentence; ``DIFFERENT`` comes first if they are not."""
     are_losses_equal: bool | None
-    disturbances: tuple[str, ...] = ()
-    """What else the machine was busy with during the runs, and what to do, one sentence each."""
     differing_settings: tuple[str, ...] = ()
     """Loader settings that differ between the arms, one sentence each."""
     dedupe: dict[str, Any] = field(default_factory=dict)

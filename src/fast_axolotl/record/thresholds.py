@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BOUND_COMMUNICATION",
+    "BUSY_CPU",
     "DATA_STALL",
     "DISK_FULL",
     "DISK_NEAR",
@@ -24,6 +25,7 @@ __all__ = [
     "MUCH_PADDING",
     "PRESSURE_MEMORY",
     "SMALL_MEMORY_SHARE",
+    "TAKEN_CPU",
     "is_long_enough",
 ]
 
@@ -58,6 +60,12 @@ PRESSURE_MEMORY = 0.01
 shows 0, and 1 % is well above the noise."""
 SMALL_MEMORY_SHARE = 0.5
 """Of the memory that may be taken. Ours: a run that took less is not what fills it."""
+
+BUSY_CPU = 0.10
+"""Share of the processors that other programs use. Ours: a quiet machine stays below 2 %."""
+TAKEN_CPU = 0.05
+"""Share of the time that a hypervisor or a quota takes away. Ours: several times the noise between
+runs."""
 
 BOUND_COMMUNICATION = 0.20
 """Share of the profiled time. Ours: twice the line of data, since some exposure is unavoidable."""

@@ -208,7 +208,7 @@ def _change(cell: Cell, unit: str) -> str:
         text = f"{ratio}×"
     elif cell.difference is None:
         return "" if cell.value is None else "not compared"
-    elif unit.startswith("bytes") and cell.outcome == "no detectable change":
+    elif unit.startswith("bytes") and cell.outcome.startswith("no "):
         return cell.outcome
     else:
         differences = (cell.difference, cell.difference_low, cell.difference_high)
@@ -219,7 +219,7 @@ def _change(cell: Cell, unit: str) -> str:
         text += f" ({' – '.join(ends)})"
     if cell.outcome == "not compared":
         return f"{text}, no interval"
-    is_nothing = cell.ratio is None and cell.outcome == "no detectable change" and cell.reason
+    is_nothing = cell.ratio is None and cell.reason.endswith("as good as 0")
     return f"{text} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
 
 

@@ -115,7 +115,7 @@ _ONE_EACH = (
 )
 _READING = (
     "A ratio is an arm's figure over the baseline's, as the geometric mean over pairs of runs; "
-    "behind it the 95 % interval. Where the interval holds 1 there is no detectable change."
+    "behind it the 95 % interval. If the interval includes 1, there is no clear change."
 )
 
 TableRow = tuple[str, Sequence[str], str]
