@@ -121,7 +121,7 @@ def _try(kind: str, pairs: int, steps: int, slower: float, folder: Path) -> dict
         "low": cell.low,
         "high": cell.high,
         "outcome": cell.outcome,
-        "is_change": cell.outcome != "no detectable change",
+        "is_change": cell.outcome in changed,
         "baseline": list(base.values),
         "candidate": list(cell.values),
         "figures_changed": sum(row.cells[1].outcome in changed for row in protocol.matrix.rows),

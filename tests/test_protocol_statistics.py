@@ -8,26 +8,127 @@ import re
 
 import pytest
 
+from fast_axolotl.protocol import matrix as matrix_module
 from fast_axolotl.protocol.losses import compare_losses
-from fast_axolotl.protocol.matrix import compare_values
+from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row
 from fast_axolotl.protocol.statistics import (
+    adjust_by_holm,
+    detectable_change,
+    find_power,
     paired_difference,
     paired_ratio,
+    pairs_needed,
+    t_probability,
     t_quantile,
     unpaired_difference,
     unpaired_ratio,
 )
-from fast_axolotl.record.catalogue import FIGURES, Figure
+from fast_axolotl.record.catalogue import FIGURES, MATRIX, Figure
+from fast_axolotl.record.protocol_result import Cell, Matrix
 
 SPEED, STALL, STEP = (
     FIGURES[name] for name in ("tokens_per_second", "host_stall_fraction", "step_p50_seconds")
 )
 
 
-def test_quantiles_are_those_of_the_tables() -> None:
-    table = {0.3: 12.706, 1: 12.706, 4: 2.776, 4.9: 2.776, 30: 2.042, 40: 2.021, 120: 1.980}
+CHANGED = ("better", "worse", "changed")
+TIMES = ("start_to_step_seconds", "duration_seconds")
+Values = list[float] | list[float | None]
+
+
+def judge(figure: Figure, baseline: Values, arm: Values, matters: float = 0.01) -> Cell:
+    """One figure of two arms, which decides alone."""
+    row = make_row(figure, [(baseline, ""), (arm, "")])
+    matrix = Matrix(arms=("baseline", "candidate"), rows=(row,))
+    return judge_matrix(matrix, matters=matters).rows[0].cells[1]
+
+
+def test_quantiles_and_probabilities_are_those_of_the_tables() -> None:
+    table = {1: 12.7062, 4: 2.7764, 5.52: 2.4994, 30: 2.0423, 120: 1.9799, 1e4: 1.9602}
     for degrees, quantile in table.items():
-        assert t_quantile(degrees) == pytest.approx(quantile, abs=0.001)
+        assert t_quantile(degrees) == pytest.approx(quantile, abs=1e-4)
+        for level in (1e-6, 0.01, 0.05, 0.5, 0.999):
+            found = t_probability(t_quantile(degrees, level), degrees)
+            assert found == pytest.approx(level, rel=1e-9)
+    assert t_quantile(4, 0.01) == pytest.approx(4.6041, abs=1e-4)
+    # One degree is Cauchy's distribution, two have a closed form.
+    for t in (0.001, 0.7, 3.0, 1e5):
+        assert t_probability(t, 1) == pytest.approx(1 - 2 * math.atan(t) / math.pi, rel=1e-9)
+        assert t_probability(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-4)
+    assert (t_probability(0.0, 3), t_probability(math.inf, 3)) == (1.0, 0.0)
+
+
+def test_the_correction_is_holms() -> None:
+    assert adjust_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjust_by_holm([0.02]) == [0.02]
+    assert adjust_by_holm([0.9, 0.8]) == [1.0, 1.0]
+    assert adjust_by_holm([]) == []
+
+
+def share_found(pairs: int, size: float, spread: float, level: float, least: float) -> float:
+    """How many of 4,000 simulated protocols find a change of this size."""
+    chosen, found = random.Random(pairs), 0
+    for _ in range(4000):
+        changes = [chosen.gauss(size, spread) for _ in range(pairs)]
+        mean = sum(changes) / pairs
+        variance = sum((change - mean) ** 2 for change in changes) / (pairs - 1)
+        reach = t_quantile(pairs - 1, level) * math.sqrt(variance / pairs)
+        found += mean > max(reach, least)
+    return found / 4000
+
+
+@pytest.mark.parametrize(
+    ("pairs", "level", "least"),
+    [(2, 0.05, 0.0), (3, 0.05, 0.01), (3, 0.05 / 3, 0.0), (5, 0.05, 0.03), (12, 0.05, 0.01)],
+)
+def test_a_detectable_change_is_found_in_four_of_five_protocols(
+    pairs: int, level: float, least: float
+) -> None:
+    spread = 0.03
+    error = spread / math.sqrt(pairs)
+    size = detectable_change(error, pairs - 1, level=level, least=least)
+    assert share_found(pairs, size, spread, level, least) == pytest.approx(0.8, abs=0.02)
+    # Half of the interval is found little more often than every second time.
+    half = t_quantile(pairs - 1, level) * error
+    assert 0.5 < find_power(half, error, pairs - 1, level=level) < 0.7
+
+
+@pytest.mark.parametrize(("spread", "size"), [(0.02, 0.05), (0.03, 0.03), (0.02, 0.01)])
+def test_so_many_pairs_as_are_needed_find_a_change_and_one_less_does_not(
+    spread: float, size: float
+) -> None:
+    pairs = pairs_needed(spread, size)
+    assert pairs is not None
+    assert share_found(pairs, size, spread, 0.05, 0.0) > 0.78
+    assert find_power(size, spread / math.sqrt(pairs - 1), pairs - 2) < 0.8
+    assert pairs_needed(0.5, 0.01) is None
+    assert pairs_needed(0.0, 0.01) == 2
+
+
+@pytest.mark.parametrize(("times", "others"), [((), 14), (TIMES, 12)])
+def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
+    times: tuple[str, ...], others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_module, "_with_power", lambda cell, *_, **__: cell)
+    chosen = random.Random(3)
+    figures = [figure for figure in MATRIX if figure.near_zero is None]
+    figures += [Figure(f"x{at}", "", "", "lower", "") for at in range(15 - len(figures))]
+    decided = labelled = uncorrected = 0
+    for _ in range(1500):
+        rows = []
+        for figure in figures:
+            values = ([chosen.lognormvariate(0, 0.05) for _ in range(5)] for _ in range(2))
+            rows.append(make_row(figure, [(one, "") for one in values]))
+        matrix = Matrix(arms=("baseline", "drop-in"), rows=tuple(rows))
+        judged = judge_matrix(matrix, matters=0.01, times={"drop-in": times})
+        cells = [row.cells[1] for row in judged.rows]
+        decided += any(cell.outcome in CHANGED for cell in cells if cell.is_deciding)
+        labelled += any(cell.outcome in CHANGED for cell in cells if not cell.is_deciding)
+        uncorrected += any((cell.p_value or 0.0) < 0.05 for cell in cells)
+    assert uncorrected / 1500 > 0.35, "what every interval on its own would show"
+    assert 0.03 < decided / 1500 < 0.065
+    assert labelled / 1500 < 0.06
+    assert f"Holm's correction for {others} tests" in describe_judgement(judged)
 
 
 def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
@@ -62,61 +163,74 @@ def test_zeros_and_negative_values_have_no_ratio_and_say_so() -> None:
 def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
     found = unpaired_difference([1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0, 10.0])
     assert found.value == pytest.approx(3.5)
-    # 5.52 degrees of freedom, taken for 5; with 5.52, scipy's ttest_ind gives −0.385 to 7.385.
-    error = math.sqrt((5 / 3) / 4 + 10 / 5)
-    assert found.low == pytest.approx(3.5 - 2.571 * error)
-    assert found.low == pytest.approx(-0.385, abs=0.12)
+    # 5.52 degrees of freedom; scipy's ttest_ind gives the same interval and probability.
+    assert found.low == pytest.approx(-0.385, abs=0.001)
+    assert found.high == pytest.approx(7.385, abs=0.001)
+    assert found.p_value == pytest.approx(0.06916, abs=1e-4)
     assert unpaired_ratio([100.0], [97.0]).low is None
     assert unpaired_ratio([], [97.0]).value is None
 
 
 def test_identical_values_are_no_change() -> None:
-    cell = compare_values(SPEED, [100.0] * 5, [100.0] * 5)
+    cell = judge(SPEED, [100.0] * 5, [100.0] * 5, matters=0.0)
     assert (cell.ratio, cell.low, cell.high) == (1.0, 1.0, 1.0)
-    assert cell.outcome == "no detectable change"
+    assert cell.outcome == "no change that matters"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "matters", "outcome"),
+    [
+        # Wholly within 1 %; significant and below 1 %; significant and above; too wide to tell.
+        ((0.999, 1.001, 1.0, 0.998), 0.01, "no change that matters"),
+        ((0.992, 0.9925, 0.9915, 0.992), 0.01, "no change that matters"),
+        ((0.992, 0.9925, 0.9915, 0.992), 0.005, "worse"),
+        ((0.98, 0.981, 0.979, 0.98), 0.01, "worse"),
+        ((0.98, 0.981, 0.979, 0.98), 0.05, "no change that matters"),
+        ((0.98, 1.03, 0.96, 1.01), 0.01, "no clear change"),
+        ((0.98, 1.03, 0.96, 1.01), 0.10, "no change that matters"),
+        ((1.3,), 0.01, "not compared"),
+    ],
+)
+def test_only_a_change_that_is_clear_and_matters_is_better_or_worse(
+    ratios: tuple[float, ...], matters: float, outcome: str
+) -> None:
+    cell = judge(SPEED, [100.0] * len(ratios), [100 * ratio for ratio in ratios], matters)
+    assert cell.outcome == outcome
+    if outcome != "not compared":
+        assert cell.detectable is not None
+        assert cell.detectable >= matters
 
 
 @pytest.mark.parametrize(("better", "outcome"), [("higher", "better"), ("lower", "worse")])
 def test_a_direction_makes_a_change_better_or_worse(better: str, outcome: str) -> None:
     figure = Figure("x", "", "", better, "")  # type: ignore[arg-type]
-    assert compare_values(figure, [100, 101, 99], [120, 121, 119]).outcome == outcome
+    assert judge(figure, [100, 101, 99], [120, 121, 119]).outcome == outcome
     neutral = Figure("x", "", "", "", "")
-    assert compare_values(neutral, [100, 101, 99], [120, 121, 119]).outcome == "changed"
+    assert judge(neutral, [100, 101, 99], [120, 121, 119]).outcome == "changed"
 
 
 def test_a_stall_near_zero_is_compared_by_its_difference() -> None:
-    cell = compare_values(STALL, [0.30, 0.31, 0.29], [0.0, 0.0, 0.001])
+    cell = judge(STALL, [0.30, 0.31, 0.29], [0.0, 0.0, 0.001])
     assert (cell.ratio, cell.outcome) == (None, "better")
     assert cell.difference == pytest.approx(-0.2997, abs=1e-3)
     assert "difference" in cell.reason
     # One that doubles far below a point has not changed; away from zero there is a ratio, too.
-    assert compare_values(STALL, [0.0001] * 3, [0.0002] * 3).outcome == "no detectable change"
-    cell = compare_values(STALL, [0.40, 0.41, 0.39], [0.20, 0.21, 0.19])
+    cell = judge(STALL, [0.0001] * 3, [0.0002] * 3, matters=0.0)
+    assert (cell.outcome, cell.reason) == (
+        "no change that matters",
+        "the difference is as good as 0",
+    )
+    cell = judge(STALL, [0.40, 0.41, 0.39], [0.20, 0.21, 0.19])
     assert cell.ratio == pytest.approx(0.5, abs=0.01)
     assert cell.difference == pytest.approx(-0.2)
+    # Half a point is below 1 %, though it is a quarter more.
+    assert judge(STALL, [0.020] * 3, [0.025] * 3).outcome == "no change that matters"
+    assert judge(STALL, [0.020] * 3, [0.025] * 3, matters=0.001).outcome == "worse"
 
 
 def test_two_neighbouring_bins_of_a_histogram_are_no_change() -> None:
-    assert compare_values(STEP, [0.0100] * 5, [0.0102] * 5).outcome == "no detectable change"
-    assert compare_values(STEP, [0.0100] * 5, [0.0110] * 5).outcome == "worse"
-
-
-def _share_of_findings(change: float, trials: int = 3000) -> float:
-    """Five pairs of runs that drift together and have a noise of 2 % each."""
-    rng = random.Random(7)
-    found = 0
-    for _ in range(trials):
-        drift = [1.0 + 0.2 * rng.random() for _ in range(5)]
-        runs = [[level * rng.lognormvariate(0, 0.02) for level in drift] for _ in range(2)]
-        cell = compare_values(SPEED, runs[0], [value * change for value in runs[1]])
-        found += cell.outcome != "no detectable change"
-    return found / trials
-
-
-def test_chance_is_taken_for_a_change_in_one_of_twenty_trials_and_changes_are_found() -> None:
-    assert 0.035 < _share_of_findings(1.0) < 0.065
-    assert _share_of_findings(0.95) > 0.80
-    assert _share_of_findings(0.90) > 0.99
+    assert judge(STEP, [0.0100] * 5, [0.0102] * 5).outcome == "no clear change"
+    assert judge(STEP, [0.0100] * 5, [0.0110] * 5).outcome == "worse"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +247,10 @@ def test_five_pairs_find_what_they_are_said_to_find(
 
     found = 0
     for _ in range(2000):
-        estimate = paired_ratio([run(1.0) for _ in range(5)], [run(change) for _ in range(5)])
+        # What drifts on the machine falls on both runs of a pair.
+        drift = [1.0 + 0.2 * chosen.random() for _ in range(5)]
+        arms = ([run(mean * level) for level in drift] for mean in (1.0, change))
+        estimate = paired_ratio(*arms)
         assert estimate.low is not None
         assert estimate.high is not None
         found += not estimate.low <= 1.0 <= estimate.high

@@ -42,11 +42,15 @@ def describe_result(
     are_losses_equal: bool | None,
     dedupe: Mapping[str, Any],
 ) -> str:
-    """A line for each arm. That losses differ is told before it, wherever it is shown."""
+    """For each arm one line to repeat, then one with the figures and what to do.
+
+    That losses differ is told before it, wherever it is shown.
+    """
     is_trusted = are_losses_equal is not False
-    lines = [
-        " ".join(_describe_arm(arms[0], arm, matrix, is_trusted=is_trusted)) for arm in arms[1:]
-    ]
+    lines = []
+    for arm in arms[1:]:
+        headline, *rest = _describe_arm(arms[0], arm, matrix, is_trusted=is_trusted)
+        lines += [headline, *filter(None, [" ".join(rest)])]
     if len(arms) == 1 and arms[0].headline:
         lines.append(f"{arms[0].name}: {arms[0].headline}")
     if dedupe:
@@ -76,6 +80,7 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     # The time saved comes first, then the speed.
     names = [one for one in ("duration_seconds", "start_to_step_seconds") if one in deciding]
     names += [one for one in deciding if one not in names]
+    outcomes = {one: deciding[one].cells[at].outcome for one in names}
     sentences = _describe_speed(arm.name, [deciding[one] for one in names], at, matrix.matters)
     if name == "duration_seconds":
         # Both arms train, and neither says how fast.
@@ -101,7 +106,7 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             why = ": the data was a bottleneck, and it is less of one now"
         elif after >= DATA_STALL:
             why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
-        elif before < FREE_STALL and cell.outcome != "better":
+        elif before < FREE_STALL and "better" not in outcomes.values():
             why = ": the model's own work takes the time, and no faster reader can help that"
         else:
             why = ": little of the time is waiting for data"
@@ -111,7 +116,6 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             sentences.append(_capital(f"{_describe_change(row, at)}."))
     if not is_trusted:
         return [*sentences, "Explain the losses first: the arms have not learned the same."]
-    outcomes = {one: deciding[one].cells[at].outcome for one in names}
     return [*sentences, *_advise(baseline, arm, outcomes, is_relieved=is_relieved)]
 
 
@@ -165,30 +169,33 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
         start = [row for row in found if row.name == "start_to_step_seconds"]
         sentences += [_capital(f"{_describe_change(row, at)}.") for row in start]
     if unclear:
-        cell = (speed if speed in unclear else unclear[0]).cells[at]
+        row = speed if speed in unclear else unclear[0]
+        cell = row.cells[at]
         if cell.detectable is not None and cell.degrees is not None:
             pairs = count_words(round(cell.degrees) + 1, "pair")
-            needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
+            name = _WORDS[row.name][0] if row.name in _WORDS else "training speed"
+            what = f" in {name}" if len(tested) > 1 else ""
             sentences.append(
-                f"With {pairs}, only changes above {_percent(cell.detectable)} would show (in 80 % "
-                f"of such protocols). A change of {100 * matters:g} % needs {needed} pairs."
+                f"With {pairs}, only changes{what} above {_percent(cell.detectable)} would show "
+                "(in 80 % of such protocols)."
             )
+            needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
+            if matters:
+                sentences.append(f"A change of {100 * matters:g} % needs {needed} pairs.")
     numbers = (
-        f"{row.label} {cell.ratio:.3f} × the baseline (95 % interval {cell.low:.3f} to "
-        f"{cell.high:.3f})"
+        f"{row.label} {cell.ratio:.3f} × ({cell.low:.3f} to {cell.high:.3f})"
         for row in tested
         for cell in [row.cells[at]]
     )
-    return [*sentences, _capital(f"{'; '.join(numbers)}.")]
+    return [*sentences, f"Of the baseline, with 95 % intervals: {', '.join(numbers)}."]
 
 
 def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:
     """``the whole run is 29 % shorter (61.3 → 43.3 s)``."""
     subject, more, less, times = _WORDS.get(row.name, _RATE)
     ratio, ends = row.cells[at].ratio, (row.cells[0].value, row.cells[at].value)
-    if ratio is None:
-        size = more if (row.cells[at].difference or 0.0) > 0 else less
-    elif ratio >= _MOST_PERCENT:
+    assert ratio is not None
+    if ratio >= _MOST_PERCENT:
         size = f"{ratio:.2g} times as {times}"
     else:
         size = f"{_percent(abs(ratio - 1))} {more if ratio > 1 else less}"

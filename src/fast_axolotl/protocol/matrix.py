@@ -304,9 +304,9 @@ def describe_judgement(matrix: Matrix) -> str:
     )
     subject = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return (
-        f"{subject[:1].upper()}{subject[1:]} {'decides' if len(names) == 1 else 'decide'}. Of the "
-        f"other {others} rows, a change counts only if it survives Holm's correction for so many "
-        f"tests. A change below {100 * matrix.matters:g} % does not matter (--matters)."
+        f"{subject[:1].upper()}{subject[1:]} {'decides' if len(names) == 1 else 'decide'}. Another "
+        f"row is called better or worse only if it survives Holm's correction for {others} tests. "
+        f"A change below {100 * matrix.matters:g} % does not matter (--matters)."
     )
 
 

@@ -61,7 +61,7 @@ def build_protocol(
     matrix = build_matrix(compared) if compared else Matrix(arms=(), rows=())
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
-    if len(arms) > 1 and primary:
+    if len(arms) > 1:
         times = {}
         for arm, planned in zip(arms, plan.arms, strict=True):
             if planned.times_decide:
@@ -71,8 +71,8 @@ def build_protocol(
         matrix = judge_matrix(matrix, matters=plan.matters, times=times)
         # How the figures were made, and how they were judged.
         is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1
-        notes_of_matrix = (_HOW, describe_judgement(matrix) if is_compared else "")
-        matrix = replace(matrix, notes=tuple(filter(None, notes_of_matrix)))
+        judged = describe_judgement(matrix) if is_compared else ""
+        matrix = replace(matrix, notes=(_HOW, *filter(None, [judged])) if primary else ())
     losses = LossCheck(is_equal=None, sentence="")
     if plan.same_work is not None:
         first, second = plan.same_work

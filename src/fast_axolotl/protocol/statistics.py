@@ -75,14 +75,15 @@ def t_probability(t: float, degrees: float) -> float:
         return 0.0
     # The regularised incomplete beta function I_x(a, b) by its continued fraction (Lentz), which
     # converges fast on the left of the mean; beyond it 1 − I_(1−x)(b, a) is the same.
-    a, b, x = degrees / 2, 0.5, degrees / (degrees + t * t)
+    a, b = degrees / 2, 0.5
+    x, rest = degrees / (degrees + t * t), t * t / (degrees + t * t)
     is_left = x < (a + 1) / (a + b + 2)
     if not is_left:
-        a, b, x = b, a, 1 - x
+        a, b, x, rest = b, a, rest, x
     if x <= 0:
         return float(not is_left)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(log_front + a * math.log(x) + b * math.log1p(-x)) / a
+    front = math.exp(log_front + a * math.log(x) + b * math.log(rest)) / a
     d = 1 / (1 - (a + b) * x / (a + 1))
     c, fraction = 1.0, d
     for m in range(1, 500):
@@ -249,7 +250,8 @@ def _unpaired(first: Sequence[float], second: Sequence[float], slack: float = 0.
 def _estimate(mean: float, error: float, degrees: float, slack: float) -> Estimate:
     """The t interval around a mean, wider by ``slack`` on either side."""
     half = t_quantile(degrees) * error + slack
-    beyond = max(0.0, abs(mean) - slack)
+    # What rounding leaves of a difference is none.
+    beyond = abs(mean) - slack if abs(mean) > slack + 1e-12 else 0.0
     # Runs that are all alike have no error: then any difference is one.
     t = beyond / error if error else math.inf if beyond else 0.0
     return Estimate(

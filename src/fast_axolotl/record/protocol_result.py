@@ -179,7 +179,7 @@ class ProtocolResult:
     dedupe: dict[str, Any] = field(default_factory=dict)
     """Dedupe on its own, on the user's rows: figures and reasons."""
     paragraph: str
-    """The answer in plain words, and what to do; a line for each arm."""
+    """The answer in plain words: for each arm a line to repeat, then its figures and what to do."""
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
