@@ -15,9 +15,10 @@ import pytest
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, Progress, plan_commands
 from fast_axolotl.protocol.child import prepare_page_cache
+from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import ArmPlan
 from fast_axolotl.protocol.result import differing_settings
-from fast_axolotl.record import End
+from fast_axolotl.record import End, RunRecord
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
@@ -50,7 +51,8 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert cell.outcome == "worse"
     assert cell.ratio == pytest.approx(1 / 1.1, abs=0.005)
     assert len(cell.values) == 3
-    assert "candidate is WORSE: real tokens 0.909" in found.paragraph
+    assert found.paragraph.startswith("candidate: training is 9.1 % slower (99,800 → 90,728 tok")
+    assert "with 95 % intervals: real tokens 0.909 × (0.90" in found.paragraph
     assert "Keep the baseline." in found.paragraph
     assert (found.pairs, found.are_losses_equal) == (3, True)
     # Imports and prepared data come before the first fetch, and count.
@@ -60,12 +62,110 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
 
 
-def test_equal_arms_are_no_detectable_change(tmp_path: Path) -> None:
-    noise = {"baseline": (0, 3, 1, 2), "candidate": (1, 2, 0, 3)}
-    launch = FakeLaunch(step_seconds=lambda arm, n: 0.01 * (1 + 0.002 * noise[arm][n]))
-    found = run(plan(), tmp_path / "p", launch)
-    assert "candidate: no detectable change in real tokens" in found.paragraph
+def noisy(scale: float) -> FakeLaunch:
+    """Equal arms whose runs differ by chance."""
+    noise = {"baseline": (0, 3, 1, 2, 0, 1), "candidate": (1, 2, 0, 3, 1, 0)}
+    return FakeLaunch(step_seconds=lambda arm, n: 0.01 * (1 + scale * noise[arm][n]))
+
+
+def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) -> None:
+    found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
+    assert found.paragraph.startswith("candidate: no change that matters.\n")
     assert "no faster reader can help" in found.paragraph
+    assert not any(note.startswith("2 pairs") for note in found.notes)
+    found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
+    cell = cell_of(found, "tokens_per_second")
+    # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; 3.76 times that.
+    assert cell.detectable == pytest.approx(math.expm1(3.76 * 0.0096), abs=5e-4)
+    assert cell.pairs_needed == 39
+    assert found.paragraph.startswith(
+        "candidate: no clear change.\nWith 5 pairs, only changes above 3.7 % would show (in 80 % of "
+        "such protocols). A change of 1 % needs about 39 pairs. "
+    )
+    found = run(plan(pairs=5, matters=0.1), tmp_path / "loud", noisy(0.02))
+    assert found.paragraph.startswith("candidate: no change that matters.")
+    assert found.matrix.matters == 0.1
+
+
+def dropped_in(arm: str, number: int) -> tuple[float, float]:
+    """The drop-in saves 17 seconds before the first step, and runs differ by a little."""
+    first, whole = (47.6, 61.3) if arm == "baseline" else (30.6, 43.3)
+    noise = 1.0 + 0.002 * (number % 3)
+    return first * noise, whole * noise
+
+
+def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: Path) -> None:
+    two = plan(warmup=0)
+    arms = (two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True))
+    wanted = replace(two, arms=arms, same_work=None)
+    steps = {"baseline": (0, 3, 1), "drop-in": (1, 2, 0)}
+
+    def launch(scale: float, **named: Any) -> FakeLaunch:
+        pace = lambda arm, n: 0.01 * (1 + scale * steps[arm][n])  # noqa: E731
+        return FakeLaunch(times=dropped_in, step_seconds=pace, **named)
+
+    found = run(wanted, tmp_path / "quiet", launch(0.0002))
+    headline, figures = found.paragraph.split("\n")
+    assert headline == (
+        "drop-in: the whole run is 29 % shorter (61.4 → 43.4 s); training speed is unchanged."
+    )
+    assert figures.startswith("The time to the first step is 36 % shorter (47.7 → 30.7 s).")
+    assert "Use it: start Axolotl behind fast-axolotl run --" in figures
+    assert "What it gains is the time before the first step." in figures
+    deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
+    assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
+    assert any("start to first step and the whole run decide." in n for n in found.matrix.notes)
+    found = run(wanted, tmp_path / "loud", launch(0.02))
+    assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
+    assert "only changes in training speed above" in found.paragraph
+    # Less work is done in less time anyway; the first step comes sooner all the same.
+    found = run(wanted, tmp_path / "less", launch(0.0002, fetches={"drop-in": 400}))
+    assert found.paragraph.startswith("drop-in: the time to the first step is 36 % shorter")
+    assert not cell_of(found, "duration_seconds").is_deciding
+
+
+def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Path) -> None:
+    two = plan(warmup=0, pairs=1)
+    arms = (two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True))
+    warned: list[str] = []
+    wanted = replace(two, arms=arms, same_work=None)
+    found = run(wanted, tmp_path / "p", FakeLaunch(times=dropped_in), warn=warned.append)
+    assert found.paragraph.startswith(
+        "drop-in: the whole run was 29 % shorter (61.3 → 43.3 s) in one pair of runs, which cannot"
+    )
+    assert warned == ["One pair of runs cannot tell a change from noise: give --pairs 5."]
+    assert warned[0] in found.notes
+
+
+def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sum_up_busy(record: RunRecord) -> RunFigures:
+        found = sum_up(record)
+        shares = {"04-baseline": 0.34, "05-baseline": 0.09}
+        name = Path(found.summary.run_dir).name
+        stolen, throttled = (0.07, 0.2) if name == "06-candidate" else (None, 0.0)
+        summary = replace(
+            found.summary,
+            other_cpu_share=shares.get(name, 0.01),
+            cpu_steal_share=stolen,
+            cpu_throttled_share=throttled,
+        )
+        return replace(found, summary=summary)
+
+    monkeypatch.setattr("fast_axolotl.protocol.runner.sum_up", sum_up_busy)
+    warned: list[str] = []
+    wanted = plan(again="fast-axolotl protocol a.yml --output p")
+    found = run(wanted, tmp_path / "p", FakeLaunch(), warn=warned.append)
+    stolen = "the hypervisor took 7 % of the processors and the CPU quota stopped it for 20 % of"
+    assert len(warned) == 2
+    assert warned[0].startswith("runs/04-baseline: other programs used 34 % of the processors: its")
+    assert warned[1].startswith(f"runs/06-candidate: {stolen} the time: its figures may be too low")
+    [note] = [note for note in found.notes if "shared the processors" in note]
+    assert note.startswith("2 of 6 runs shared the processors (runs/04-baseline: other programs")
+    assert note.endswith("add pairs: fast-axolotl protocol a.yml --output p --pairs 5")
+    # Whoever continues it finds the note again, from the records.
+    assert note in run(wanted, tmp_path / "p", FakeLaunch()).notes
 
 
 def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
@@ -156,7 +256,7 @@ def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
     launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
     found = run(plan(), tmp_path / "short", launch)
     assert "they have not done the same work, so nothing is compared" in found.paragraph
-    assert not any("figure that decides" in note for note in found.matrix.notes)
+    assert not any("Holm" in note for note in found.matrix.notes)
     found = run(plan(), tmp_path / "less", FakeLaunch(fetches={"candidate": 400}))
     assert any(note.startswith("Not the same work: steps recorded are ") for note in found.notes)
 
@@ -354,7 +454,10 @@ def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
     settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
     found = run(plan(), tmp_path / "p", FakeLaunch(settings=settings))
     [told] = found.differing_settings
-    assert told == "num_workers is 0 in baseline, 4 in candidate."
+    assert told == (
+        "num_workers is 0 in baseline, 4 in candidate, so the arms saw different batches: seeds "
+        "and shards are a worker's own."
+    )
     arms = {"baseline": {"dispatcher": False}, "streaming": {"dispatcher": True}}
     assert differing_settings(arms, can_pin=True) == (
         "dispatcher is False in baseline, True in streaming; make it the same with "

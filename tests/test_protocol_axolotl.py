@@ -80,6 +80,15 @@ def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     assert "val_set_size is 0" in told
     assert "sequence_len is 16,384" in told
     assert plan.dedupe is None
+    # All arms load alike, and a longer sequence is other work.
+    loading = ("dataloader_num_workers", "dataloader_prefetch_factor")
+    assert {tuple(map(config.get, loading)) for config in configs(plan).values()} == {(1, 2)}
+    assert "Pinned in all arms, so that they load alike: dataloader_num_workers=1" in told
+    assert [arm.times_decide for arm in plan.arms] == [False, True, False]
+    own = plan_axolotl(write(tmp_path, max_steps=50, dataloader_num_workers=3), steps=(1, 3))
+    assert {tuple(map(config.get, loading)) for config in configs(own).values()} == {(3, None)}
+    assert [arm.times_decide for arm in own.arms] == [False, True]
+    assert not set(loading) & set(configs(plan_axolotl(write(tmp_path)))["drop-in"])
     # Packed ones name a format and its files.
     path = write(tmp_path, max_steps=50, sample_packing=True)
     [entry] = configs(plan_axolotl(path, steps=(1, 3)))["streaming"]["datasets"]

@@ -68,7 +68,9 @@ def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def test_two_commands_from_the_command_line(tmp_path: Path, loop: str) -> None:
-    child = start(tmp_path, f"{loop} 0.004", f"{loop} 0.0005", "--pairs", "2", "--json")
+    child = start(
+        tmp_path, f"{loop} 0.004", f"{loop} 0.0005", *("--pairs", "2", "--json", "--matters", "2%")
+    )
     code, out, err = finish(child)
     assert code == 0, err
     found = json.loads(out)
@@ -77,6 +79,11 @@ def test_two_commands_from_the_command_line(tmp_path: Path, loop: str) -> None:
     assert rows["tokens_per_second"][1]["ratio"] > 1.3
     assert rows["host_stall_fraction"][0]["value"] > rows["host_stall_fraction"][1]["value"]
     assert "run 4 of 4: baseline, pair 2 of 2" in err
+    # Few pairs are told before the first run begins, and in the result.
+    few = "2 pairs show only changes of 16 times the noise"
+    assert -1 < err.index(few) < err.index("run 1 of 4")
+    assert any(note.startswith(few) for note in found["notes"])
+    assert found["matrix"]["matters"] == 0.02
     assert (tmp_path / "p" / "runs" / "01-baseline" / "log.txt").exists()
     assert ProtocolResult.read(tmp_path / "p").pairs == 2
 

@@ -72,9 +72,9 @@ CHANGES = (
     ),
     (
         (1.0, 0.999, 1.002),
-        "no detectable change",
+        "no change that matters",
         "×1.00 1.00 to 1.00",
-        "1.000× (0.999 – 1.002) no detectable change",
+        "1.000× (0.999 – 1.002) no change that matters",
     ),
     ((1234.5, 1100.0, 1400.0), "better", "×1,234 1,100 to 1,400", "1,234× (1,100 – 1,400) better"),
     ((12.34, 11.0, 14.0), "better", "×12.3 11.0 to 14.0", "12.3× (11.0 – 14.0) better"),

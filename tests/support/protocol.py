@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class FakeLaunch:
     trials: Mapping[str, int] = field(default_factory=dict)
     """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
+    times: Callable[[str, int], tuple[float, float]] | None = None
+    """Seconds to an arm's first step, and of its whole run."""
     seconds: float = 10.0
     interrupt_at: int | None = None
     """The run, of all, in which Ctrl-C is pressed; from 0."""
@@ -110,7 +112,12 @@ class FakeLaunch:
             settings=dict(self.settings.get(arm, {})),
         )
         rank.end = self.ends.get(arm, rank.end)
-        rank.add(Mark(t=0.5, name="first_step", step=0))
+        system = make_system(samples=8)
+        first, whole = (0.5, None) if self.times is None else self.times(arm, run)
+        rank.add(Mark(t=first, name="first_step", step=0))
+        if whole is not None:
+            system.samples = [replace(one, t=min(one.t, whole)) for one in system.samples]
+            system.end = End(t=whole, reason="finished")
         for step, loss in enumerate(self.losses(arm, run)):
             rank.add(Log(t=float(step), step=step, values={"loss": loss}))
         if arm in self.trials:
@@ -118,7 +125,7 @@ class FakeLaunch:
             write_record(folder, trial, make_system(samples=8))
             write_record(next_folder(folder, 2), rank)
         else:
-            write_record(folder, rank, make_system(samples=8))
+            write_record(folder, rank, system)
         return 0
 
 
