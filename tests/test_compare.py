@@ -233,7 +233,17 @@ def test_two_protocols_are_compared_by_the_arm_that_both_have(folders: dict[str,
     assert any("not interleaved" in note for note in found.notes)
     same = compare_folders(folders["even"], folders["slower"], arm="baseline")
     assert cell_of(same, "samples_per_second").outcome == "no change that matters"
-    assert any("Real tokens decides." in note for note in same.matrix.notes)
+    assert any("that decides is real tokens." in note for note in same.matrix.notes)
+
+
+def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[str, Path]) -> None:
+    settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
+    other = make_protocol(tmp_path / "p", settings=settings)
+    [note] = compare_folders(other).notes
+    assert note.startswith("num_workers is 0 in baseline, 4 in candidate, so the arms saw differ")
+    third = make_protocol(tmp_path / "q", settings={"candidate": {"num_workers": 2}})
+    notes = compare_folders(other, third).notes
+    assert any("num_workers is 4 in " in note for note in notes)
 
 
 @pytest.mark.parametrize(

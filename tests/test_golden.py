@@ -146,12 +146,20 @@ def test_a_protocol_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for width in WIDTHS:
         check(f"protocol/{name}-{width}.txt", protocol_text(name, width))
     check(f"protocol/{name}.md", protocol_text(name, as_markdown=True))
-    # What is printed as JSON is what was read, field by field.
+    # What is printed as JSON is what was read, field by field; later versions have more fields.
     found, known = (
         json.loads(text)
         for text in (protocol_text(name, as_json=True), Path(name, "protocol.json").read_text())
     )
-    assert found == known
+    assert without_later_fields(found, known) == known
+
+
+def without_later_fields(found: Any, known: Any) -> Any:
+    if isinstance(known, dict):
+        return {key: without_later_fields(found[key], value) for key, value in known.items()}
+    if isinstance(known, list) and len(known) == len(found):
+        return [without_later_fields(*pair) for pair in zip(found, known, strict=True)]
+    return found
 
 
 def protocol_text(folder: str, width: int = 0, **form: bool) -> str:

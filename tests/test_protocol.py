@@ -79,8 +79,8 @@ def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) 
     assert cell.detectable == pytest.approx(math.expm1(3.76 * 0.0096), abs=5e-4)
     assert cell.pairs_needed == 39
     assert found.paragraph.startswith(
-        "candidate: no clear change.\nWith 5 pairs, only changes above 3.7 % would show (in 80 % of "
-        "such protocols). A change of 1 % needs about 39 pairs. "
+        "candidate: no clear change.\nWith 5 pairs, only changes above 3.7 % would show (in 80 % "
+        "of such protocols). A change of 1 % needs about 39 pairs. "
     )
     found = run(plan(pairs=5, matters=0.1), tmp_path / "loud", noisy(0.02))
     assert found.paragraph.startswith("candidate: no change that matters.")
@@ -114,7 +114,9 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     assert "What it gains is the time before the first step." in figures
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
-    assert any("start to first step and the whole run decide." in n for n in found.matrix.notes)
+    assert any(
+        "are real tokens, start to first step and the whole run." in n for n in found.matrix.notes
+    )
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph

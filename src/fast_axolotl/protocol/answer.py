@@ -26,6 +26,8 @@ _WORDS = {
 }
 """What a figure is called in a sentence, and its comparatives; all others are rates."""
 _RATE = ("training", "faster", "slower", "fast")
+_FIRST = {"duration_seconds": 0, "start_to_step_seconds": 1}
+"""What an answer begins with: the time saved."""
 _FOUND = ("better", "worse")
 
 _USE = {
@@ -77,9 +79,7 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         ]
     at = matrix.arms.index(arm.name)
     deciding = {row.name: row for row in matrix.rows if row.cells[at].is_deciding}
-    # The time saved comes first, then the speed.
-    names = [one for one in ("duration_seconds", "start_to_step_seconds") if one in deciding]
-    names += [one for one in deciding if one not in names]
+    names = sorted(deciding, key=lambda one: _FIRST.get(one, len(_FIRST)))
     outcomes = {one: deciding[one].cells[at].outcome for one in names}
     sentences = _describe_speed(arm.name, [deciding[one] for one in names], at, matrix.matters)
     if name == "duration_seconds":

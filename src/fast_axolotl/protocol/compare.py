@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
@@ -23,6 +23,7 @@ from fast_axolotl.protocol.matrix import (
     read_figures,
 )
 from fast_axolotl.protocol.plan import MATTERS
+from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
@@ -96,6 +97,7 @@ class _Side:
     values: Mapping[str, tuple[float, ...]]
     reasons: Mapping[str, str]
     runs: int
+    settings: Mapping[str, Any]
     note: str = ""
     alarm: str = ""
     error: str = ""
@@ -183,6 +185,7 @@ def compare_folders(
             second=chosen,
             matrix=replace(matrix, notes=notes),
             alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
+            notes=protocol.differing_settings,
         )
     checks = tuple(_check(limit, found.matrix, is_single) for limit in limits)
     return replace(found, checks=checks)
@@ -223,7 +226,13 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
         second=names[1],
         matrix=Matrix(arms=names, rows=tuple(rows)),
         alarms=tuple(side.alarm for side in sides if side.alarm),
-        notes=(*(side.note for side in sides if side.note), _SINGLE if is_single else _APART),
+        notes=(
+            *(side.note for side in sides if side.note),
+            *differing_settings(
+                dict(zip(names, (side.settings for side in sides), strict=True)), can_pin=False
+            ),
+            _SINGLE if is_single else _APART,
+        ),
     )
 
 
@@ -236,6 +245,7 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
             values={name: (value,) for name, value in run.values.items() if value is not None},
             reasons=dict(run.reasons),
             runs=1,
+            settings=run.summary.settings,
             note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
             error=(error or end) if end in ("exception", "cut off") else "",
         )
@@ -253,6 +263,7 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
         values={name: cell.values for name, cell in cells.items() if cell.values},
         reasons={name: cell.reason for name, cell in cells.items() if not cell.values},
         runs=max((len(cell.values) for cell in cells.values()), default=0),
+        settings=protocol.arms[at].settings,
         note=f"{folder}: the runs of {chosen}.",
         alarm=f"{folder}: {protocol.losses}" if protocol.are_losses_equal is False else "",
     )

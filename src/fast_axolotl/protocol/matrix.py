@@ -259,12 +259,12 @@ def _with_power(cell: Cell, matters: float, level: float, *, is_paired: bool) ->
 def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
     """What a change is called; one of shares is also measured in points."""
     figure = FIGURES.get(row.name)
-    unresolved = _RESOLVED_SHARE * ((figure and figure.near_zero) or 0.0)
     scales = []
     if cell.ratio is not None and cell.low is not None and cell.high is not None:
         scales.append((cell.ratio - 1, cell.low - 1, cell.high - 1, matters))
     if cell.difference_low is not None and cell.difference_high is not None:
         assert cell.difference is not None
+        unresolved = _RESOLVED_SHARE * ((figure and figure.near_zero) or 0.0)
         least = max(unresolved, matters if row.unit == "share" else 0.0)
         scales.append((cell.difference, cell.difference_low, cell.difference_high, least))
     if not scales or (cell.ratio is not None and cell.low is None):
@@ -279,8 +279,6 @@ def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
     reason = cell.reason
     if is_inside or (is_found and is_small):
         outcome = "no change that matters"
-        if cell.ratio is None and abs(value) < unresolved:
-            reason = "the difference is as good as 0"
     elif is_found:
         outcome = "changed"
         if row.better:
@@ -302,11 +300,11 @@ def describe_judgement(matrix: Matrix) -> str:
         any(cell.p_value is not None and not cell.is_deciding for cell in row.cells)
         for row in matrix.rows
     )
-    subject = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    named = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return (
-        f"{subject[:1].upper()}{subject[1:]} {'decides' if len(names) == 1 else 'decide'}. Another "
-        f"row is called better or worse only if it survives Holm's correction for {others} tests. "
-        f"A change below {100 * matrix.matters:g} % does not matter (--matters)."
+        f"{'The figure that decides is' if len(names) == 1 else 'The figures that decide are'} "
+        f"{named}. Another row is called better or worse only if it survives Holm's correction for "
+        f"{others} tests. A change below {100 * matrix.matters:g} % does not matter (--matters)."
     )
 
 

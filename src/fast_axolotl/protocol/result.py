@@ -63,11 +63,11 @@ def build_protocol(
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1:
         times = {}
-        for arm, planned in zip(arms, plan.arms, strict=True):
+        for planned, made in zip(plan.arms, arms, strict=True):
             if planned.times_decide:
                 # How long the whole took says nothing where the work is not the same.
-                whole = ["duration_seconds"] if arm.steps == arms[0].steps else []
-                times[arm.name] = ["start_to_step_seconds", *whole]
+                whole = ["duration_seconds"] if made.steps == arms[0].steps else []
+                times[made.name] = ["start_to_step_seconds", *whole]
         matrix = judge_matrix(matrix, matters=plan.matters, times=times)
         # How the figures were made, and how they were judged.
         is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1

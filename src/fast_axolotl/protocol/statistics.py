@@ -211,8 +211,8 @@ def unpaired_ratio(
     reason = _no_ratio([*first, *second])
     if reason:
         return Estimate(value=None, reason=reason)
-    logs = (list(map(math.log, values)) for values in (first, second))
-    return _exponential(_unpaired(*logs, math.log1p(resolution)))
+    first, second = (list(map(math.log, values)) for values in (first, second))
+    return _exponential(_unpaired(first, second, math.log1p(resolution)))
 
 
 def unpaired_difference(baseline: Sequence[float | None], arm: Sequence[float | None]) -> Estimate:

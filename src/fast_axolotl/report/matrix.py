@@ -219,8 +219,7 @@ def _change(cell: Cell, unit: str) -> str:
         text += f" ({' – '.join(ends)})"
     if cell.outcome == "not compared":
         return f"{text}, no interval"
-    is_nothing = cell.ratio is None and cell.reason.endswith("as good as 0")
-    return f"{text} {cell.outcome}{f': {cell.reason}' if is_nothing else ''}"
+    return f"{text} {cell.outcome}"
 
 
 def describe_change(cell: Cell, unit: str) -> tuple[str, str]:

@@ -115,7 +115,7 @@ _ONE_EACH = (
 )
 _READING = (
     "A ratio is an arm's figure over the baseline's, as the geometric mean over pairs of runs; "
-    "behind it the 95 % interval. If the interval includes 1, there is no clear change."
+    "behind it the 95 % interval. If the interval includes 1, no change is shown."
 )
 
 TableRow = tuple[str, Sequence[str], str]
