@@ -182,14 +182,9 @@ def protocol(
     )
     folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
     if sys.argv[1:2] == ["protocol"]:
-        words, kept = iter(sys.argv[1:]), []
-        for word in words:
-            name, equals, _ = word.partition("=")
-            if name not in ("--pairs", "--output", "-o"):
-                kept.append(word)
-            elif not equals:
-                next(words, None)
-        plan = replace(plan, again=shlex.join(["fast-axolotl", *kept, "--output", str(folder)]))
+        # Of an option that is given twice, the last one counts.
+        words = ["fast-axolotl", *sys.argv[1:], "--output", str(folder)]
+        plan = replace(plan, again=shlex.join(words))
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):

@@ -149,25 +149,20 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
     found = [row for row in tested if row.cells[at].outcome in _FOUND]
     unclear = [row for row in tested if row.cells[at].outcome == "no clear change"]
     speed = tested[-1]
-    is_time_told = any(row.name == "duration_seconds" for row in found)
-    parts = [
-        _describe_change(row, at)
-        for row in found
-        if row.name != "start_to_step_seconds" or not is_time_told
-    ]
-    sentences = []
+    parts: list[str] = []
+    more: list[str] = []
+    for row in found:
+        # Of two times saved, the whole run's stands for both.
+        is_second = row.name == "start_to_step_seconds" and found[0] is not row
+        (more if is_second else parts).append(_describe_change(row, at))
     if not found:
         parts = ["no clear change" if unclear else "no change that matters"]
         if unclear and unclear[0].name in _WORDS:
-            seen = _describe_change(unclear[0], at, verb="was")
-            sentences.append(_capital(f"{seen}, which may be chance."))
+            more.append(f"{_describe_change(unclear[0], at, verb='was')}, which may be chance")
     elif speed not in found and speed.name not in _WORDS:
         is_unclear = speed in unclear
         parts.append(f"training speed {'shows no clear change' if is_unclear else 'is unchanged'}")
-    sentences.insert(0, f"{arm}: {'; '.join(parts)}.")
-    if is_time_told:
-        start = [row for row in found if row.name == "start_to_step_seconds"]
-        sentences += [_capital(f"{_describe_change(row, at)}.") for row in start]
+    sentences = [f"{arm}: {'; '.join(parts)}.", *(_capital(f"{one}.") for one in more)]
     if unclear:
         row = speed if speed in unclear else unclear[0]
         cell = row.cells[at]
@@ -209,9 +204,8 @@ def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:
 
 
 def _percent(share: float) -> str:
-    """Two digits: ``0.95 %``, ``9.1 %``, ``29 %``."""
-    percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
+    """``9.1 %``, ``29 %``."""
+    return format_share(share, decimals=int(share < 0.0995))
 
 
 def _capital(text: str) -> str:

@@ -22,7 +22,6 @@ from fast_axolotl.protocol.matrix import (
     make_row,
     read_figures,
 )
-from fast_axolotl.protocol.plan import MATTERS
 from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
@@ -149,11 +148,6 @@ def compare_folders(
     """
     if second is not None:
         found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
-        matrix = judge_matrix(
-            found.matrix, matters=MATTERS if matters is None else matters, is_paired=False
-        )
-        notes = tuple(filter(None, (describe_judgement(matrix),)))
-        found = replace(found, matrix=replace(matrix, notes=notes))
     else:
         if not (Path(first) / PROTOCOL_FILE).exists():
             raise UsageError(
@@ -171,24 +165,24 @@ def compare_folders(
         if missing:
             raise DataError(missing, path=str(first))
         rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-        times = {chosen: [row.name for row in rows if row.cells[1].is_deciding]}
-        matrix = judge_matrix(
-            replace(matrix, arms=(matrix.arms[0], chosen), rows=rows),
-            matters=matrix.matters if matters is None else matters,
-            times=times,
-        )
-        judged = describe_judgement(protocol.matrix)
+        judged = describe_judgement(matrix)
         notes = tuple(note for note in matrix.notes if note != judged)
-        notes += tuple(filter(None, (describe_judgement(matrix),)))
         found = Comparison(
             first=matrix.arms[0],
             second=chosen,
-            matrix=replace(matrix, notes=notes),
+            matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=notes),
             alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
             notes=protocol.differing_settings,
         )
-    checks = tuple(_check(limit, found.matrix, is_single) for limit in limits)
-    return replace(found, checks=checks)
+    matrix = judge_matrix(
+        found.matrix,
+        matters=found.matrix.matters if matters is None else matters,
+        times={found.second: [row.name for row in found.matrix.rows if row.cells[1].is_deciding]},
+        is_paired=second is None,
+    )
+    notes = (*matrix.notes, *filter(None, [describe_judgement(matrix)]))
+    checks = tuple(_check(limit, matrix, is_single) for limit in limits)
+    return replace(found, matrix=replace(matrix, notes=notes), checks=checks)
 
 
 def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:

@@ -258,13 +258,12 @@ def _with_power(cell: Cell, matters: float, level: float, *, is_paired: bool) ->
 
 def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
     """What a change is called; one of shares is also measured in points."""
-    figure = FIGURES.get(row.name)
     scales = []
     if cell.ratio is not None and cell.low is not None and cell.high is not None:
         scales.append((cell.ratio - 1, cell.low - 1, cell.high - 1, matters))
     if cell.difference_low is not None and cell.difference_high is not None:
         assert cell.difference is not None
-        unresolved = _RESOLVED_SHARE * ((figure and figure.near_zero) or 0.0)
+        unresolved = _RESOLVED_SHARE * (FIGURES[row.name].near_zero or 0.0)
         least = max(unresolved, matters if row.unit == "share" else 0.0)
         scales.append((cell.difference, cell.difference_low, cell.difference_high, least))
     if not scales or (cell.ratio is not None and cell.low is None):
@@ -289,22 +288,18 @@ def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
 
 
 def describe_judgement(matrix: Matrix) -> str:
-    """Which figures decide, and when another row is called better or worse; empty: nothing is."""
-    cells = [(row, cell) for row in matrix.rows for cell in row.cells[1:]]
-    if all(cell.p_value is None for _, cell in cells):
-        return ""
-    names = list(dict.fromkeys(row.label for row, cell in cells if cell.is_deciding))
-    if not names:
-        return ""
-    others = sum(
-        any(cell.p_value is not None and not cell.is_deciding for cell in row.cells)
+    """Which figures decide, and when another row is called better or worse; empty: none does."""
+    deciding = [
+        row.label
         for row in matrix.rows
-    )
-    named = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        if any(cell.is_deciding and cell.p_value is not None for cell in row.cells)
+    ]
+    if not deciding:
+        return ""
     return (
-        f"{'The figure that decides is' if len(names) == 1 else 'The figures that decide are'} "
-        f"{named}. Another row is called better or worse only if it survives Holm's correction for "
-        f"{others} tests. A change below {100 * matrix.matters:g} % does not matter (--matters)."
+        f"What decides: {', '.join(deciding)}. Another row is called better or worse only if it "
+        "survives Holm's correction for the number of rows. A change below "
+        f"{100 * matrix.matters:g} % does not matter (--matters)."
     )
 
 

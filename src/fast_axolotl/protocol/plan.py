@@ -111,11 +111,9 @@ class Plan:
         """What so few pairs cannot show; empty where there are enough."""
         if not self.arms or self.pairs >= FEW_PAIRS:
             return ""
-        if self.pairs == 1:
-            return "One pair of runs cannot tell a change from noise: give --pairs 5."
         return (
-            "2 pairs show only changes of 16 times the noise between runs; 5 pairs show 2.4 times "
-            "the noise: give --pairs 5."
+            "Fewer than 3 pairs show no change, or only one of 16 times the noise between runs; 5 "
+            "pairs show 2.4 times the noise: give --pairs 5."
         )
 
     def identity(self) -> dict[str, Any]:

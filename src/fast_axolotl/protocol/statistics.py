@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 __all__ = [
     "LEVEL",
-    "MOST_PAIRS",
     "POWER",
     "Estimate",
     "adjust_by_holm",
@@ -44,9 +44,8 @@ LEVEL = 0.05
 """Probability of taking chance for a change."""
 POWER = 0.8
 """Probability of finding a change of the size that is called detectable. Cohen's convention."""
-MOST_PAIRS = 1000
+_MOST_PAIRS = 1000
 """More than that is no advice."""
-_HALVINGS = 60
 _POINTS = 200
 """Of Simpson's rule: exact to 1e-6 from one degree of freedom on."""
 
@@ -101,13 +100,7 @@ def t_probability(t: float, degrees: float) -> float:
 @cache
 def t_quantile(degrees: float, level: float = LEVEL) -> float:
     """How far from 0 Student's t is with this probability, on either side: 1.96 for many runs."""
-    low, high = 0.0, 1.0
-    while t_probability(high, degrees) > level:
-        low, high = high, 2 * high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, degrees) > level else (low, middle)
-    return high
+    return _find_least(lambda t: t_probability(t, degrees) <= level)
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -120,26 +113,23 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def find_power(
-    size: float, error: float, degrees: float, *, level: float = LEVEL, least: float = 0.0
-) -> float:
+def find_power(size: float, degrees: float, *, level: float = LEVEL, least: float = 0.0) -> float:
     """Probability that a true change is found: beyond chance, and measured as at least ``least``.
 
-    ``error`` is the true standard error. The estimate of it scatters like √(χ² ÷ degrees), over
-    which this integrates; with ``least`` 0 it is the noncentral t distribution.
+    Both are in standard errors. The estimate of the error scatters like √(χ² ÷ degrees), over which
+    this integrates by Simpson's rule; with ``least`` 0 it is the noncentral t distribution.
     """
-    reach = t_quantile(degrees, level)
+    reach, half = t_quantile(degrees, level), degrees / 2
     width = 6 / math.sqrt(degrees)
-    begin, end = max(0.0, 1 - width), min(1 + width, (size / error + 8) / reach)
+    begin, end = max(0.0, 1 - width), min(1 + width, (size + 8) / reach)
     if end <= begin:
         return 0.0
-    half = degrees / 2
     log_front = math.log(2) + half * math.log(half) - math.lgamma(half)
     total, step = 0.0, (end - begin) / _POINTS
     for point in range(_POINTS + 1):
         spread = begin + point * step
         density = spread ** (degrees - 1) * math.exp(log_front - half * spread * spread)
-        beyond = (size - max(reach * error * spread, least)) / error
+        beyond = size - max(reach * spread, least)
         weight = 1 if point in (0, _POINTS) else 4 if point % 2 else 2
         total += weight * density * (1 + math.erf(beyond / math.sqrt(2))) / 2
     return total * step / 3
@@ -151,14 +141,9 @@ def detectable_change(
     """The change that would be found in 80 % of protocols, on the scale of the error."""
     if error <= 0:
         return least
-    low, high = 0.0, error
-    while find_power(high, error, degrees, level=level, least=least) < POWER:
-        low, high = high, 2 * high
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        is_found = find_power(middle, error, degrees, level=level, least=least) >= POWER
-        low, high = (low, middle) if is_found else (middle, high)
-    return high
+    below = least / error
+    size = _find_least(lambda size: find_power(size, degrees, level=level, least=below) >= POWER)
+    return size * error
 
 
 def pairs_needed(spread: float, size: float, *, level: float = LEVEL) -> int | None:
@@ -166,21 +151,26 @@ def pairs_needed(spread: float, size: float, *, level: float = LEVEL) -> int | N
 
     ``spread`` is the standard deviation of the pairs, on the scale of ``size``.
     """
-    low, high = 1, 2
-    while high < MOST_PAIRS and not _is_enough(high, spread, size, level):
+    if spread <= 0:
+        return 2
+    counts = range(2, _MOST_PAIRS + 1)
+    at = bisect_left(
+        counts,
+        POWER,
+        key=lambda pairs: find_power(size * math.sqrt(pairs) / spread, pairs - 1, level=level),
+    )
+    return counts[at] if at < len(counts) else None
+
+
+def _find_least(holds: Callable[[float], bool]) -> float:
+    """The least number above 0 for which it holds, as for all larger ones; to nine digits."""
+    low, high = 0.0, 1.0
+    while not holds(high):
         low, high = high, 2 * high
-    high = min(high, MOST_PAIRS)
-    if not _is_enough(high, spread, size, level):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _is_enough(middle, spread, size, level) else (middle, high)
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def _is_enough(pairs: int, spread: float, size: float, level: float) -> bool:
-    error = spread / math.sqrt(pairs)
-    return error <= 0 or find_power(size, error, pairs - 1, level=level) >= POWER
 
 
 def paired_ratio(
