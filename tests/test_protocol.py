@@ -52,7 +52,7 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert cell.ratio == pytest.approx(1 / 1.1, abs=0.005)
     assert len(cell.values) == 3
     assert found.paragraph.startswith("candidate: training is 9.1 % slower (99,800 → 90,728 tok")
-    assert "with 95 % intervals: real tokens 0.909 × (0.90" in found.paragraph
+    assert "with 95 % intervals: real tokens 0.909 (0.90" in found.paragraph
     assert "Keep the baseline." in found.paragraph
     assert (found.pairs, found.are_losses_equal) == (3, True)
     # Imports and prepared data come before the first fetch, and count.
@@ -72,7 +72,7 @@ def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) 
     found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
     assert found.paragraph.startswith("candidate: no change that matters.\n")
     assert "no faster reader can help" in found.paragraph
-    assert not any(note.startswith("Fewer") for note in found.notes)
+    assert not any(note.startswith("One pair") for note in found.notes)
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
     # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; 3.76 times that.
@@ -115,9 +115,7 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
     notes = " ".join(found.matrix.notes)
-    assert (
-        "The figures that decide are real tokens, start to first step and the whole run." in notes
-    )
+    assert "What decides: real tokens, start to first step, the whole run." in notes
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
@@ -137,7 +135,7 @@ def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Pat
         "drop-in: the whole run was 29 % shorter (61.3 → 43.3 s) in one pair of runs, which cannot"
     )
     assert len(warned) == 1
-    assert warned[0].startswith("Fewer than 3 pairs show no change, or only one of 16 times the")
+    assert warned[0].startswith("One pair shows no change for certain, two show only one of 16 ti")
     assert warned[0] in found.notes
 
 

@@ -178,11 +178,11 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
             if matters:
                 sentences.append(f"A change of {100 * matters:g} % needs {needed} pairs.")
     numbers = (
-        f"{row.label} {cell.ratio:.3f} × ({cell.low:.3f} to {cell.high:.3f})"
+        f"{row.label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})"
         for row in tested
         for cell in [row.cells[at]]
     )
-    return [*sentences, f"Of the baseline, with 95 % intervals: {', '.join(numbers)}."]
+    return [*sentences, f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}."]
 
 
 def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:

@@ -112,8 +112,8 @@ class Plan:
         if not self.arms or self.pairs >= FEW_PAIRS:
             return ""
         return (
-            "Fewer than 3 pairs show no change, or only one of 16 times the noise between runs; 5 "
-            "pairs show 2.4 times the noise: give --pairs 5."
+            "One pair shows no change for certain, two show only one of 16 times the noise between "
+            "runs. Five pairs show 2.4 times the noise: give --pairs 5."
         )
 
     def identity(self) -> dict[str, Any]:

@@ -218,7 +218,9 @@ def _paired(pairs: Sequence[tuple[float, float]], slack: float = 0.0) -> Estimat
     mean = statistics.fmean(changes)
     if count == 1:
         return Estimate(value=mean, reason="one pair has no interval: give more --pairs")
-    return _estimate(mean, statistics.stdev(changes) / math.sqrt(count), count - 1, slack)
+    # Two values that are rounded to steps of the slack scatter, however alike they look.
+    variance = statistics.variance(changes) + slack**2 / 6
+    return _estimate(mean, math.sqrt(variance / count), count - 1, slack)
 
 
 def _unpaired(first: Sequence[float], second: Sequence[float], slack: float = 0.0) -> Estimate:
@@ -228,7 +230,9 @@ def _unpaired(first: Sequence[float], second: Sequence[float], slack: float = 0.
     mean = statistics.fmean(second) - statistics.fmean(first)
     if count == 1:
         return Estimate(value=mean, reason="one run has no interval: the difference may be noise")
-    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    parts = [
+        (statistics.variance(values) + slack**2 / 12) / len(values) for values in (first, second)
+    ]
     error = sum(parts)
     sizes = (len(first), len(second))
     # Welch and Satterthwaite's degrees of freedom.
