@@ -460,6 +460,8 @@ def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
         "num_workers is 0 in baseline, 4 in candidate, so the arms saw different batches: seeds "
         "and shards are a worker's own."
     )
+    queues = {"baseline": {"prefetch_factor": 256}, "streaming": {"prefetch_factor": 2}}
+    assert differing_settings(queues, can_pin=True)[0].endswith("with --pin prefetch_factor=2.")
     arms = {"baseline": {"dispatcher": False}, "streaming": {"dispatcher": True}}
     assert differing_settings(arms, can_pin=True) == (
         "dispatcher is False in baseline, True in streaming; make it the same with "

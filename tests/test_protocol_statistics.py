@@ -13,15 +13,12 @@ from fast_axolotl.protocol.losses import compare_losses
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row
 from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
+    compare_runs,
     detectable_change,
     find_power,
-    paired_difference,
-    paired_ratio,
     pairs_needed,
     t_probability,
     t_quantile,
-    unpaired_difference,
-    unpaired_ratio,
 )
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, Figure
 from fast_axolotl.record.protocol_result import Cell, Matrix
@@ -133,7 +130,7 @@ def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
 
 
 def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
-    found = paired_ratio([100, 200, 50], [110, 210, 60])
+    found = compare_runs([100, 200, 50], [110, 210, 60])
     logs = [math.log(1.1), math.log(1.05), math.log(1.2)]
     assert found.value == pytest.approx(math.exp(sum(logs) / 3))
     # By hand: mean 0.10881, standard deviation 0.06778, 4.303 · 0.06778 / √3 = 0.16839.
@@ -142,34 +139,36 @@ def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
 
 
 def test_one_pair_has_a_ratio_and_no_interval() -> None:
-    found = paired_ratio([100], [110])
+    found = compare_runs([100], [110])
     assert found.value == pytest.approx(1.1)
     assert (found.low, "--pairs" in found.reason) == (None, True)
-    assert paired_difference([0.1], [0.2]).low is None
+    assert compare_runs([0.1], [0.2], is_ratio=False).low is None
 
 
 def test_pairs_with_a_missing_side_are_left_out() -> None:
-    found = paired_ratio([100, None, 100, math.nan], [110, 120, 110, 100])
-    assert found == paired_ratio([100, 100], [110, 110])
+    found = compare_runs([100, None, 100, math.nan], [110, 120, 110, 100])
+    assert found == compare_runs([100, 100], [110, 110])
     assert found.value == pytest.approx(1.1)
-    assert paired_ratio([None], [1.0]).reason == "no pair has this figure in both arms"
+    assert compare_runs([None], [1.0]).reason == "no pair has this figure in both arms"
 
 
 def test_zeros_and_negative_values_have_no_ratio_and_say_so() -> None:
-    assert "0 has no ratio" in paired_ratio([0.0, 1.0], [1.0, 1.0]).reason
-    assert "negative" in paired_ratio([-1.0, 1.0], [1.0, 1.0]).reason
-    assert "0 has no ratio" in unpaired_ratio([0.0, 1.0], [1.0, 1.0]).reason
+    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
+    assert "negative" in compare_runs([-1.0, 1.0], [1.0, 1.0]).reason
+    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
 
 
 def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
-    found = unpaired_difference([1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0, 10.0])
+    found = compare_runs(
+        [1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0, 10.0], is_paired=False, is_ratio=False
+    )
     assert found.value == pytest.approx(3.5)
     # 5.52 degrees of freedom; scipy's ttest_ind gives the same interval and probability.
     assert found.low == pytest.approx(-0.385, abs=0.001)
     assert found.high == pytest.approx(7.385, abs=0.001)
     assert found.p_value == pytest.approx(0.06916, abs=1e-4)
-    assert unpaired_ratio([100.0], [97.0]).low is None
-    assert unpaired_ratio([], [97.0]).value is None
+    assert compare_runs([100.0], [97.0], is_paired=False).low is None
+    assert compare_runs([], [97.0], is_paired=False).value is None
 
 
 def test_identical_values_are_no_change() -> None:
@@ -250,7 +249,7 @@ def test_five_pairs_find_what_they_are_said_to_find(
         # What drifts on the machine falls on both runs of a pair.
         drift = [1.0 + 0.2 * chosen.random() for _ in range(5)]
         arms = ([run(mean * level) for level in drift] for mean in (1.0, change))
-        estimate = paired_ratio(*arms)
+        estimate = compare_runs(*arms)
         assert estimate.low is not None
         assert estimate.high is not None
         found += not estimate.low <= 1.0 <= estimate.high

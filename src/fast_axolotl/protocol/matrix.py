@@ -21,12 +21,9 @@ from fast_axolotl.protocol.statistics import (
     LEVEL,
     Estimate,
     adjust_by_holm,
+    compare_runs,
     detectable_change,
-    paired_difference,
-    paired_ratio,
     pairs_needed,
-    unpaired_difference,
-    unpaired_ratio,
 )
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
@@ -167,13 +164,11 @@ def compare_values(
     is_paired: bool = True,
 ) -> Cell:
     """One figure of an arm beside the baseline's, not judged yet."""
-    ratio = (paired_ratio if is_paired else unpaired_ratio)(
-        baseline, arm, resolution=figure.resolution
-    )
+    ratio = compare_runs(baseline, arm, is_paired=is_paired, resolution=figure.resolution)
     measured = tuple(value for value in arm if value is not None)
     cell = Cell(value=statistics.median(measured) if measured else None, values=measured)
     if figure.near_zero is not None:
-        change = (paired_difference if is_paired else unpaired_difference)(baseline, arm)
+        change = compare_runs(baseline, arm, is_paired=is_paired, is_ratio=False)
         cell = replace(
             cell,
             difference=change.value,

@@ -127,7 +127,9 @@ def differing_settings(
         pairs = ", ".join(f"{value} in {arm}" for arm, value in told.items())
         if name == "num_workers":
             pairs += ", so the arms saw different batches: seeds and shards are a worker's own"
-        value = json.dumps(next(iter(told.values())), default=str)
+        # Axolotl gives a stream torch's queue, whatever is pinned.
+        chosen = list(told.values())[-1 if name == "prefetch_factor" else 0]
+        value = json.dumps(chosen, default=str)
         is_pinned = can_pin and name in _PINS
         cure = f"; make it the same with --pin {_PINS[name]}={value}" if is_pinned else ""
         sentences.append(f"{name} is {pairs}{cure}.")

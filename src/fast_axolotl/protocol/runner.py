@@ -29,7 +29,7 @@ from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.result import build_protocol, find_disturbance
 from fast_axolotl.protocol.state import State, hold, open_state, write_json
-from fast_axolotl.protocol.statistics import paired_ratio
+from fast_axolotl.protocol.statistics import compare_runs
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
@@ -317,7 +317,7 @@ def describe_dedupe(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a trial of dedupe found, with the gain and one sentence."""
     stock, ours = found.get("stock_seconds", ()), found.get("our_seconds", ())
     count = min(len(stock), len(ours))
-    gain = paired_ratio(ours[:count], stock[:count])
+    gain = compare_runs(ours[:count], stock[:count])
     if found.get("reason"):
         sentence = f"Dedupe on its own was not measured: {found['reason']}."
     else:

@@ -21,23 +21,22 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+
+from fast_axolotl.record.arithmetic import finite
 
 __all__ = [
     "LEVEL",
     "POWER",
     "Estimate",
     "adjust_by_holm",
+    "compare_runs",
     "detectable_change",
     "find_power",
-    "paired_difference",
-    "paired_ratio",
     "pairs_needed",
     "t_probability",
     "t_quantile",
-    "unpaired_difference",
-    "unpaired_ratio",
 ]
 
 LEVEL = 0.05
@@ -173,113 +172,65 @@ def _find_least(holds: Callable[[float], bool]) -> float:
     return high
 
 
-def paired_ratio(
-    baseline: Sequence[float | None], arm: Sequence[float | None], *, resolution: float = 0.0
+def compare_runs(
+    baseline: Sequence[float | None],
+    arm: Sequence[float | None],
+    *,
+    is_paired: bool = True,
+    is_ratio: bool = True,
+    resolution: float = 0.0,
 ) -> Estimate:
-    """Geometric mean of arm ÷ baseline over the pairs that have both.
+    """Geometric mean of arm ÷ baseline over the pairs that have both, or mean of arm − baseline.
 
-    ``resolution`` is the share by which it can be off however many pairs there are.
+    Of runs that were not interleaved, the same of the two means. ``resolution`` is the share by
+    which a ratio can be off however many runs there are.
     """
-    pairs = _pairs(baseline, arm)
-    reason = _no_ratio([value for pair in pairs for value in pair])
-    if reason:
-        return Estimate(value=None, reason=reason)
-    logs = [(math.log(first), math.log(second)) for first, second in pairs]
-    return _exponential(_paired(logs, math.log1p(resolution)))
-
-
-def paired_difference(baseline: Sequence[float | None], arm: Sequence[float | None]) -> Estimate:
-    """Mean of arm − baseline over the pairs that have both."""
-    return _paired(_pairs(baseline, arm))
-
-
-def unpaired_ratio(
-    baseline: Sequence[float | None], arm: Sequence[float | None], *, resolution: float = 0.0
-) -> Estimate:
-    """Ratio of the geometric means, of runs that were not interleaved."""
-    first, second = _measured(baseline), _measured(arm)
-    reason = _no_ratio([*first, *second])
-    if reason:
-        return Estimate(value=None, reason=reason)
-    first, second = (list(map(math.log, values)) for values in (first, second))
-    return _exponential(_unpaired(first, second, math.log1p(resolution)))
-
-
-def unpaired_difference(baseline: Sequence[float | None], arm: Sequence[float | None]) -> Estimate:
-    """Difference of the means, of runs that were not interleaved."""
-    return _unpaired(_measured(baseline), _measured(arm))
-
-
-def _paired(pairs: Sequence[tuple[float, float]], slack: float = 0.0) -> Estimate:
-    changes = [second - first for first, second in pairs]
-    count = len(changes)
+    first, second = (list(map(finite, values)) for values in (baseline, arm))
+    if is_paired:
+        pairs = [pair for pair in zip(first, second, strict=True) if None not in pair]
+        first, second = ([pair[at] for pair in pairs] for at in (0, 1))
+    known, others = ([value for value in values if value is not None] for values in (first, second))
+    count, slack = min(len(known), len(others)), 0.0
     if not count:
-        return Estimate(value=None, reason="no pair has this figure in both arms")
-    mean = statistics.fmean(changes)
+        unpaired = "one of the two has no run with this figure"
+        reason = "no pair has this figure in both arms" if is_paired else unpaired
+        return Estimate(value=None, reason=reason)
+    if is_ratio:
+        least = min(*known, *others)
+        if least <= 0:
+            zero = "a run has 0 here, and 0 has no ratio"
+            reason = "a run has a negative value here" if least else zero
+            return Estimate(value=None, reason=reason)
+        known, others = (list(map(math.log, values)) for values in (known, others))
+        slack = math.log1p(resolution)
+    scale = math.exp if is_ratio else float
+    mean = statistics.fmean(others) - statistics.fmean(known)
     if count == 1:
-        return Estimate(value=mean, reason="one pair has no interval: give more --pairs")
-    # Two values that are rounded to steps of the slack scatter, however alike they look.
-    variance = statistics.variance(changes) + slack**2 / 6
-    return _estimate(mean, math.sqrt(variance / count), count - 1, slack)
-
-
-def _unpaired(first: Sequence[float], second: Sequence[float], slack: float = 0.0) -> Estimate:
-    count = min(len(first), len(second))
-    if not count:
-        return Estimate(value=None, reason="one of the two has no run with this figure")
-    mean = statistics.fmean(second) - statistics.fmean(first)
-    if count == 1:
-        return Estimate(value=mean, reason="one run has no interval: the difference may be noise")
-    parts = [
-        (statistics.variance(values) + slack**2 / 12) / len(values) for values in (first, second)
-    ]
-    error = sum(parts)
-    sizes = (len(first), len(second))
-    # Welch and Satterthwaite's degrees of freedom.
-    below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
-    degrees = error**2 / below if below else sum(sizes) - 2
-    return _estimate(mean, math.sqrt(error), degrees, slack)
-
-
-def _estimate(mean: float, error: float, degrees: float, slack: float) -> Estimate:
-    """The t interval around a mean, wider by ``slack`` on either side."""
+        unpaired = "one run has no interval: the difference may be noise"
+        reason = "one pair has no interval: give more --pairs" if is_paired else unpaired
+        return Estimate(value=scale(mean), reason=reason)
+    # Values that are rounded to steps of the slack scatter, however alike they look.
+    rounding = slack**2 / 12
+    if is_paired:
+        changes = [after - before for before, after in zip(known, others, strict=True)]
+        error = math.sqrt((statistics.variance(changes) + 2 * rounding) / count)
+        degrees = count - 1.0
+    else:
+        sizes = (len(known), len(others))
+        parts = [(statistics.variance(one) + rounding) / len(one) for one in (known, others)]
+        error = math.sqrt(sum(parts))
+        # Welch and Satterthwaite's degrees of freedom.
+        below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+        degrees = error**4 / below if below else sum(sizes) - 2.0
     half = t_quantile(degrees) * error + slack
-    # What rounding leaves of a difference is none.
+    # What rounding leaves of a difference is none; runs that are all alike have no error.
     beyond = abs(mean) - slack if abs(mean) > slack + 1e-12 else 0.0
-    # Runs that are all alike have no error: then any difference is one.
     t = beyond / error if error else math.inf if beyond else 0.0
     return Estimate(
-        value=mean,
-        low=mean - half,
-        high=mean + half,
+        value=scale(mean),
+        low=scale(mean - half),
+        high=scale(mean + half),
         p_value=t_probability(t, degrees),
         error=error,
         degrees=degrees,
     )
-
-
-def _exponential(one: Estimate) -> Estimate:
-    values = (None if item is None else math.exp(item) for item in (one.value, one.low, one.high))
-    value, low, high = values
-    return replace(one, value=value, low=low, high=high)
-
-
-def _pairs(
-    baseline: Sequence[float | None], arm: Sequence[float | None]
-) -> list[tuple[float, float]]:
-    return [
-        (first, second)
-        for first, second in zip(baseline, arm, strict=True)
-        if first is not None and second is not None
-        if math.isfinite(first) and math.isfinite(second)
-    ]
-
-
-def _measured(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
-def _no_ratio(values: Sequence[float]) -> str:
-    if any(value == 0 for value in values):
-        return "a run has 0 here, and 0 has no ratio"
-    return "a run has a negative value here" if any(value < 0 for value in values) else ""
