@@ -57,6 +57,8 @@ class FakeLaunch:
     trials: Mapping[str, int] = field(default_factory=dict)
     """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of a batch of an arm, else 1,000."""
     times: Callable[[str, int], tuple[float, float]] | None = None
     """Seconds to an arm's first step, and of its whole run."""
     seconds: float = 10.0
@@ -108,7 +110,7 @@ class FakeLaunch:
             wait=steady(self.stall.get(arm, 0.0), own),
             fetches=self.fetches.get(arm, 600),
             warmup_steps=self.warmups.get(arm, 5),
-            tokens=1000,
+            tokens=self.tokens.get(arm, 1000),
             settings=dict(self.settings.get(arm, {})),
         )
         rank.end = self.ends.get(arm, rank.end)

@@ -63,10 +63,13 @@ def build_protocol(
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1:
         times = {}
-        for planned, made in zip(plan.arms, arms, strict=True):
+        tokens = [_tokens_of(compared[arm.name]) for arm in arms]
+        for planned, made, count in zip(plan.arms, arms, tokens, strict=True):
             if planned.times_decide:
                 # How long the whole took says nothing where the work is not the same.
-                whole = ["duration_seconds"] if made.steps == arms[0].steps else []
+                is_same = abs(count - tokens[0]) <= plan.matters * tokens[0]
+                is_same = is_same or planned.name in (plan.same_work or ())
+                whole = ["duration_seconds"] if is_same and made.steps == arms[0].steps else []
                 times[made.name] = ["start_to_step_seconds", *whole]
         matrix = judge_matrix(matrix, matters=plan.matters, times=times)
         # How the figures were made, and how they were judged.
@@ -113,6 +116,17 @@ def build_protocol(
             *_describe_work(arms),
         ),
     )
+
+
+def _tokens_of(runs: Sequence[RunFigures | None]) -> float:
+    """Real tokens of a step, the median over runs; 1 where they were not counted."""
+    summaries = [run.summary for run in runs if run is not None]
+    counts = [
+        one.tokens_per_second / one.steps_per_second
+        for one in summaries
+        if one.tokens_per_second and one.steps_per_second
+    ]
+    return statistics.median(counts) if counts else 1.0
 
 
 def differing_settings(
