@@ -94,6 +94,13 @@ def dropped_in(arm: str, number: int) -> tuple[float, float]:
     return first * noise, whole * noise
 
 
+def scattered(arm: str, number: int) -> tuple[float, float]:
+    """The same, where runs differ by a lot."""
+    first, whole = dropped_in(arm, number)
+    noise = 1.5 if (arm, number) == ("baseline", 1) else 1.0
+    return first * noise, whole * noise
+
+
 def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: Path) -> None:
     two = plan(warmup=0)
     arms = (two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True))
@@ -119,6 +126,13 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
+    # What is not shown leads all the same, and is not taken for more than it is.
+    few = replace(wanted, pairs=2)
+    found = run(few, tmp_path / "few", FakeLaunch(times=scattered))
+    headline, figures = found.paragraph.split("\n")
+    assert headline.startswith("drop-in: no clear change; the whole run was 3")
+    assert headline.endswith(" s), which may be chance.")
+    assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
     less: list[dict[str, Any]] = [{"fetches": {"drop-in": 400}}, {"tokens": {"drop-in": 980}}]
     for at, fakes in enumerate(less):

@@ -158,22 +158,22 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
     if not found:
         parts = ["no clear change" if unclear else "no change that matters"]
         if unclear and unclear[0].name in _WORDS:
-            more.append(f"{_describe_change(unclear[0], at, verb='was')}, which may be chance")
+            parts.append(f"{_describe_change(unclear[0], at, verb='was')}, which may be chance")
     elif speed not in found and speed.name not in _WORDS:
         is_unclear = speed in unclear
         parts.append(f"training speed {'shows no clear change' if is_unclear else 'is unchanged'}")
     sentences = [f"{arm}: {'; '.join(parts)}.", *(_capital(f"{one}.") for one in more)]
     if unclear:
-        row = speed if speed in unclear else unclear[0]
+        row = speed if found and speed in unclear else unclear[0]
         cell = row.cells[at]
         if cell.detectable is not None and cell.degrees is not None:
             pairs = count_words(round(cell.degrees) + 1, "pair")
             name = _WORDS[row.name][0] if row.name in _WORDS else "training speed"
             what = f" in {name}" if len(tested) > 1 else ""
-            sentences.append(
-                f"With {pairs}, only changes{what} above {_percent(cell.detectable)} would show "
-                "(in 80 % of such protocols)."
-            )
+            least = f"changes{what} above {_percent(cell.detectable)}"
+            if cell.detectable >= 1:
+                least = f"a factor{what} of {1 + cell.detectable:.2g} or more"
+            sentences.append(f"With {pairs}, only {least} would show (in 80 % of such protocols).")
             needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
             if matters:
                 sentences.append(f"A change of {100 * matters:g} % needs {needed} pairs.")
