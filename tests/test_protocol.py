@@ -130,7 +130,7 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     few = replace(wanted, pairs=2)
     found = run(few, tmp_path / "few", FakeLaunch(times=scattered))
     headline, figures = found.paragraph.split("\n")
-    assert headline.startswith("drop-in: no clear change; the whole run was 3")
+    assert headline.startswith("drop-in: no clear change; the whole run was 42 % shorter (76.7 → ")
     assert headline.endswith(" s), which may be chance.")
     assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
