@@ -233,6 +233,17 @@ def test_a_kill_in_the_runs_own_cgroup_is_not_blamed_on_other_programs() -> None
     assert "num_workers=4" in verdict_of(record).action
 
 
+def test_of_several_nodes_the_one_that_is_busy_is_judged() -> None:
+    ranks = [make_rank(rank=number, world_size=2) for number in range(2)]
+    ranks[1].start = replace(ranks[1].start, host="second")
+    record = make_run(*ranks, system=make_system())
+    busy = make_system(**{**BUSY, "pss_bytes": GIGABYTE})
+    busy.start = replace(busy.start, host="second")
+    record.systems["second"] = busy
+    summary = summarise(record)
+    assert (summary.node, summary.verdict.kind) == ("second", "cpu")
+
+
 def test_a_busy_gpu_has_lost_nothing_to_a_busy_machine() -> None:
     record = run(system=BUSY)
     gpu = DeviceSample(index=0, utilization=0.97)
