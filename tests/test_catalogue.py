@@ -28,7 +28,7 @@ def test_every_number_of_a_summary_is_in_the_catalogue_and_nothing_else() -> Non
 
 
 def test_units_are_ones_that_a_value_can_be_written_in() -> None:
-    counted = {"fetches", "batches", "samples", "tokens", "rows", "steps"}
+    counted = {"fetches", "batches", "samples", "tokens", "rows", "steps", "cores", "processes"}
     counted |= {f"{noun}/s" for noun in counted} | {"batches/step", "×", "W", "MHz", "TFLOP/s"}
     scaled = {"share", "s", "bytes", "bytes/s", "FLOP", "FLOP/s", "yes/no"}
     assert {figure.unit for figure in FIGURES.values()} <= counted | scaled

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from fast_axolotl.measure import disk
-from fast_axolotl.measure.disk import choose_files, find_device, probe_capacity
+from fast_axolotl.measure.disk import (
+    capacity_at,
+    choose_files,
+    find_device,
+    find_numbers,
+    probe_capacity,
+    read_requests,
+)
+from fast_axolotl.record import DiskProbe
 
 MEBIBYTE = 1 << 20
 
@@ -31,22 +39,104 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_a_file_on_a_device_gives_a_rate_or_says_why_not(folder: Path) -> None:
+def test_a_file_on_a_device_gives_rates_or_says_why_not(folder: Path) -> None:
     found = probe_capacity(folder / "large.bin")
-    if found.bytes_per_second is None:
-        assert found.reason
-        return
-    assert found.bytes_per_second == pytest.approx(found.num_bytes / found.seconds)
-    assert found.num_bytes == 24 * MEBIBYTE + 777
-    assert found.reason == ""
-    assert "(" in found.device
+    rates = (
+        found.random_4k_bytes_per_second,
+        found.random_64k_bytes_per_second,
+        found.bytes_per_second,
+    )
+    assert all(rate is None or rate > 0 for rate in rates)
+    assert (None in rates) is bool(found.reason)
+    if found.bytes_per_second is not None:
+        assert "(" in found.device
 
 
-def test_the_probe_reads_no_more_and_no_longer_than_it_may(folder: Path) -> None:
-    assert probe_capacity(folder, max_bytes=10 * MEBIBYTE).num_bytes <= 10 * MEBIBYTE
+def test_the_probe_reads_no_more_and_no_longer_than_it_may(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[tuple[int, int]] = []
+
+    def note(descriptor: int, buffers: list[object], offset: int) -> int:
+        size = len(buffers[0])  # type: ignore[arg-type]
+        reads.append((size, offset))
+        return size
+
+    monkeypatch.setattr(disk.os, "preadv", note)
     ticks = count()
-    found = probe_capacity(folder, max_seconds=2.0, clock=lambda: next(ticks) * 0.25)
-    assert found.num_bytes < 12 * MEBIBYTE
+    probe_capacity(folder, max_bytes=10 * MEBIBYTE, clock=lambda: next(ticks) * 1e-3)
+    assert [offset for size, offset in reads if size == MEBIBYTE] == [
+        MEBIBYTE * number for number in range(10)
+    ]
+    for size in (4096, 65536):
+        offsets = [offset for num_bytes, offset in reads if num_bytes == size]
+        # Half a second each of ticks of a millisecond; threads that have started read once more.
+        assert 100 < len(offsets) < 600
+        assert offsets != sorted(offsets)
+        assert {offset % size for offset in offsets} == {0}
+        assert max(offsets) > 16 * MEBIBYTE
+
+
+def test_a_device_that_python_cannot_keep_busy_has_no_rate_of_small_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk.os, "preadv", lambda _, buffers, __: len(buffers[0]))
+    found = probe_capacity(folder, max_seconds=0.2, proc=folder / "none")
+    assert found.random_4k_bytes_per_second is None
+    assert "cannot ask for small requests fast enough" in found.reason
+    assert found.bytes_per_second is not None
+
+
+PROBED = DiskProbe(
+    t=0.0,
+    path="",
+    bytes_per_second=2e9,
+    random_4k_bytes_per_second=50e6,
+    random_64k_bytes_per_second=400e6,
+)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (None, 2e9),
+        (4096, 50e6),
+        (16384, (50e6 * 400e6) ** 0.5),
+        (65536, 400e6),
+        (262144, (400e6 * 2e9) ** 0.5),
+        (1 << 20, 2e9),
+        (4 << 20, 2e9),
+        (512, 50e6 / 8),
+    ],
+)
+def test_capacity_is_that_of_the_size_of_the_requests(
+    request_bytes: float | None, expected: float
+) -> None:
+    assert capacity_at(PROBED, request_bytes) == pytest.approx(expected)
+
+
+def test_below_the_sizes_that_were_measured_no_capacity_is_known() -> None:
+    large = DiskProbe(t=0.0, path="", bytes_per_second=2e9, random_64k_bytes_per_second=4e8)
+    assert capacity_at(large, 16384) is None
+    assert capacity_at(large, 65536) == 4e8
+    assert capacity_at(DiskProbe(t=0.0, path=""), 16384) is None
+    assert capacity_at(DiskProbe(t=0.0, path=""), None) is None
+
+
+def test_requests_are_those_of_the_device_or_partition_that_holds_the_path(
+    tmp_path: Path, shared_memory: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    major, minor = os.major(device), os.minor(device)
+    (tmp_path / "diskstats").write_text(
+        f" {major} {minor}1 vda1 9 9 9 9 0 0 0 0 0 0 0\n"
+        f" {major} {minor} vda 5 2 80 7 0 0 0 0 0 0 0\n"
+        "short line\n"
+    )
+    assert find_numbers(tmp_path, proc=tmp_path) == (major, minor)
+    assert read_requests((major, minor), proc=tmp_path) == (5, 80 * 512)
+    assert find_numbers(shared_memory) is None
+    assert find_numbers("/nowhere/at/all", proc=tmp_path) is None
 
 
 def test_no_file_stays_open(folder: Path) -> None:

@@ -48,7 +48,10 @@ class Nvml(ModuleType):
         return SimpleNamespace(gpu=self._tell(handle, 87))
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=self._tell(handle, 5_000_000_000))
+        return SimpleNamespace(used=self._tell(handle, 5_000_000_000), total=9_000_000_000)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
+        return f"GPU-{self._tell(handle, handle)}"
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return self._tell(handle, 650_500)
@@ -68,7 +71,12 @@ class Nvml(ModuleType):
         return value
 
 
-FULL = {"utilization": 0.87, "memory_bytes": 5_000_000_000, "power_watts": 650.5}
+FULL = {
+    "utilization": 0.87,
+    "memory_bytes": 5_000_000_000,
+    "total_bytes": 9_000_000_000,
+    "power_watts": 650.5,
+}
 
 
 @pytest.fixture
@@ -81,6 +89,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 def test_every_device_is_read_and_a_refused_figure_is_none(nvml: Nvml) -> None:
     reader = open_gpus()
     assert reader.names == ("NVIDIA H200",) * 3
+    assert reader.uuids == ("GPU-0", "GPU-1", "")
     assert reader.reason == ""
     assert reader.read() == (
         DeviceSample(index=0, clock_mhz=1980.0, **FULL),

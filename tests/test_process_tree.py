@@ -183,7 +183,7 @@ def test_a_zombie_counts_for_its_reads_and_not_as_a_process(
     sample = tree.sample()
     assert sample.processes == 1
     assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-    assert (tree.read_pss_bytes() or 0) > 0
+    assert tree.read_pss().total_bytes > 0
 
 
 def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
@@ -226,13 +226,41 @@ for _ in range(4):
             process.stdout.readline()
         tree = ProcessTree(process.pid)
         sample = tree.sample()
-        pss_bytes = tree.read_pss_bytes()
+        pss = tree.read_pss()
         process.kill()
         for pid in tree.pids:
             _kill(pid)
     assert sample.processes == 5
     assert sample.memory.rss_bytes > 5 * (64 << 20)
-    assert (64 << 20) < (pss_bytes or 0) < 2 * (64 << 20)
+    assert (64 << 20) < pss.anon_bytes <= pss.total_bytes < 2 * (64 << 20)
+    assert (64 << 20) < sample.largest_anon_bytes < sample.memory.anon_bytes
+
+
+def test_pages_of_a_mapped_file_are_told_apart_from_what_cannot_give_way(tmp_path: Path) -> None:
+    (tmp_path / "rows.arrow").write_bytes(bytes(48 << 20))
+    code = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    rows = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+shared = mmap.mmap(-1, 16 << 20)
+shared.write(bytes(16 << 20))
+private = bytearray(b"x") * (32 << 20)
+print(sum(rows[::4096]), flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code, str(tmp_path / "rows.arrow")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        tree = ProcessTree(process.pid)
+        tree.sample()
+        pss = tree.read_pss()
+        process.kill()
+    assert pss.file_bytes == pytest.approx(48 << 20, rel=0.2)
+    assert pss.shared_bytes == pytest.approx(16 << 20, rel=0.05)
+    assert pss.anon_bytes == pytest.approx(32 << 20, rel=0.5)
 
 
 def test_an_excluded_process_is_not_counted_though_it_is_below_the_root(root: Puppet) -> None:
@@ -268,7 +296,7 @@ def test_a_process_that_may_not_be_read_makes_the_sums_unknown(tmp_path: Path) -
     tree = ProcessTree(10, proc=tmp_path)
     sample = tree.sample()
     assert (sample.processes, sample.read_bytes, sample.read_chars) == (2, None, None)
-    assert tree.read_pss_bytes() is None
+    assert tree.read_pss() is None
     assert sample.memory.rss_bytes == 2 * 1024 * 1024
 
 

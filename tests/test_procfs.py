@@ -55,7 +55,8 @@ def test_a_process_that_is_gone_has_no_figures() -> None:
     assert procfs.read_memory(gone.pid) is None
     assert procfs.read_stat(gone.pid) is None
     assert procfs.read_io(gone.pid) is None
-    assert procfs.read_pss_bytes(gone.pid) is None
+    assert procfs.read_pss(gone.pid) is None
+    assert procfs.read_run_delay(gone.pid) is None
     assert procfs.read_command(gone.pid) == ()
     assert not procfs.reset_high_water(gone.pid)
 
@@ -83,7 +84,8 @@ def test_our_own_process_is_described() -> None:
     assert (stat.pid, stat.parent_pid) == (os.getpid(), os.getppid())
     assert stat.is_alive
     assert stat.cpu_seconds > 0
-    assert (procfs.read_pss_bytes("self") or 0) > 1_000_000
+    assert procfs.read_pss("self").total_bytes > 1_000_000
+    assert procfs.read_processors("self") == frozenset(os.sched_getaffinity(0))
     assert procfs.read_command("self")[1:] != ()
 
 
@@ -129,17 +131,25 @@ def test_ignored_children_are_seen_in_the_mask_of_signals(tmp_path: Path) -> Non
 
 
 def test_swap_counters_are_in_bytes(tmp_path: Path) -> None:
-    (tmp_path / "vmstat").write_text("nr_free_pages 1\npswpin 3\npswpout 5\n")
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\npswpin 3\npswpout 5\noom_kill 2\n")
     page = os.sysconf("SC_PAGE_SIZE")
-    assert procfs.read_swap_bytes(proc=tmp_path) == (3 * page, 5 * page)
+    expected = {b"pswpin": 3 * page, b"pswpout": 5 * page, b"oom_kill": 2}
+    assert procfs.read_vmstat(proc=tmp_path) == expected
     (tmp_path / "vmstat").write_text("nr_free_pages 1\n")
-    assert procfs.read_swap_bytes(proc=tmp_path) is None
+    assert procfs.read_vmstat(proc=tmp_path) == {}
+
+
+def test_a_kernel_that_does_not_count_waiting_for_processors_gives_none(tmp_path: Path) -> None:
+    lay_out(tmp_path, 7, schedstat=b"900 2500000000 3\n")
+    lay_out(tmp_path, 8, schedstat=b"0 0 0\n")
+    assert [procfs.read_run_delay(pid, proc=tmp_path) for pid in (7, 8, 9)] == [2.5, None, None]
 
 
 def test_pressure_is_the_total_of_the_full_line_in_seconds(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     file.write_text("some avg10=1.00 total=9\nfull avg10=0.00 avg60=0.00 total=2500000\n")
     assert procfs.read_pressure_seconds(file) == 2.5
+    assert procfs.read_pressure_seconds(file, "some") == 9e-6
     file.write_text("some avg10=1.00 total=9\n")
     assert procfs.read_pressure_seconds(file) is None
     assert procfs.read_pressure_seconds(tmp_path / "none") is None
@@ -150,7 +160,7 @@ def test_reading_leaves_no_file_open() -> None:
         procfs.read_memory()
         procfs.read_stat("self")
         procfs.read_io("self")
-        procfs.read_pss_bytes("self")
+        procfs.read_pss("self")
         procfs.read_pressure_seconds("/proc/pressure/memory")
 
     read_all()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fast_axolotl.measure import procfs
 from fast_axolotl.measure.gpu import GpuReader
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.record import DeviceSample, LineWriter, SystemRecord, SystemSample, read_run
@@ -26,6 +27,7 @@ class Gpus:
     """Two devices, always busy."""
 
     names = ("NVIDIA H200", "NVIDIA H200")
+    uuids = ("GPU-1", "GPU-2")
     reason = ""
     is_closed = False
 
@@ -55,15 +57,19 @@ def lay_out(proc: Path, *, rss_kilobytes: int = 1024, pid: int = 10) -> None:
     folder = proc / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     (proc / "pressure").mkdir(exist_ok=True)
-    (proc / "stat").write_text("cpu 1\n")
+    (proc / "stat").write_text(
+        "cpu  1\ncpu0 200 0 100 600 0 50 50 100 0 0\ncpu1 0 0 300 700 0 0 0 0 0 0\nintr 5\n"
+    )
     (proc / "meminfo").write_text("MemTotal: 1000 kB\n")
-    (proc / "vmstat").write_text("pswpin 1\npswpout 2\n")
+    (proc / "vmstat").write_text("pswpin 1\npswpout 2\noom_kill 7\n")
     (proc / "pressure" / "memory").write_text("full avg10=0 total=3000000\n")
     tail = "S 1 1 1 0 -1 0 0 0 0 0 100 0 0 0 20 0 1 0 5 0 0"
     (folder / "stat").write_text(f"{pid} (python) {tail}")
     (folder / "status").write_text(f"VmRSS:\t{rss_kilobytes} kB\nRssAnon:\t1000 kB\n")
     (folder / "io").write_text("rchar: 700\nread_bytes: 500\n")
-    (folder / "smaps_rollup").write_text("x\nPss: 512 kB\n")
+    (folder / "smaps_rollup").write_text(
+        "x\nPss: 512 kB\nPss_Dirty: 1 kB\nPss_Anon: 300 kB\nPss_File: 200 kB\nPss_Shmem: 12 kB\n"
+    )
     (folder / "cmdline").write_bytes(b"python\0train.py\0")
 
 
@@ -91,8 +97,12 @@ def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
         t=2.5,
         processes=1,
         pss_bytes=512 * 1024,
+        pss_anon_bytes=300 * 1024,
+        pss_file_bytes=200 * 1024,
+        pss_shared_bytes=12 * 1024,
         rss_bytes=1024 * 1024,
         anon_bytes=1000 * 1024,
+        largest_anon_bytes=1000 * 1024,
         file_bytes=0,
         shared_bytes=0,
         hwm_bytes=0,
@@ -103,6 +113,9 @@ def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
         swap_in_bytes=page,
         swap_out_bytes=2 * page,
         psi_memory_full_seconds=3.0,
+        machine_cpu_seconds=700 / os.sysconf("SC_CLK_TCK"),
+        steal_seconds=100 / os.sysconf("SC_CLK_TCK"),
+        machine_oom_kills=7,
     )
 
 
@@ -117,10 +130,13 @@ def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
         "cgroup_bytes",
         "limit_bytes",
         "psi_io_full_seconds",
+        "psi_cpu_some_seconds",
+        "throttled_seconds",
+        "oom_kills",
         "disk_bytes_per_second",
         "gpus",
     }
-    assert "--data-path" in start.reasons["disk_bytes_per_second"]
+    assert "named a file" in start.reasons["disk_bytes_per_second"]
     assert start.reasons["gpus"] == NO_GPU.reason
     sampler.stop()
     assert [line["kind"] for line in lines_of(tmp_path / "run")] == [
@@ -140,6 +156,46 @@ def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> 
     assert "as root" in reasons["read_bytes"]
     sample = sampler.sample()
     assert (sample.pss_bytes, sample.read_bytes, sample.rss_bytes) == (None, None, 1024 * 1024)
+    assert sample.working_set_bytes is None
+
+
+def test_an_old_kernel_that_does_not_divide_pss_counts_files_and_says_so(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    (tmp_path / "10" / "smaps_rollup").write_text("x\nPss: 512 kB\n")
+    sampler = make(tmp_path, Clock())
+    assert "mapped files are in the working set" in sampler.begin().reasons["pss_file_bytes"]
+    sample = sampler.sample()
+    assert (sample.working_set_bytes, sample.pss_file_bytes) == (512 * 1024, None)
+
+
+def test_processors_are_those_that_the_process_may_use(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    with (tmp_path / "10" / "status").open("a") as file:
+        file.write("Cpus_allowed_list:\t1,3-4\n")
+    sampler = make(tmp_path, Clock())
+    assert (sampler.begin().processors, sampler.begin().cores) == (1, 1)
+    assert sampler.sample().machine_cpu_seconds == 300 / os.sysconf("SC_CLK_TCK")
+
+
+def test_memory_events_and_throttling_are_those_of_the_cgroup(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    lay_out(proc)
+    (proc / "10" / "cgroup").write_text("0::/job\n")
+    (root / "job").mkdir(parents=True)
+    for name, text in {
+        "cgroup.controllers": "cpu memory",
+        "cpu.max": "max 100000",
+        "job/cpu.max": "150000 100000",
+        "job/cpu.stat": "usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n",
+        "job/cpu.pressure": "some avg10=1 total=4000000\nfull avg10=0 total=0\n",
+        "job/memory.events": "low 0\nhigh 0\nmax 40\noom 2\noom_kill 1\n",
+    }.items():
+        (root / name).write_text(text)
+    sampler = SystemSampler(10, clock=Clock(), proc=proc, cgroup_root=root, gpu=NO_GPU)
+    sample = sampler.sample()
+    assert (sample.throttled_seconds, sample.psi_cpu_some_seconds) == (2.5, 4.0)
+    assert (sample.oom_kills, sample.limit_hits) == (1, 40)
+    assert (sampler.begin().processors, sampler.begin().cores) == (2, 1.5)
 
 
 def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
@@ -162,7 +218,8 @@ def slow_pss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         lay_out(tmp_path)
         clock = Clock()
         sampler = make(tmp_path, clock)
-        monkeypatch.setattr(sampler._tree, "read_pss_bytes", lambda: clock.sleep(seconds) or 1)
+        size = procfs.ProcessPss(1)
+        monkeypatch.setattr(sampler._tree, "read_pss", lambda: clock.sleep(seconds) or size)
         sampler.begin()
         return sampler, clock
 
@@ -260,7 +317,7 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     sampler.stop()
     record = system_of(tmp_path)
     assert record.start.root_pid == sleeper.pid
-    assert record.start.gpu_names == gpus.names
+    assert (record.start.gpu_names, record.start.gpu_uuids) == (gpus.names, gpus.uuids)
     assert record.end.reason == "finished"
     assert record.end.overhead_fetches == sampler.num_samples
     assert record.end.overhead_seconds > 0
@@ -288,14 +345,78 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
     assert (last.read_chars or 0) >= 9_000_000
 
 
-def test_the_capacity_of_the_datas_device_is_in_the_first_line(
+def test_the_datas_device_is_probed_before_the_first_sample(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     (tmp_path / "data.bin").write_bytes(os.urandom(9 << 20))
-    sampler = SystemSampler(sleeper.pid, data_path=tmp_path, gpu=NO_GPU)
+    sampler = SystemSampler(
+        sleeper.pid, LineWriter(tmp_path / "system.jsonl"), data_path=tmp_path, gpu=NO_GPU
+    )
     start = sampler.begin()
     assert start.data_path == str(tmp_path)
-    assert (start.disk_bytes_per_second is None) is ("disk_bytes_per_second" in start.reasons)
+    sampler.stop()
+    assert [line["kind"] for line in lines_of(tmp_path)][:3] == ["system_start", "disk", "system"]
+    found = system_of(tmp_path).disk
+    assert found == sampler.disk
+    assert bool(found.bytes_per_second) or found.reason
+
+
+def test_the_path_of_the_data_is_found_in_the_ranks_records(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(os.urandom(9 << 20))
+    stale = tmp_path / "rank-1.jsonl"
+    stale.write_text('{"kind":"settings","t":0,"values":{"data_paths":["/of/an/earlier/run"]}}\n')
+    os.utime(stale, (1, 1))
+    sampler = SystemSampler(sleeper.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
+    sampler.begin()
+    sampler._look_for_data()
+    assert sampler.disk is None
+    rank = tmp_path / "rank-0.jsonl"
+    rank.write_text('{"kind":"start"}\n{"kind":"settings","t":0,"values":{"data_pa')
+    sampler._look_for_data()
+    assert sampler.disk is None
+    line = {"kind": "settings", "t": 0, "values": {"data_paths": ["hub/name"]}}
+    rank.write_text(json.dumps(line) + "\n")
+    sampler._look_for_data()
+    assert sampler.disk is None
+    line["values"]["data_paths"].append(str(data))
+    rank.write_text(json.dumps(line) + '\n{"kin')
+    sampler.run(0.01)
+    assert sampler.disk is not None
+    assert sampler.disk.path == str(data)
+    assert (sampler.sample().device_reads is None) is (sampler._device is None)
+    sampler.stop()
+    assert [line["kind"] for line in lines_of(tmp_path)].count("disk") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
+def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(os.urandom(9 << 20))
+    sampler = SystemSampler(os.getpid(), gpu=NO_GPU)
+    before = sampler.sample().read_bytes
+    sampler._probe(str(data))
+    assert sampler.sample().read_bytes - before < 4 << 20
+    sampler.stop()
+
+
+def test_a_run_that_names_no_data_is_looked_at_for_some_minutes_only(tmp_path: Path) -> None:
+    lay_out(tmp_path / "proc")
+    clock = Clock()
+    folder = tmp_path / "run"
+    sampler = make(tmp_path / "proc", clock, writer=LineWriter(folder / "system.jsonl"))
+    clock.sleep(10_000)
+    sampler._look_for_data()
+    rank = folder / "rank-0.jsonl"
+    rank.write_text('{"kind":"start"}\n')
+    sampler._look_for_data()
+    clock.sleep(1000)
+    rank.write_text('{"kind":"settings","t":0,"values":{"data_paths":["/"]}}\n')
+    sampler._look_for_data()
+    assert sampler.disk is None
+    sampler.stop()
 
 
 def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fast_axolotl.measure.sampler import explain_missing
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     DeviceSample,
+    DiskProbe,
     End,
     FreeRun,
     Mark,
@@ -112,11 +113,35 @@ def full_run() -> RunRecord:
             )
         )
         ranks.append(rank)
-    system = make_system(read_bytes=1e7, start={"limit_bytes": 32 * GIGABYTE})
+    system = make_system(
+        read_bytes=1e7,
+        device_reads=100,
+        device_read_bytes=1e7,
+        pss_anon_bytes=2 * GIGABYTE,
+        pss_file_bytes=GIGABYTE,
+        pss_shared_bytes=GIGABYTE,
+        swap_bytes=0,
+        cpu_seconds=4.0,
+        cpu_wait_seconds=0.01,
+        machine_cpu_seconds=4.5,
+        psi_cpu_some_seconds=0.02,
+        steal_seconds=0.01,
+        throttled_seconds=0.01,
+        oom_kills=0,
+        start={"limit_bytes": 32 * GIGABYTE, "processors": 64},
+    )
     gpu = DeviceSample(
-        index=0, utilization=0.9, memory_bytes=40 * GIGABYTE, power_watts=500.0, clock_mhz=1900.0
+        index=0,
+        utilization=0.9,
+        memory_bytes=40 * GIGABYTE,
+        total_bytes=140 * GIGABYTE,
+        power_watts=500.0,
+        clock_mhz=1900.0,
     )
     system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
+    system.disk = DiskProbe(
+        t=0.0, path="data", bytes_per_second=1e9, random_64k_bytes_per_second=5e8
+    )
     return make_run(*ranks, system=system)
 
 
@@ -405,16 +430,91 @@ def test_the_highest_working_set_of_a_run_without_a_step_counts_from_its_first_l
     assert summarise(make_run(rank, system=make_system())).working_set_peak_bytes is None
 
 
+def test_mapped_files_are_no_part_of_the_working_set_nor_of_the_share_of_the_limit() -> None:
+    """A process that has mapped 40 GB of Arrow files under a limit of 8 GB is in no danger."""
+    system = make_system(
+        start={"limit_bytes": 8 * GIGABYTE},
+        pss_bytes=42 * GIGABYTE,
+        pss_anon_bytes=GIGABYTE,
+        pss_file_bytes=40 * GIGABYTE,
+        pss_shared_bytes=GIGABYTE,
+        rss_bytes=43 * GIGABYTE,
+        hwm_bytes=44 * GIGABYTE,
+    )
+    rank = make_rank()
+    rank.add(Phase(t=1.0, name="steady", seconds=1.0, hwm_bytes=44 * GIGABYTE))
+    summary = summarise(make_run(rank, system=system))
+    assert summary.working_set_bytes == summary.working_set_peak_bytes == 2 * GIGABYTE
+    assert summary.mapped_file_bytes == 40 * GIGABYTE
+    assert summary.limit_share == 0.25
+
+
 def test_the_share_of_the_limit_is_no_less_than_one_process_proves() -> None:
     limit = {"limit_bytes": 8 * GIGABYTE}
-    system = make_system(start=limit, hwm_bytes=18 * GIGABYTE)
+    system = make_system(start=limit, largest_anon_bytes=6 * GIGABYTE)
     assert summarise(make_run(system=system)).limit_share == 0.75
-    rank = make_rank()
-    rank.add(Phase(t=1.0, name="steady", seconds=1.0, hwm_bytes=7 * GIGABYTE))
-    system = make_system(start=limit)
-    assert summarise(make_run(rank, system=system)).limit_share == 0.875
-    system.start = replace(system.start, host="another")
-    assert summarise(make_run(rank, system=system)).limit_share == 0.5
+    system = make_system(start=limit, pss_bytes=None, anon_bytes=GIGABYTE, shared_bytes=GIGABYTE)
+    assert summarise(make_run(system=system)).limit_share == 0.25
+
+
+def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> None:
+    summary = summarise(
+        make_run(
+            system=make_system(
+                start={"processors": 8},
+                cpu_seconds=2.0,
+                machine_cpu_seconds=6.0,
+                cpu_wait_seconds=0.25,
+                psi_cpu_some_seconds=0.4,
+                steal_seconds=2.0,
+                throttled_seconds=0.5,
+            )
+        )
+    )
+    assert summary.cpu_cores == pytest.approx(2.0)
+    assert summary.other_cpu_share == pytest.approx(0.5)
+    assert summary.cpu_wait_share == pytest.approx(0.25)
+    assert summary.psi_cpu_some == pytest.approx(0.4)
+    # Of the time that was wanted: 2 of 2 + 6, and 0.5 of 0.5 + 2.
+    assert summary.cpu_steal_share == pytest.approx(0.25)
+    assert summary.cpu_throttled_share == pytest.approx(0.2)
+
+
+def test_the_capacity_of_the_disk_is_that_of_the_runs_own_requests() -> None:
+    """Random reads of mapped files fill the device at 1 % of what it gives in order."""
+    values = {"read_bytes": 19e6, "device_reads": 4639, "device_read_bytes": 19e6}
+    system = make_system(**values)
+    system.disk = DiskProbe(
+        t=1.0,
+        path="data",
+        bytes_per_second=2e9,
+        random_4k_bytes_per_second=20e6,
+        random_64k_bytes_per_second=300e6,
+    )
+    summary = summarise(make_run(system=system))
+    assert summary.disk_request_bytes == pytest.approx(4096, rel=0.01)
+    assert summary.disk_bytes_per_second == pytest.approx(20e6, rel=0.01)
+    assert summary.disk_share == pytest.approx(0.95, rel=0.01)
+    system.disk = DiskProbe(t=1.0, path="data", reason="data is not on a device")
+    summary = summarise(make_run(system=system))
+    assert summary.disk_share is None
+    assert summary.reasons["disk_bytes_per_second"] == "data is not on a device"
+    older = summarise(make_run(system=make_system(read_bytes=0.5e9)))
+    assert (older.disk_bytes_per_second, older.disk_share) == (1e9, pytest.approx(0.5))
+
+
+def test_free_gpu_memory_is_the_least_of_all_devices_and_of_torch() -> None:
+    system = make_system()
+    devices = (
+        DeviceSample(index=0, memory_bytes=60, total_bytes=100),
+        DeviceSample(index=1, memory_bytes=30, total_bytes=100),
+    )
+    system.samples = [replace(sample, gpus=devices) for sample in system.samples]
+    assert summarise(make_run(make_rank(), system=system)).gpu_free_bytes == 40
+    held = {"cuda_memory": {"total": 100, "reserved_peak": 95, "allocated_peak": 50}}
+    rank = make_rank(settings=held)
+    assert summarise(make_run(rank, system=system)).gpu_free_bytes == 5
+    assert summarise(make_run(rank)).gpu_free_bytes == 5
 
 
 def test_counters_that_run_backwards_count_as_nothing() -> None:
@@ -434,10 +534,10 @@ def test_the_least_limit_counts_and_without_one_the_machine_itself() -> None:
 
 
 def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None:
-    def swapping(grown: list[int]) -> bool | None:
-        counters = [sum(grown[:number]) for number in range(len(grown) + 1)]
+    def swapping(grown: list[int], unit: float = 1e6) -> bool | None:
+        counters = [unit * sum(grown[:number]) for number in range(len(grown) + 1)]
         samples = [
-            SystemSample(t=float(second), processes=1, swap_in_bytes=value)
+            SystemSample(t=float(second), processes=1, swap_in_bytes=int(value))
             for second, value in enumerate(counters)
         ]
         return summarise(make_run(system=bare_system(*samples))).is_swap_sustained
@@ -448,6 +548,7 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([1, 1, 1, 0, 0, 0, 0]) is False
     assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is False
     assert swapping([1, 1]) is None
+    assert swapping([1, 1, 1], unit=4096) is False
 
 
 def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason() -> None:

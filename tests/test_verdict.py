@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import End, RunRecord, RunSummary, Verdict, read_run
+from fast_axolotl.record import (
+    DeviceSample,
+    End,
+    RunRecord,
+    RunSummary,
+    Settings,
+    Verdict,
+    read_run,
+)
 from support.meter import Clock, batches, open_meter
 from support.records import (
     GIGABYTE,
@@ -56,20 +64,193 @@ def stalled(share: float, **values: Any) -> Verdict:
 SLOW = steady(0.3)
 HALF = steady(0.5)
 
+SWAPPING = {"swap_in_bytes": 2e6, "swap_bytes": GIGABYTE}
+RANDOM = {"read_bytes": 120e6, "device_reads": 120e6 / 8192, "device_read_bytes": 120e6}
+BUSY: dict[str, Any] = {
+    "start": {"processors": 8},
+    "cpu_seconds": 4.0,
+    "machine_cpu_seconds": 8.0,
+    "psi_cpu_some_seconds": 0.8,
+    "cpu_wait_seconds": 0.5,
+}
+"""Eight processors, of which the run gets four."""
+
 RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     "nothing at all": ("inconclusive/unseen", make_run),
     "watched from outside": ("inconclusive/unseen", lambda: make_run(system=make_system())),
     "199 quick fetches": ("inconclusive/short", lambda: run(wait=HALF, fetches=199)),
-    "swapping, from outside": ("swap", lambda: make_run(system=make_system(swap_in_bytes=1e6))),
-    "swapping and waiting": ("swap", lambda: run(wait=HALF, system={"swap_in_bytes": 1e6})),
+    "swapping, from outside": ("swap", lambda: make_run(system=make_system(**SWAPPING))),
+    "swapping and waiting": ("swap", lambda: run(wait=HALF, system=SWAPPING)),
+    "swapping under pressure": (
+        "swap", lambda: run(system={"swap_in_bytes": 5e6, "psi_memory_full_seconds": 0.02}),
+    ),
+    "4 KB/s of swap somewhere": (
+        "compute", lambda: run(system={**SWAPPING, "swap_in_bytes": 4096}),
+    ),
+    "another program that swaps": ("compute", lambda: run(system={"swap_in_bytes": 5e7})),
     "a full disk": ("io", lambda: run(wait=HALF, system={"read_bytes": 0.95e9})),
     "a busy disk that nobody waits for": ("compute", lambda: run(system={"read_bytes": 0.95e9})),
+    "random reads at 12 % of what the disk gives in order": (
+        "io/random", lambda: run(wait=HALF, system={**RANDOM, "psi_io_full_seconds": 0.4}),
+    ),
+    "every task waits for the disk, the loop included": (
+        "io", lambda: run(wait=HALF, system={"psi_io_full_seconds": 0.11}),
+    ),
+    "tasks that wait for the disk, and no loop": (
+        "compute", lambda: run(system={**RANDOM, "psi_io_full_seconds": 0.4}),
+    ),
+    "random reads that the disk serves well": ("data/rate", lambda: run(wait=HALF, system=RANDOM)),
+    "a busy machine": ("cpu/others", lambda: run(system=BUSY)),
+    "a busy machine whose kernel counts no waiting of processes": (
+        "cpu/others", lambda: run(system={**BUSY, "cpu_wait_seconds": None}),
+    ),
+    "workers that a busy machine starves": ("cpu/others", lambda: run(wait=HALF, system=BUSY)),
+    "programs that are in each other's way, not in the run's": (
+        "compute", lambda: run(system={**BUSY, "cpu_wait_seconds": 0.03}),
+    ),
+    "training that fills all processors by itself": (
+        "compute", lambda: run(system={**BUSY, "cpu_seconds": 7.7}),
+    ),
+    "a slow loader on a slightly busy machine": (
+        "data/rate", lambda: run(wait=HALF, system={**BUSY, "cpu_wait_seconds": 0.15}),
+    ),
+    "a quota that is used up": (
+        "cpu/quota", lambda: run(system={"cpu_seconds": 4.0, "throttled_seconds": 1.0}),
+    ),
+    "a quota that is hardly used up": (
+        "compute", lambda: run(system={"cpu_seconds": 4.0, "throttled_seconds": 0.1}),
+    ),
+    "a stolen processor": (
+        "cpu/steal", lambda: run(system={"machine_cpu_seconds": 4.0, "steal_seconds": 1.0}),
+    ),
     "a slow loader, reading from the cache": ("data/rate", lambda: run(wait=SLOW, system={})),
     "one rank of two that waits": ("data/rate", lambda: two_ranks({}, {"wait": steady(0.4)})),
     "two busy ranks": ("compute", lambda: make_profiled_run((0.02,), (0.02,))),
     "some communication": ("mixed", lambda: make_profiled_run((0.15,), (0.15,))),
-}
+}  # fmt: skip
 """Beside the golden runs, of which each kind of verdict has one."""
+
+
+LIMITED: dict[str, Any] = {
+    "start": {"limit_bytes": 32 * GIGABYTE},
+    "pss_bytes": 28 * GIGABYTE,
+    "largest_anon_bytes": 2 * GIGABYTE,
+}
+
+
+def killed(
+    error: str = "exit code -9", *, fetches: int = 600, counter: str = "", **system: Any
+) -> RunRecord:
+    """A run whose rank left no end, beside a watcher that saw the command end, and perhaps one
+    more in a counter."""
+    record = run(wait=HALF, fetches=fetches, end=None, system={**LIMITED, **system})
+    record.system.end = End(t=60.0, reason="exception", error=error)
+    return count_one(record, counter) if counter else record
+
+
+def count_one(record: RunRecord, counter: str) -> RunRecord:
+    *others, last = record.system.samples
+    counted = [replace(sample, **{counter: 3}) for sample in others]
+    record.system.samples = [*counted, replace(last, **{counter: 4})]
+    return record
+
+
+@pytest.mark.parametrize("fetches", [600, 20, 0])
+def test_a_run_that_was_killed_at_its_limit_ran_out_of_memory_however_short(fetches: int) -> None:
+    verdict = verdict_of(killed(fetches=fetches))
+    assert verdict.kind == "memory"
+    assert "87.5 % of its memory limit" in verdict.headline
+    assert "signal 9" in verdict.evidence[0]
+    assert "longer" not in verdict.action
+    before_any_step = make_run(system=killed().system)
+    assert verdict_of(before_any_step).kind == "memory"
+
+
+def test_what_grew_is_told_with_the_largest_part_first() -> None:
+    record = killed(counter="oom_kills")
+    samples = record.system.samples
+    grown = {"largest_anon_bytes": 9 * GIGABYTE, "anon_bytes": 11 * GIGABYTE, "processes": 9}
+    # The last sample finds a process that is being killed, which holds nothing any more.
+    samples[-2:] = [replace(samples[-2], **grown), replace(samples[-1], anon_bytes=0)]
+    verdict = verdict_of(record)
+    assert verdict.headline == "Out of memory: the kernel killed 1 process."
+    assert verdict.evidence[-1] == (
+        "what grew: the largest process from 2 GB to 9 GB; the other processes from 1 GB to 2 GB; "
+        "3 processes became 9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "record"),
+    [
+        ("memory", lambda: killed("exit code 137")),
+        ("memory", lambda: killed("exit code 1")),
+        ("data", lambda: killed(pss_bytes=8 * GIGABYTE)),
+        ("data", lambda: killed("exit code -15")),
+        ("memory", lambda: killed(pss_bytes=8 * GIGABYTE, counter="oom_kills")),
+        ("memory", lambda: killed(pss_bytes=8 * GIGABYTE, counter="machine_oom_kills")),
+        ("data", lambda: count_one(run(wait=HALF, system={}), "machine_oom_kills")),
+        ("data", lambda: run(wait=HALF, system=LIMITED)),
+    ],
+)
+def test_memory_is_the_verdict_only_where_something_was_killed(
+    expected: str, record: Callable[[], RunRecord]
+) -> None:
+    assert verdict_of(record()).kind == expected
+
+
+def test_a_worker_or_a_rank_that_was_killed_counts_like_the_run() -> None:
+    error = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+    rank = make_rank()
+    rank.end = End(t=6.0, reason="exception", error=error)
+    verdict = verdict_of(make_run(rank, system=make_system(**LIMITED)))
+    assert verdict.kind == "memory"
+    assert "worker (pid 7)" in verdict.evidence[0]
+    # What torch raises, too, where a worker has gone that had sent a tensor.
+    rank.end = End(t=6.0, reason="exception", error="EOFError")
+    assert verdict_of(make_run(rank, system=make_system(**LIMITED))).kind == "memory"
+    ranks = [make_rank(world_size=2), make_rank(rank=1, world_size=2, end=None)]
+    ranks[0].end = End(t=6.0, reason="exception", error="RuntimeError: connection closed by peer")
+    verdict = verdict_of(make_run(*ranks, system=make_system(**LIMITED)))
+    assert verdict.kind == "memory"
+    assert verdict.evidence[0].startswith("rank 1 ended without a word")
+
+
+def test_a_record_without_an_end_that_was_near_its_limit_says_so() -> None:
+    record = run(end=None, system=LIMITED)
+    record.system.end = None
+    verdict = verdict_of(record)
+    assert verdict.kind == "compute"
+    assert "if the run is over, it was probably killed" in verdict.evidence[-1]
+
+
+def test_a_kill_in_the_runs_own_cgroup_is_not_blamed_on_other_programs() -> None:
+    record = killed(pss_bytes=2 * GIGABYTE, counter="machine_oom_kills")
+    assert "other programs" in verdict_of(record).action
+    settings = {"num_workers": 8, "prefetch_factor": 2}
+    record = killed(pss_bytes=2 * GIGABYTE, counter="oom_kills")
+    record.ranks[0].settings.append(Settings(t=1.0, values=settings))
+    assert "num_workers=4" in verdict_of(record).action
+
+
+def test_of_several_nodes_the_one_that_is_busy_is_judged() -> None:
+    ranks = [make_rank(rank=number, world_size=2) for number in range(2)]
+    ranks[1].start = replace(ranks[1].start, host="second")
+    record = make_run(*ranks, system=make_system())
+    busy = make_system(**{**BUSY, "pss_bytes": GIGABYTE})
+    busy.start = replace(busy.start, host="second")
+    record.systems["second"] = busy
+    summary = summarise(record)
+    assert (summary.node, summary.verdict.kind) == ("second", "cpu")
+
+
+def test_a_busy_gpu_has_lost_nothing_to_a_busy_machine() -> None:
+    record = run(system=BUSY)
+    gpu = DeviceSample(index=0, utilization=0.97)
+    record.system.samples = [replace(sample, gpus=(gpu,)) for sample in record.system.samples]
+    verdict = verdict_of(record)
+    assert verdict.kind == "compute"
+    assert any("other programs took 50.0 %" in line for line in verdict.evidence)
 
 
 def contradicting(share: float) -> RunRecord:
@@ -257,7 +438,7 @@ INCONCLUSIVE: dict[str, Callable[[], RunRecord]] = {
 @pytest.mark.parametrize("name", INCONCLUSIVE)
 def test_swap_and_disk_are_mentioned_whatever_keeps_a_run_from_being_judged(name: str) -> None:
     record = INCONCLUSIVE[name]()
-    record.system = make_system(swap_in_bytes=1e6, read_bytes=0.8e9)
+    record.system = make_system(**SWAPPING, read_bytes=0.8e9)
     verdict = verdict_of(record)
     assert told(verdict) == f"inconclusive/{name}"
     assert any("swap" in line for line in verdict.evidence)
@@ -331,7 +512,7 @@ RATE: dict[str, Any] = {"wait": SLOW}
 BURSTS: dict[str, Any] = {"wait": every(16, 0.3), "fetches": 3000}
 SHORT_BURSTS: dict[str, Any] = {"wait": every(8, 0.3), "fetches": 3000}
 PERIODIC: dict[str, Any] = {"wait": every(125, 0.3), "fetches": 900}
-SWAP: dict[str, Any] = {"system": {"swap_in_bytes": 1e6, "pss_bytes": 60 * GIGABYTE}}
+SWAP: dict[str, Any] = {"system": {**SWAPPING, "pss_bytes": 60 * GIGABYTE}}
 
 
 ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
@@ -412,7 +593,21 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "swap while streaming": (
         "axolotl", SWAP, {"num_workers": 1, **STREAM}, "a smaller micro_batch_size",
     ),
-    "swap by another program": ("loop", {"system": {"swap_in_bytes": 1e6}}, {}, "other programs"),
+    "swap by another program": ("loop", {"system": SWAPPING}, {}, "other programs"),
+    "a quota that is used up": (
+        "axolotl", {"system": {"cpu_seconds": 4.0, "throttled_seconds": 1.0}}, {"num_workers": 8},
+        "cpu.max of the control group, docker run --cpus, or resources.limits.cpu in Kubernetes. "
+        "If that is not possible, set dataloader_num_workers: 4 (now 8)",
+    ),
+    "a busy machine": ("loop", {"system": BUSY}, {}, "renice -n 19 -p PID"),
+    "random reads of prepared rows": (
+        "axolotl", {"wait": HALF, "system": {**RANDOM, "psi_io_full_seconds": 0.4}},
+        {"num_workers": 2}, "copy the data to a local NVMe drive or into memory",
+    ),
+    "random reads": (
+        "transformers", {"wait": HALF, "system": {**RANDOM, "psi_io_full_seconds": 0.4}},
+        {"num_workers": 2}, "to_iterable_dataset().shuffle(buffer_size=10_000)",
+    ),
     "a full disk, streaming": (
         "axolotl", {"wait": HALF, "system": {"read_bytes": 0.95e9}}, STREAM,
         "compressed Parquet with the columns that are needed",

@@ -23,8 +23,10 @@ from typing import Any, Literal
 __all__ = [
     "CGROUP",
     "PROC",
+    "CpuQuota",
     "MemoryCgroup",
     "describe",
+    "find_cpu_quota",
     "find_memory_cgroup",
     "limit_bytes",
     "meminfo_bytes",
@@ -72,7 +74,8 @@ def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    return max(1, min(count, _quota_cores(proc, cgroup_root) or count))
+    quota = _own_quota(proc, cgroup_root)
+    return max(1, min(count, count if quota is None else round(quota.cores)))
 
 
 def node_name() -> str:
@@ -177,7 +180,16 @@ class MemoryCgroup:
                 return max(0, used - int(value))
         return used
 
-    def pressure_file(self, name: Literal["memory", "io"]) -> Path | None:
+    def events(self) -> tuple[int | None, int | None]:
+        """Counters: its processes that the kernel killed for want of memory; allocations that ran
+        into its own limit, as page cache does that fills it."""
+        if self.version == 2:
+            counters = _read_counters(self.folders[0] / "memory.events")
+            return counters.get("oom_kill"), counters.get("max")
+        counters = _read_counters(self.folders[0] / "memory.oom_control")
+        return counters.get("oom_kill"), _read_number(self.folders[0] / "memory.failcnt")
+
+    def pressure_file(self, name: Literal["cpu", "memory", "io"]) -> Path | None:
         """The PSI file of this cgroup; ``None`` where it has none of its own."""
         path = self.folders[0] / f"{name}.pressure"
         return path if self.version == 2 and path.exists() else None
@@ -215,13 +227,30 @@ def read_bytes_of(path: str | Path) -> bytes | None:
         os.close(opened)
 
 
-@cache
-def _quota_cores(proc: Path, root: Path) -> int | None:
-    """Cores by the least CPU quota of this process's cgroups; ``None`` where none is set.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQuota:
+    """How much processor time a cgroup may take."""
+
+    cores: float
+    folder: Path
+    """Of the cgroup that sets it."""
+
+    def throttled_seconds(self) -> float | None:
+        """Counter: time in which tasks were ready and the quota was used up, over processors."""
+        counters = _read_counters(self.folder / "cpu.stat")
+        if "throttled_usec" in counters:
+            return counters["throttled_usec"] / 1e6
+        return counters["throttled_time"] / 1e9 if "throttled_time" in counters else None
+
+
+def find_cpu_quota(
+    pid: int | str = "self", *, proc: Path = PROC, root: Path = CGROUP
+) -> CpuQuota | None:
+    """The least CPU quota of a process's cgroups; ``None`` where none is set.
 
     ``200000 100000`` are two cores: 200 ms of CPU time every 100 ms; ``max`` and -1 are no limit.
     """
-    paths = _cgroup_paths("self", proc)
+    paths = _cgroup_paths(pid, proc)
     folders = [
         *_folders_upwards(root, paths.get("", "/")),
         *_folders_upwards(root / "cpu", paths.get("cpu", "/")),
@@ -232,8 +261,13 @@ def _quota_cores(proc: Path, root: Path) -> int | None:
         for text in (read_bytes_of(folder / "cpu.max") or b"", b" ".join(version_1)):
             words = text.split()
             if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-                quotas.append(max(1, round(int(words[0]) / int(words[1]))))
-    return min(quotas, default=None)
+                quotas.append(CpuQuota(cores=int(words[0]) / int(words[1]), folder=folder))
+    return min(quotas, key=lambda quota: quota.cores, default=None)
+
+
+@cache
+def _own_quota(proc: Path, root: Path) -> CpuQuota | None:
+    return find_cpu_quota(proc=proc, root=root)
 
 
 def _cgroup_paths(pid: int | str, proc: Path) -> dict[str, str]:
@@ -273,3 +307,9 @@ def _read_value(path: Path, key: str) -> str | None:
 def _read_number(path: Path) -> int | None:
     text = (read_bytes_of(path) or b"").strip()
     return int(text) if text.isdigit() else None
+
+
+def _read_counters(path: Path) -> dict[str, int]:
+    """The lines ``name number`` of a file."""
+    lines = (line.split() for line in (read_bytes_of(path) or b"").decode().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}

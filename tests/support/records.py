@@ -30,6 +30,13 @@ START_TIME = 1_700_000_000.0
 
 GIGABYTE = 1_000_000_000
 
+_MORE_COUNTERS = (
+    *("cpu_seconds", "cpu_wait_seconds", "machine_cpu_seconds", "steal_seconds"),
+    *("throttled_seconds", "psi_cpu_some_seconds", "device_reads", "device_read_bytes"),
+    *("oom_kills", "machine_oom_kills", "limit_hits"),
+)
+"""Of a watcher's samples, there only where a test gives them."""
+
 Wait = Callable[[int], float]
 """Seconds that the fetch of this number waits."""
 
@@ -222,13 +229,14 @@ def make_system(
         "hwm_bytes": 6 * GIGABYTE,
     }
     for name, value in rates.items():
-        (counters if name in counters else levels)[name] = value
+        (counters if name in counters or name in _MORE_COUNTERS else levels)[name] = value
     values = {"memory_bytes": 64 * GIGABYTE, "disk_bytes_per_second": 1e9, **(start or {})}
     record = SystemRecord(
         start=SystemStart(time=START_TIME, host="machine", root_pid=100, **values)
     )
     for second in range(samples):
-        grown: dict[str, Any] = {name: rate * second for name, rate in counters.items()}
+        known = {name: rate for name, rate in counters.items() if rate is not None}
+        grown: dict[str, Any] = {name: rate * second for name, rate in known.items()}
         record.samples.append(SystemSample(t=float(second), processes=3, **levels, **grown))
     if end is not None:
         record.end = End(t=float(samples), reason=end)  # type: ignore[arg-type]

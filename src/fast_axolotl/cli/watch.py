@@ -30,8 +30,10 @@ _TABLE = {
     "process": "{root_pid}  {command}",
     "watched": "{seconds}, until {ending}",
     "processes": "{most_processes} at most",
-    "CPU": "{cpu_cores} cores",
-    "working set (ΣPSS)": "{working_set_bytes}, peak {working_set_peak_bytes}",
+    "CPU": "{cpu_cores}; other programs {other_cpu_share} of the processors",
+    "CPU refused": "throttled {cpu_throttled_share}, stolen {cpu_steal_share}",
+    "working set": "{working_set_bytes}, peak {working_set_peak_bytes}",
+    "mapped files": "{mapped_file_bytes}",
     "resident (ΣRSS)": "{rss_bytes}: anonymous {anon_bytes}, files {file_bytes}, "
     "shared {shared_bytes}",
     "high-water mark": "{hwm_bytes}, {spike_ratio} resident",
@@ -39,10 +41,13 @@ _TABLE = {
     "device reads": "{read_bytes_per_second}",
     "read calls": "{read_chars_per_second}, cached ones included",
     "device capacity": "{disk_bytes_per_second}, {disk_share} of it used",
-    "swap of the machine": "in {swap_in_bytes_per_second}, out {swap_out_bytes_per_second}",
-    "pressure": "memory {psi_memory_full}, I/O {psi_io_full} of the time",
-    "GPU": "{gpu_utilization} busy, {gpu_memory_bytes}, {gpu_power_watts}, {gpu_clock_mhz} "
-    "({gpu_names})",
+    "read request": "{disk_request_bytes} on average",
+    "swap": "in {swap_in_bytes_per_second}, out {swap_out_bytes_per_second} of the machine; "
+    "{process_swap_bytes} of the process",
+    "pressure": "CPU {psi_cpu_some}, memory {psi_memory_full}, I/O {psi_io_full} of the time",
+    "killed for memory": "{oom_kills}",
+    "GPU": "{gpu_utilization} busy, {gpu_memory_bytes} used, {gpu_free_bytes} free, "
+    "{gpu_power_watts}, {gpu_clock_mhz} ({gpu_names})",
 }
 """What is printed at the end; the last row where there is a GPU."""
 _ELSEWHERE = (
@@ -137,7 +142,7 @@ def _watch_process(
         if has_screen:
             sampler.start()
             start = sampler.begin()
-            source.begin(start)
+            source.begin(start, sampler.disk)
             ending = LiveView(
                 source,
                 summarise,
@@ -155,6 +160,7 @@ def _watch_process(
         pass
     finally:
         sampler.stop(reason)
+    watched.disk = sampler.disk
     figures = {**watched.figures(sampler.begin()), "ending": ending}
     if as_json:
         print(json.dumps(figures, indent=2, ensure_ascii=False))
@@ -178,7 +184,7 @@ def _line(watched: Watched) -> str:
     parts = [
         f"{sample.t:6.0f} s",
         f"processes {sample.processes}",
-        f"working set {format_bytes(watched.pss_bytes)}",
+        f"working set {format_bytes(watched.working_set_bytes)}",
         f"RSS {format_bytes(sample.rss_bytes)}",
         f"CPU {'–' if cores is None else f'{cores:.1f}'} cores",
         f"device reads {rate('read_bytes')}",
@@ -192,14 +198,13 @@ def _line(watched: Watched) -> str:
 
 def _print_figures(figures: dict[str, Any]) -> None:
     from fast_axolotl.record.catalogue import FIGURES
-    from fast_axolotl.record.units import format_count, format_seconds
+    from fast_axolotl.record.units import format_seconds
     from fast_axolotl.report.terminal import show_pairs
 
     shown = {
         **figures,
         **{name: FIGURES[name].format(value) for name, value in figures.items() if name in FIGURES},
         "seconds": format_seconds(figures["seconds"]),
-        "cpu_cores": format_count(figures["cpu_cores"]),
         "command": " ".join(figures["command"]),
         "gpu_names": ", ".join(figures["gpu_names"]),
     }

@@ -20,6 +20,7 @@ __all__ = [
     "compute_better",
     "even_out",
     "feed",
+    "free_processors",
     "lower_working_set",
     "profile",
     "read_less",
@@ -100,7 +101,7 @@ def lower_working_set(evidence: Evidence) -> str:
     """Take less memory."""
     source, share = evidence.source, evidence.figures.limit_share
     workers, prefetch = evidence.number("num_workers"), evidence.number("prefetch_factor")
-    if share is not None and share < SMALL_MEMORY_SHARE:
+    if share is not None and share < SMALL_MEMORY_SHARE and not evidence.figures.oom_kills:
         return (
             "End the other programs that hold the memory: this run took at most "
             f"{format_share(share)} of it."
@@ -126,8 +127,35 @@ def lower_working_set(evidence: Evidence) -> str:
     return "Stream the data instead of holding it: load_dataset(streaming=True) in datasets."
 
 
+def free_processors(evidence: Evidence, subtype: str) -> str:
+    """Get the processors back that a quota, the hypervisor or other programs take."""
+    if subtype == "steal":
+        return "Move the run to a machine with processors of its own: this one shares them."
+    workers = evidence.number("num_workers")
+    fewer = "OMP_NUM_THREADS=1"
+    if workers and workers > 1:
+        fewer = f"{_name_loader(evidence.source, num_workers=workers // 2)} (now {workers})"
+    if subtype == "quota":
+        return (
+            "Raise the CPU quota: cpu.max of the control group, docker run --cpus, or "
+            f"resources.limits.cpu in Kubernetes. If that is not possible, set {fewer}."
+        )
+    return (
+        "End the other programs, or lower their priority with renice -n 19 -p PID; top shows them. "
+        f"If that is not possible, set {fewer}."
+    )
+
+
 def read_less(evidence: Evidence) -> str:
-    """Take fewer bytes from the disk."""
+    """Take fewer bytes from the disk, or the same in larger requests."""
+    if evidence.is_random:
+        copy = "copy the data to a local NVMe drive or into memory (/dev/shm)"
+        if evidence.source == "axolotl" and not evidence.is_stream:
+            return f"Do not read at random from this disk: {copy} and set dataset_prepared_path."
+        return (
+            f"Read in order instead of at random: {copy}, or shuffle in a buffer "
+            "(dataset.to_iterable_dataset().shuffle(buffer_size=10_000)). More workers do not help."
+        )
     if evidence.source == "axolotl" and not evidence.is_stream:
         return (
             "Put the prepared rows on a faster device: dataset_prepared_path, after axolotl "

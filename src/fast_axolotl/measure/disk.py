@@ -1,16 +1,18 @@
 """How fast the device that holds the data can be read: O_DIRECT reads of the data's own files.
 
 O_DIRECT goes past the page cache, so a file that is cached is read from its device all the same,
-and reading it evicts nothing. Four threads read blocks of 1 MiB one after the other, so that the
-device has several requests at hand, as it has from a training run with workers; the probe ends
-after ``max_bytes`` or ``max_seconds``.
+and reading it evicts nothing. Three patterns are read one after the other: 4 KiB and 64 KiB at
+random places, as page faults of mapped files do, and 1 MiB in order. A device gives many times as
+much in order as at random: what a run takes is compared with what the device gives at the run's own
+mean request size, which ``/proc/diskstats`` tells. The whole takes at most ``max_seconds``.
 
 The kernel must count the reads as device reads of this process, because ``read_bytes`` of the run
 is what the capacity is compared with. Where it does not, there is no figure: tmpfs is memory, and
 FUSE reads belong to another process.
 
 Blind spots: a cache below the kernel (of the host of a virtual machine, of the drive) makes the
-device look faster; other readers at the same time make it look slower.
+device look faster; other readers at the same time make it look slower. A device that serves small
+requests faster than Python can ask for them has no figure for these.
 """
 
 from __future__ import annotations
@@ -19,22 +21,35 @@ import itertools
 import math
 import mmap
 import os
+import random
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fast_axolotl.measure.procfs import read_io
+from fast_axolotl.measure.procfs import read_io, read_run_delay
+from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
-__all__ = ["DiskCapacity", "choose_files", "find_device", "probe_capacity"]
+__all__ = [
+    "capacity_at",
+    "choose_files",
+    "find_device",
+    "find_numbers",
+    "probe_capacity",
+    "read_requests",
+]
 
+_KIBIBYTE = 1 << 10
 _MEBIBYTE = 1 << 20
-_BLOCK_BYTES = _MEBIBYTE
-_NUM_THREADS = 4
+_NUM_THREADS = 16
+"""Requests under way at a time, as from many workers whose page faults wait one by one."""
+_RANDOM_READS = 1 << 15
+_SPAN_BYTES = 16 << 30
+"""Random reads are spread over so much of the data: a small part may lie in the drive's cache."""
 _LEAST_BYTES = 8 * _MEBIBYTE
 """Less than this says more about the first request than about the device."""
 _MOST_FILES = 64
@@ -42,22 +57,13 @@ _MOST_ENTRIES = 20_000
 """Of a folder, so many files are looked at for the largest."""
 _COUNTED_SHARE = 0.5
 """The kernel must have counted at least this part of what was read."""
+_MOST_BUSY, _MOST_CPU = 0.8, 0.25
+"""Of one core, with waiting for it and without. Readers that take more of both wait for the
+interpreter, not for the device."""
 _GRACE_SECONDS = 1.0
 """For reads under way when the time is up; a network share that hangs is left behind."""
-
-
-@dataclass(slots=True, kw_only=True)
-class DiskCapacity:
-    """What reading the data's own device reached."""
-
-    bytes_per_second: float | None = None
-    reason: str = ""
-    """Why there is no figure."""
-    device: str = ""
-    """Source and filesystem, as mounted: ``/dev/nvme0n1p2 (ext4)``."""
-    num_bytes: int = 0
-    """What was read."""
-    seconds: float = 0.0
+_SECTOR_BYTES = 512
+"""The unit of ``/proc/diskstats``, whatever the device's own."""
 
 
 def probe_capacity(
@@ -67,43 +73,111 @@ def probe_capacity(
     max_seconds: float = 2.0,
     proc: Path = PROC,
     clock: Callable[[], float] = time.perf_counter,
-) -> DiskCapacity:
+) -> DiskProbe:
     """Read the file, or the largest files of the folder, past the page cache."""
+    found = DiskProbe(t=0.0, path=str(path))
     if not hasattr(os, "O_DIRECT"):
-        return DiskCapacity(reason="this system has no O_DIRECT")
-    files, reason = choose_files(path, max_bytes)
+        return replace(found, reason="this system has no O_DIRECT")
+    files, reason = choose_files(path, _SPAN_BYTES)
     if not files:
-        return DiskCapacity(reason=reason)
-    found = DiskCapacity(device=find_device(files[0], proc=proc))
-    offsets = ((f, offset) for f in files for offset in range(0, f.stat().st_size, _BLOCK_BYTES))
-    blocks = itertools.islice(offsets, math.ceil(max_bytes / _BLOCK_BYTES))
-    lock = threading.Lock()
-    refusals: list[str] = []
-    counted = read_io("self", proc=proc)
-    start = clock()
+        return replace(found, reason=reason)
+    device = find_device(files[0], proc=proc)
+    where = f"{path} on {device}" if device else str(path)
+    found = replace(found, device=device)
+    sizes = {file: file.stat().st_size for file in files}
+    dice = random.Random(0)
+
+    def scatter(num_bytes: int) -> Iterable[tuple[Path, int]]:
+        for file in dice.choices(files, list(sizes.values()), k=_RANDOM_READS):
+            yield file, num_bytes * dice.randrange(max(1, sizes[file] // num_bytes))
+
+    in_order = ((file, at) for file in files for at in range(0, sizes[file], _MEBIBYTE))
+    patterns = (
+        (4 * _KIBIBYTE, scatter(4 * _KIBIBYTE), max_seconds / 4),
+        (64 * _KIBIBYTE, scatter(64 * _KIBIBYTE), max_seconds / 4),
+        (_MEBIBYTE, itertools.islice(in_order, math.ceil(max_bytes / _MEBIBYTE)), max_seconds / 2),
+    )
+    rates: dict[int, float] = {}
+    num_bytes, counted = 0, read_io("self", proc=proc)
+    for block_bytes, blocks, seconds in patterns:
+        reads = _read_blocks(list(blocks), block_bytes, seconds, clock)
+        num_bytes += reads.num_bytes
+        if reads.refusal:
+            reason = f"reading {where} with O_DIRECT was refused: {reads.refusal}"
+            return replace(found, reason=reason)
+        if not reads.num_bytes or reads.seconds <= 0:
+            reason = f"no read of {where} came back within {seconds:g} s"
+            return replace(found, reason=reason)
+        is_busy = reads.cpu_seconds + reads.delay_seconds > _MOST_BUSY * reads.seconds
+        is_computing = reads.cpu_seconds > _MOST_CPU * reads.seconds
+        if block_bytes == _MEBIBYTE or not (is_busy and is_computing):
+            rates[block_bytes] = reads.num_bytes / reads.seconds
+    counted_after = read_io("self", proc=proc)
+    if counted is not None and counted_after is not None:
+        counted_bytes = counted_after.read_bytes - counted.read_bytes
+        if counted_bytes < _COUNTED_SHARE * num_bytes:
+            reason = (
+                f"reads of {where} do not count as device reads of the process, "
+                "so there is nothing to compare with"
+            )
+            return replace(found, reason=reason)
+    is_whole = len(rates) == len(patterns)
+    return replace(
+        found,
+        bytes_per_second=rates[_MEBIBYTE],
+        random_4k_bytes_per_second=rates.get(4 * _KIBIBYTE),
+        random_64k_bytes_per_second=rates.get(64 * _KIBIBYTE),
+        reason=""
+        if is_whole
+        else "the probe cannot ask for small requests fast enough to fill the device",
+    )
+
+
+@dataclass(slots=True)
+class _Reads:
+    """What several threads read together."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    """From the start to the end of the last read."""
+    cpu_seconds: float = 0.0
+    delay_seconds: float = 0.0
+    """In which a thread waited for a processor."""
+    refusal: str = ""
+
+
+def _read_blocks(
+    blocks: list[tuple[Path, int]],
+    block_bytes: int,
+    max_seconds: float,
+    clock: Callable[[], float],
+) -> _Reads:
+    """Read blocks of files until there are no more of them, or the time is up."""
+    found, lock, left, start = _Reads(), threading.Lock(), iter(blocks), clock()
 
     def read() -> None:
         # Anonymous memory maps begin on a page, as O_DIRECT asks for.
-        buffer = mmap.mmap(-1, _BLOCK_BYTES)
+        buffer = mmap.mmap(-1, block_bytes)
         opened: dict[Path, int] = {}
+        num_bytes, end = 0, start
         try:
-            while not refusals and clock() - start < max_seconds:
-                with lock:
-                    block = next(blocks, None)
-                if block is None:
+            for file, offset in left:
+                if found.refusal or end - start >= max_seconds:
                     break
-                file, offset = block
                 if file not in opened:
                     opened[file] = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-                num_bytes = os.preadv(opened[file], [buffer], offset)
-                with lock:
-                    found.num_bytes += num_bytes
-                    found.seconds = clock() - start
+                num_bytes += os.preadv(opened[file], [buffer], offset)
+                end = clock()
         except OSError as error:
-            refusals.append(error.strerror or str(error))
+            found.refusal = error.strerror or str(error)
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
+            with lock:
+                found.num_bytes += num_bytes
+                found.seconds = max(found.seconds, end - start)
+                found.cpu_seconds += time.thread_time()
+                found.delay_seconds += read_run_delay("thread-self") or 0.0
 
     threads = [threading.Thread(target=read, daemon=True) for _ in range(_NUM_THREADS)]
     for thread in threads:
@@ -111,23 +185,34 @@ def probe_capacity(
     deadline = time.monotonic() + max_seconds + _GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    counted_after = read_io("self", proc=proc)
-    share = 1.0
-    if counted is not None and counted_after is not None and found.num_bytes:
-        share = (counted_after.read_bytes - counted.read_bytes) / found.num_bytes
-    where = f"{path} on {found.device}" if found.device else str(path)
-    if refusals:
-        found.reason = f"reading {where} with O_DIRECT was refused: {refusals[0]}"
-    elif not found.num_bytes or found.seconds <= 0:
-        found.reason = f"no read of {where} came back within {max_seconds:g} s"
-    elif share < _COUNTED_SHARE:
-        found.reason = (
-            f"reads of {where} do not count as device reads of the process, "
-            "so there is nothing to compare with"
-        )
-    else:
-        found.bytes_per_second = found.num_bytes / found.seconds
     return found
+
+
+def capacity_at(probe: DiskProbe, request_bytes: float | None) -> float | None:
+    """What the device gives in requests of this size; of an unknown size, what it gives in order.
+
+    Between the sizes that were measured by a straight line of logarithms: a device that is bound by
+    requests a second lies on one, and so does one that is bound by bytes.
+    """
+    if request_bytes is None:
+        return probe.bytes_per_second
+    measured = {
+        4 * _KIBIBYTE: probe.random_4k_bytes_per_second,
+        64 * _KIBIBYTE: probe.random_64k_bytes_per_second,
+        _MEBIBYTE: probe.bytes_per_second,
+    }
+    known = [(size, rate) for size, rate in measured.items() if rate]
+    at_most = [point for point in known if point[0] <= request_bytes]
+    at_least = [point for point in known if point[0] >= request_bytes]
+    if not at_most:
+        # Below 4 KiB the requests a second stay the same; below what was measured nothing is known.
+        size, rate = next(iter(known), (0, 0.0))
+        return rate * request_bytes / size if size == 4 * _KIBIBYTE else None
+    if not at_least or at_most[-1] == at_least[0]:
+        return at_most[-1][1]
+    (low, slow), (high, fast) = at_most[-1], at_least[0]
+    part = math.log(request_bytes / low) / math.log(high / low)
+    return math.exp(math.log(slow) + part * math.log(fast / slow))
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
@@ -175,3 +260,29 @@ def find_device(path: str | Path, *, proc: Path = PROC) -> str:
         if len(words) > 1 and is_above and len(mount) >= best:
             best, found = len(mount), f"{words[1]} ({words[0]})"
     return found
+
+
+def find_numbers(path: str | Path, *, proc: Path = PROC) -> tuple[int, int] | None:
+    """Major and minor number of the block device that holds a path; ``None`` where that is no
+    block device: overlays, network shares, memory."""
+    numbers = []
+    with suppress(OSError):
+        device = Path(path).stat().st_dev
+        numbers.append((os.major(device), os.minor(device)))
+    with suppress(OSError):
+        # Filesystems of several devices (btrfs) have a number of their own.
+        source = Path(find_device(path, proc=proc).rpartition(" (")[0])
+        if stat.S_ISBLK(source.stat().st_mode):
+            numbers.append((os.major(source.stat().st_rdev), os.minor(source.stat().st_rdev)))
+    known = (pair for pair in numbers if read_requests(pair, proc=proc) is not None)
+    return next(known, None)
+
+
+def read_requests(numbers: tuple[int, int], *, proc: Path = PROC) -> tuple[int, int] | None:
+    """Counters of a block device: read requests it has served, and their bytes."""
+    head = b"%d %d" % numbers
+    for line in (read_bytes_of(proc / "diskstats") or b"").splitlines():
+        fields = line.split()
+        if b" ".join(fields[:2]) == head and len(fields) > 5:
+            return int(fields[3]), int(fields[5]) * _SECTOR_BYTES
+    return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
-from fast_axolotl.record.units import format_share
+from fast_axolotl.record.units import format_bytes, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
 
@@ -33,6 +33,12 @@ class Evidence:
     """Time of a step of the warm-up."""
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
+    killed: str = ""
+    """What of the run was killed, or ended without a word, if anything."""
+    machine_oom_kills: int = 0
+    """Processes that the kernel killed for memory meanwhile, of any program of the machine."""
+    memory_growth: str = ""
+    """What of its memory has grown, the largest part first."""
 
     @property
     def stall(self) -> float:
@@ -55,6 +61,23 @@ class Evidence:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
         names = ("streaming", "pretraining_dataset", "dispatcher")
         return any(bool(self.setting(name)) for name in names)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the data's device is read in small requests."""
+        size = self.figures.disk_request_bytes
+        return size is not None and size < thresholds.SMALL_REQUEST_BYTES
+
+    @property
+    def cpu_lost_to_others(self) -> float:
+        """Share of time in which a process waited for a processor, where other programs take some:
+        one that waits for its own workers has lost nothing. By the pressure where the kernel does
+        not count it by process."""
+        figures = self.figures
+        if (figures.other_cpu_share or 0.0) < thresholds.CPU_LOST:
+            return 0.0
+        own = figures.cpu_wait_share
+        return (figures.psi_cpu_some if own is None else own) or 0.0
 
     @property
     def cores(self) -> int | None:
@@ -160,25 +183,56 @@ class Evidence:
         ]
 
     def memory_lines(self) -> list[str]:
-        """Signs that the machine is short of memory: swap, then pressure."""
-        lines, pressure = [], self.figures.psi_memory_full
-        if self.figures.is_swap_sustained:
-            rate = about_rate(self.figures.swap_in_bytes_per_second)
+        """Signs that the run is short of memory: swap, then pressure."""
+        lines, figures = [], self.figures
+        pressure, swapped = figures.psi_memory_full or 0.0, figures.process_swap_bytes or 0
+        is_pressed = pressure > thresholds.PRESSURE_MEMORY
+        if figures.is_swap_sustained and (is_pressed or swapped >= thresholds.PROCESS_SWAP_BYTES):
             lines.append(
-                f"{rate} come back from swap, in at least half of the samples and three in a row "
-                "(threshold: any; ours)"
+                f"{about_rate(figures.swap_in_bytes_per_second)} come back from swap, in at least "
+                "half of the samples and three in a row (threshold 1 MB/s: ours); up to "
+                f"{format_bytes(swapped)} of this run lie in swap"
             )
-        if pressure is not None and pressure > thresholds.PRESSURE_MEMORY:
+        if is_pressed:
             lines.append(
                 f"in {format_share(pressure)} of the time every task waited for memory "
                 "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
             )
         return lines
 
+    def cpu_lines(self) -> list[str]:
+        """Signs that the run does not get the processors it asks for: each with its threshold."""
+        figures, lines = self.figures, []
+        throttled, stolen = figures.cpu_throttled_share or 0.0, figures.cpu_steal_share or 0.0
+        if throttled >= thresholds.CPU_LOST:
+            lines.append(
+                f"the CPU quota of the control group refused {format_share(throttled)} of the "
+                "processor time that the run asked for (threshold 10 %: ours)"
+            )
+        if stolen >= thresholds.CPU_LOST:
+            lines.append(
+                f"the hypervisor gave {format_share(stolen)} of the processor time to other "
+                "machines (steal, threshold 10 %: ours)"
+            )
+        if self.cpu_lost_to_others >= thresholds.CPU_LOST:
+            who = "a process of the run" if figures.cpu_wait_share is not None else "some program"
+            lines.append(
+                f"other programs took {format_share(figures.other_cpu_share)} of the processors, "
+                f"and {who} waited for one in {format_share(self.cpu_lost_to_others)} of the time "
+                "(threshold 10 % each: ours)"
+            )
+            if figures.psi_cpu_some is not None:
+                lines.append(f"CPU pressure {format_share(figures.psi_cpu_some)} (PSI cpu some)")
+        return lines
+
     def system_lines(self) -> list[str]:
         """What the samples of the machine show where nothing else does."""
         disk, gpu = self.figures.disk_share, self.figures.gpu_utilization
         lines = self.memory_lines()
+        if self.figures.is_swap_sustained and not lines:
+            rate = about_rate(self.figures.swap_in_bytes_per_second)
+            lines.append(f"the machine swaps in {rate}, but hardly anything of this run")
+        lines += self.cpu_lines()
         if disk is not None and disk >= thresholds.DISK_NEAR:
             lines.append(f"reads take {format_share(disk)} of the disk's capacity")
         if gpu is not None:

@@ -25,6 +25,8 @@ class GpuReader:
     """Where figures of GPUs come from: from nowhere, for a reason."""
 
     names: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    """In the order of the names; empty where a device does not give its own."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -46,8 +48,9 @@ class NvmlReader(GpuReader):
         self._nvml = nvml
         count = nvml.nvmlDeviceGetCount()
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        names = [nvml.nvmlDeviceGetName(handle) for handle in self._handles]
-        self.names = tuple(n.decode() if isinstance(n, bytes) else n for n in names)
+        self.names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles)
+        uuids = (self._ask(nvml.nvmlDeviceGetUUID, handle) for handle in self._handles)
+        self.uuids = tuple(_text(uuid or "") for uuid in uuids)
         self._used: set[int] = set()
         self._reads = 0
 
@@ -78,6 +81,7 @@ class NvmlReader(GpuReader):
             index=index,
             utilization=None if rates is None else rates.gpu / 100,
             memory_bytes=None if memory is None else int(memory.used),
+            total_bytes=None if memory is None else int(memory.total),
             power_watts=None if milliwatts is None else milliwatts / 1000,
             clock_mhz=None if clock is None else float(clock),
         )
@@ -101,3 +105,8 @@ def open_gpus() -> GpuReader:
     except pynvml.NVMLError as error:
         return GpuReader(f"NVML answers: {error}")
     return reader if reader.names else GpuReader("NVML finds no GPU")
+
+
+def _text(value: str | bytes) -> str:
+    """Old versions of NVML's module give bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -427,8 +427,8 @@ class Meter:
 
     def see_sample(self, sample: SystemSample) -> None:
         """Take the working set of a sample; called from the sampler's thread."""
-        if sample.pss_bytes is not None:
-            self._working_set_bytes = sample.pss_bytes
+        if sample.working_set_bytes is not None:
+            self._working_set_bytes = sample.working_set_bytes
 
     # The figures:
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.procfs import ProcessMemory, ProcessStat
+from fast_axolotl.measure.procfs import ProcessMemory, ProcessPss, ProcessStat
 from fast_axolotl.system import PROC
 
 __all__ = ["ProcessTree", "TreeSample"]
@@ -44,10 +44,14 @@ class TreeSample:
     """Zombies are not counted."""
     memory: ProcessMemory | None
     """``None`` once the root has ended."""
+    largest_anon_bytes: int | None = None
+    """Of the process that holds most."""
     read_bytes: int | None = None
     """``None`` while a process of the tree may not be read."""
     read_chars: int | None = None
     cpu_seconds: float
+    cpu_wait_seconds: float | None = None
+    """Between two samples, what the process waited for a processor that waited most; summed."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,10 @@ class _Member:
     there, nothing is in it."""
     earlier: _Counters
     """The same of the sample before."""
+    run_delay: float | None = None
+    """Time that its main thread has waited for a processor, …"""
+    new_delay: float | None = None
+    """… and of that, since the sample before."""
     is_io_readable: bool = True
     ignores_children: bool = False
 
@@ -110,6 +118,7 @@ class ProcessTree:
         """What processes that joined had counted before that: it is not of the time watched."""
         self._ended = _Counters()
         self._highest = _Counters()
+        self._waited: float | None = None
         self._root_ticks: int | None = None
         self._samples = 0
 
@@ -138,17 +147,20 @@ class ProcessTree:
         self.is_alive = root is not None and root.stat.is_alive
         return self._sum()
 
-    def read_pss_bytes(self) -> int | None:
+    def read_pss(self) -> ProcessPss | None:
         """ΣPSS over the processes of the last sample; ``None`` when one of them may not be read."""
-        total = 0
+        sizes = []
         for pid, member in self._members.items():
             if not member.memory.rss_bytes:
                 continue
-            pss = procfs.read_pss_bytes(pid, proc=self._proc)
-            if pss is None and procfs.read_stat(pid, proc=self._proc) is not None:
+            pss = procfs.read_pss(pid, proc=self._proc)
+            if pss is not None:
+                sizes.append(pss)
+            elif procfs.read_stat(pid, proc=self._proc) is not None:
                 return None
-            total += pss or 0
-        return total
+        parts = [(size.anon_bytes, size.file_bytes, size.shared_bytes) for size in sizes]
+        sums = (None if None in column else sum(column) for column in zip(*parts, strict=True))
+        return ProcessPss(sum(size.total_bytes for size in sizes), *sums)
 
     def _read_member(self, member: _Member) -> bool:
         stat = procfs.read_stat(member.stat.pid, proc=self._proc)
@@ -156,6 +168,9 @@ class ProcessTree:
             return False
         self._read_counters(member, stat)
         member.earlier, member.first = member.first, member.counters
+        earlier, now = member.run_delay, procfs.read_run_delay(stat.pid, proc=self._proc)
+        member.new_delay = None if earlier is None or now is None else now - earlier
+        member.run_delay = now
         status = procfs.read_status(stat.pid, proc=self._proc)
         if status is not None:
             member.memory = procfs.memory_of(status)
@@ -250,6 +265,9 @@ class ProcessTree:
             counters.add(member.counters)
         # A child that is waited for while the tree is being read is in two sums for one sample.
         counters = self._highest = counters.less(self._before).at_least(self._highest)
+        delays = [member.new_delay for member in living if member.new_delay is not None]
+        if delays:
+            self._waited = (self._waited or 0.0) + max(delays)
         is_readable = all(member.is_io_readable for member in living)
         names = [field.name for field in fields(ProcessMemory)]
         memory = ProcessMemory(
@@ -258,7 +276,11 @@ class ProcessTree:
         return TreeSample(
             processes=sum(member.stat.is_alive for member in living),
             memory=memory if self.is_alive else None,
+            largest_anon_bytes=max(member.memory.anon_bytes for member in living)
+            if self.is_alive
+            else None,
             read_bytes=int(counters.read_bytes) if is_readable else None,
             read_chars=int(counters.read_chars) if is_readable else None,
             cpu_seconds=counters.cpu_seconds,
+            cpu_wait_seconds=None if self._waited is None else round(self._waited, 3),
         )

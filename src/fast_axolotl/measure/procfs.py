@@ -11,15 +11,17 @@ Cost of one call on a quiet core: ``status``, ``stat`` and ``io`` 15 to 60 µs e
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fast_axolotl.system import PROC, read_bytes_of
 
 __all__ = [
     "ProcessIo",
     "ProcessMemory",
+    "ProcessPss",
     "ProcessStat",
     "has_procfs",
     "ignores_children",
@@ -28,10 +30,13 @@ __all__ = [
     "read_io",
     "read_memory",
     "read_pressure_seconds",
-    "read_pss_bytes",
+    "read_processors",
+    "read_pss",
+    "read_run_delay",
     "read_stat",
     "read_status",
-    "read_swap_bytes",
+    "read_usage",
+    "read_vmstat",
     "reset_high_water",
 ]
 
@@ -55,6 +60,17 @@ class ProcessMemory:
     hwm_bytes: int = 0
     """The highest resident size since the start or since ``reset_high_water``."""
     swap_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPss:
+    """Proportional set size in bytes: a page that n processes share counts for one n-th of it."""
+
+    total_bytes: int = 0
+    anon_bytes: int | None = 0
+    """``None`` where the kernel (before 5.3) does not divide the total; so are the next two."""
+    file_bytes: int | None = 0
+    shared_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +195,28 @@ def read_io(pid: int | str, *, proc: Path = PROC) -> ProcessIo | None:
         return None
 
 
-def read_pss_bytes(pid: int | str, *, proc: Path = PROC) -> int | None:
-    """Proportional set size: a page that n processes share counts for one n-th of it."""
-    text = read_bytes_of(f"{proc}/{pid}/smaps_rollup")
-    for line in (text or b"").splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    return None
+def read_pss(pid: int | str, *, proc: Path = PROC) -> ProcessPss | None:
+    """Proportional set size of one process; ``None`` where it may not be read."""
+    found: dict[bytes, int] = {}
+    for line in (read_bytes_of(f"{proc}/{pid}/smaps_rollup") or b"").splitlines():
+        if line.startswith(b"Pss"):
+            name, size = line.split()[:2]
+            found[name] = int(size) * 1024
+    if b"Pss:" not in found:
+        return None
+    return ProcessPss(
+        found[b"Pss:"],
+        found.get(b"Pss_Anon:"),
+        found.get(b"Pss_File:"),
+        found.get(b"Pss_Shmem:"),
+    )
+
+
+def read_run_delay(pid: int | str, *, proc: Path = PROC) -> float | None:
+    """Counter: seconds in which the main thread of a process was ready and had no processor."""
+    fields = (read_bytes_of(f"{proc}/{pid}/schedstat") or b"").split()
+    # A kernel that does not count writes zeros, its processor time included.
+    return int(fields[1]) / 1e9 if len(fields) == 3 and fields[0] != b"0" else None
 
 
 def read_command(pid: int | str, *, proc: Path = PROC) -> tuple[str, ...]:
@@ -194,20 +225,56 @@ def read_command(pid: int | str, *, proc: Path = PROC) -> tuple[str, ...]:
     return tuple(text.rstrip(b"\0").decode(errors="replace").split("\0")) if text else ()
 
 
-def read_swap_bytes(*, proc: Path = PROC) -> tuple[int, int] | None:
-    """Counters of the machine: bytes swapped in, bytes swapped out."""
+def read_vmstat(*, proc: Path = PROC) -> dict[bytes, int]:
+    """Counters of the machine: ``pswpin`` and ``pswpout`` in bytes, ``oom_kill`` in processes."""
     found = {}
     for line in (read_bytes_of(f"{proc}/vmstat") or b"").splitlines():
-        if line.startswith((b"pswpin ", b"pswpout ")):
+        if line.startswith((b"pswpin ", b"pswpout ", b"oom_kill ")):
             name, value = line.split()
-            found[name] = int(value) * os.sysconf("SC_PAGE_SIZE")
-    return (found[b"pswpin"], found[b"pswpout"]) if len(found) == 2 else None
+            unit = 1 if name == b"oom_kill" else os.sysconf("SC_PAGE_SIZE")
+            found[name] = int(value) * unit
+    return found
 
 
-def read_pressure_seconds(path: str | Path) -> float | None:
-    """Counter: seconds in which every task that wanted to run was held up, by a PSI file."""
+def read_processors(pid: int | str, *, proc: Path = PROC) -> frozenset[int] | None:
+    """Numbers of the processors that a process may run on, by its affinity."""
+    text = (read_status(pid, proc=proc) or {}).get(b"Cpus_allowed_list", b"")
+    ranges = [part.partition(b"-") for part in text.split(b",") if part.strip()]
+    try:
+        return frozenset(
+            number
+            for first, _, last in ranges
+            for number in range(int(first), int(last or first) + 1)
+        )
+    except ValueError:
+        return None
+
+
+def read_usage(
+    processors: Collection[int] | None = None, *, proc: Path = PROC
+) -> tuple[float, float, int] | None:
+    """Counters of some processors, or of all: seconds that programs and the kernel used, seconds
+    that the hypervisor gave to others; and how many processors these are."""
+    busy = steal = count = 0
+    for line in (read_bytes_of(f"{proc}/stat") or b"").splitlines():
+        name, *fields = line.split()
+        if not name.startswith(b"cpu"):
+            break
+        number = name[3:]
+        if number.isdigit() and (not processors or int(number) in processors) and len(fields) > 7:
+            user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+            busy += user + nice + system + irq + softirq
+            steal += stolen
+            count += 1
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (busy / ticks, steal / ticks, count) if count else None
+
+
+def read_pressure_seconds(path: str | Path, who: Literal["full", "some"] = "full") -> float | None:
+    """Counter of a PSI file: seconds in which every task that wanted to run was held up (full), or
+    at least one was (some)."""
     for line in (read_bytes_of(path) or b"").splitlines():
-        if line.startswith(b"full"):
+        if line.startswith(who.encode()):
             total = line.rpartition(b"total=")[2]
             return int(total) / _MICROSECONDS if total.isdigit() else None
     return None

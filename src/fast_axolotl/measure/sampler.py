@@ -1,13 +1,13 @@
 """Samples a process tree and the machine about once a second, into a file.
 
-Cost. A sample takes about 0.4 ms, and 0.08 ms more for every process of the tree. ΣPSS is dearer,
+Cost. A sample takes about 0.5 ms, and 0.08 ms more for every process of the tree. ΣPSS is dearer,
 since the kernel walks page tables for it: 0.4 ms for 2 GB in huge pages, 19 ms for 2 GB in small
 ones. So it is taken only when the last one lies 200 times its own duration back, or ten seconds,
 and once more whenever ΣRSS has outgrown every earlier one by a quarter: a growing tree does that
 some twenty times in its life. Samples altogether are kept under 0.5 % of one core.
 
 Size. Every sample is given to ``on_sample``. The file takes all of them for ten minutes, then one
-in two seconds up to an hour, then one in five: a day comes to 7 MB, with eight GPUs to 22 MB.
+in two seconds up to an hour, then one in five: a day comes to 11 MB, with eight GPUs to 30 MB.
 
 Only Linux has a procfs to read. Elsewhere the record holds no sample, and its first line says why.
 
@@ -23,6 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -32,12 +33,20 @@ import psutil
 from fast_axolotl import system
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import procfs
-from fast_axolotl.measure.disk import DiskCapacity, probe_capacity
+from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_requests
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.writers import LocalRanks
-from fast_axolotl.record import End, LineWriter, Settings, SystemSample, SystemStart
-from fast_axolotl.system import CGROUP, PROC, find_memory_cgroup, node_name, pid_namespace
+from fast_axolotl.record import DiskProbe, End, LineWriter, Settings, SystemSample, SystemStart
+from fast_axolotl.record.folder import UNREADABLE, parse_line
+from fast_axolotl.system import (
+    CGROUP,
+    PROC,
+    find_cpu_quota,
+    find_memory_cgroup,
+    node_name,
+    pid_namespace,
+)
 
 __all__ = ["SystemSampler", "check_process", "explain_missing"]
 
@@ -58,10 +67,15 @@ _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
 _MEMORY = tuple(f"{name}_bytes" for name in ("pss", "rss", "anon", "file", "shared", "hwm", "swap"))
-_PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds")
+_PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds", "psi_cpu_some_seconds")
 _SWAP = ("swap_in_bytes", "swap_out_bytes")
+_PROCESSORS = ("machine_cpu_seconds", "steal_seconds")
 
-_NO_DATA = "where the data lies was not told: give --data-path, or data_paths to measure()"
+_NO_DATA = "neither the configuration nor the dataset named a file of this machine"
+_LOOK_SECONDS = 300.0
+"""So long after the first rank has begun its record it is looked at for the path of the data."""
+_LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
+"""Of a rank's record, the part that is looked at; and of how many ranks."""
 
 
 class SystemSampler:
@@ -93,6 +107,8 @@ class SystemSampler:
         self.num_samples = 0
         self.begun: SystemStart | None = None
         """The record's first line, once there is one."""
+        self.disk: DiskProbe | None = None
+        """What the data's device can give, once the data's path is known."""
         self._writer = writer
         self._data_path = None if data_path is None else str(data_path)
         self._interval_seconds = interval_seconds
@@ -104,6 +120,11 @@ class SystemSampler:
         self._ranks = None if rank_folder is None else LocalRanks(rank_folder)
         self._told_reason = ""
         self._cgroup = find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
+        self._quota = find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
+        self._processors = procfs.read_processors(root_pid, proc=proc)
+        self._device: tuple[int, int] | None = None
+        self._probed_bytes = 0
+        self._look_until = float("inf")
         self._start = clock()
         self._time = time.time()
         self._pss_due = 0.0
@@ -147,17 +168,17 @@ class SystemSampler:
         if self._gpu is None:
             self._gpu = open_gpus()
         sample = self._measure()
-        capacity = DiskCapacity(reason=_NO_DATA)
-        if self._data_path is not None:
-            capacity = probe_capacity(self._data_path, proc=self._proc)
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons = explain_missing(sample, has_procfs=procfs.has_procfs(self._proc))
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
-        if capacity.reason:
-            reasons["disk_bytes_per_second"] = capacity.reason
+        if self._data_path is None:
+            reasons["disk_bytes_per_second"] = _NO_DATA
         if self._gpu.reason:
             reasons["gpus"] = self._gpu.reason
+        usage = procfs.read_usage(self._processors, proc=self._proc)
+        processors = None if usage is None else usage[2]
+        quota = None if self._quota is None else self._quota.cores
         self.begun = SystemStart(
             time=self._time,
             host=node_name(),
@@ -167,12 +188,16 @@ class SystemSampler:
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,
-            disk_bytes_per_second=capacity.bytes_per_second,
             gpu_names=self._gpu.names,
+            gpu_uuids=self._gpu.uuids,
+            cores=min(filter(None, (processors, quota)), default=None),
+            processors=processors,
             source=self.source,
             reasons=reasons,
         )
         self._write(self.begun)
+        if self._data_path is not None:
+            self._probe(self._data_path)
         self._hand_on(sample)
         return self.begun
 
@@ -194,6 +219,7 @@ class SystemSampler:
             if self._stopping.wait(max(0.0, until - self._clock())):
                 return
             self.sample()
+            self._look_for_data()
             if end is not None and self._clock() >= end:
                 return
             due = max(due + self._pause(), self._clock())
@@ -244,31 +270,61 @@ class SystemSampler:
 
     def _measure(self) -> SystemSample:
         begin = self._last_at = self._clock()
+        # Not by the clock: on a busy machine a sample takes long and costs as little as ever.
+        cpu_begin = time.thread_time()
         for pid in self._ranks.find_new() if self._ranks is not None else ():
             self._tree.add_root(pid)
         tree = self._tree.sample()
         memory = asdict(tree.memory) if tree.memory is not None else {}
-        swapped = procfs.read_swap_bytes(proc=self._proc)
+        counters = procfs.read_vmstat(proc=self._proc)
+        usage = procfs.read_usage(self._processors, proc=self._proc)
+        kills, hits = (None, None) if self._cgroup is None else self._cgroup.events()
+        requests = None
+        if self._device is not None:
+            requests = read_requests(self._device, proc=self._proc)
+        read_bytes = tree.read_bytes
+        if read_bytes is not None and os.getpid() in self._tree.pids:
+            # Inside the run, reads of the probe are not the run's.
+            read_bytes = max(0, read_bytes - self._probed_bytes)
         sample = SystemSample(
             t=round(begin - self._start, 3),
             processes=tree.processes,
             **memory,
-            read_bytes=tree.read_bytes,
+            largest_anon_bytes=tree.largest_anon_bytes,
+            read_bytes=read_bytes,
             read_chars=tree.read_chars,
             cpu_seconds=round(tree.cpu_seconds, 2),
-            swap_in_bytes=None if swapped is None else swapped[0],
-            swap_out_bytes=None if swapped is None else swapped[1],
+            cpu_wait_seconds=tree.cpu_wait_seconds,
+            swap_in_bytes=counters.get(b"pswpin"),
+            swap_out_bytes=counters.get(b"pswpout"),
             cgroup_bytes=None if self._cgroup is None else self._cgroup.used_bytes(),
             psi_memory_full_seconds=self._read_pressure("memory"),
             psi_io_full_seconds=self._read_pressure("io"),
+            psi_cpu_some_seconds=self._read_pressure("cpu"),
+            machine_cpu_seconds=None if usage is None else round(usage[0], 2),
+            steal_seconds=None if usage is None else round(usage[1], 2),
+            throttled_seconds=None if self._quota is None else self._quota.throttled_seconds(),
+            oom_kills=kills,
+            machine_oom_kills=counters.get(b"oom_kill"),
+            limit_hits=hits,
+            device_reads=None if requests is None else requests[0],
+            device_read_bytes=None if requests is None else requests[1],
             gpus=() if self._gpu is None else self._gpu.read(self._tree.pids),
         )
-        self._last_cost = self._clock() - begin
+        self._last_cost = time.thread_time() - cpu_begin
         has_grown = (sample.rss_bytes or 0) > _PSS_GROWTH * self._pss_rss_bytes
         is_pss_due = has_grown or sample.t >= self._pss_due
         if sample.processes and sample.t >= self._write_due and is_pss_due:
             pss_begin = self._clock()
-            sample = replace(sample, pss_bytes=self._tree.read_pss_bytes())
+            pss = self._tree.read_pss()
+            if pss is not None:
+                sample = replace(
+                    sample,
+                    pss_bytes=pss.total_bytes,
+                    pss_anon_bytes=pss.anon_bytes,
+                    pss_file_bytes=pss.file_bytes,
+                    pss_shared_bytes=pss.shared_bytes,
+                )
             pss_end = self._clock()
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause
@@ -277,10 +333,41 @@ class SystemSampler:
         self.num_samples += 1
         return sample
 
-    def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
+    def _read_pressure(self, name: Literal["cpu", "memory", "io"]) -> float | None:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
-        return procfs.read_pressure_seconds(own or self._proc / "pressure" / name)
+        file = own or self._proc / "pressure" / name
+        return procfs.read_pressure_seconds(file, "some" if name == "cpu" else "full")
+
+    def _look_for_data(self) -> None:
+        """Probe the data's device once a rank has noted where its data lies."""
+        if self.disk is not None or self._writer is None or self._clock() > self._look_until:
+            return
+        paths: list[str] = []
+        for file in sorted(self._writer.path.parent.glob("rank-*.jsonl"))[:_LOOK_FILES]:
+            # A line that is still being written, and whatever else is none, is left for later.
+            with suppress(OSError, *UNREADABLE):
+                if file.stat().st_mtime < self._time:
+                    continue  # of an earlier run
+                self._look_until = min(self._look_until, self._clock() + _LOOK_SECONDS)
+                with file.open("rb") as opened:
+                    head = opened.read(_LOOK_BYTES)
+                for text in head.splitlines():
+                    line = parse_line(text.decode()) if b'"data_paths"' in text else None
+                    if isinstance(line, Settings):
+                        paths += map(str, line.values["data_paths"])
+        here = next((path for path in paths if Path(path).exists()), None)
+        if here is not None:
+            self._probe(here)
+
+    def _probe(self, path: str) -> None:
+        t, before = round(self._clock() - self._start, 3), procfs.read_io("self", proc=self._proc)
+        self.disk = replace(probe_capacity(path, proc=self._proc), t=t)
+        after = procfs.read_io("self", proc=self._proc)
+        if before is not None and after is not None:
+            self._probed_bytes += after.read_bytes - before.read_bytes
+        self._device = find_numbers(path, proc=self._proc)
+        self._write(self.disk)
 
     def _hand_on(self, sample: SystemSample) -> None:
         if not self._tree.pids:
@@ -336,8 +423,14 @@ def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]
         **dict.fromkeys((*_MEMORY, "read_bytes", "read_chars"), unread),
         **dict.fromkeys(_PRESSURE, "this kernel does not count pressure (PSI)"),
         **dict.fromkeys(_SWAP, "/proc/vmstat has no swap counters"),
+        **dict.fromkeys(_PROCESSORS, "/proc/stat has no counters of processors"),
     }
     if not has_procfs:
         return dict.fromkeys(reasons, "only Linux tells: there is no procfs here")
-    reasons["cgroup_bytes"] = "there is no memory cgroup here"
+    reasons["cgroup_bytes"] = reasons["oom_kills"] = "there is no memory cgroup here"
+    reasons["throttled_seconds"] = "no cgroup above the process sets a CPU quota"
+    if sample.pss_bytes is not None:
+        reasons["pss_file_bytes"] = (
+            "this kernel does not divide ΣPSS: mapped files are in the working set"
+        )
     return {name: text for name, text in reasons.items() if getattr(sample, name) is None}

@@ -8,6 +8,7 @@ watcher wrote down, else what the record lacks.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -31,10 +32,11 @@ from fast_axolotl.measure.ranks import (
     summarise_rank,
 )
 from fast_axolotl.measure.summary_builder import SummaryBuilder
-from fast_axolotl.measure.system_figures import fold_system
+from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
+from fast_axolotl.record.thresholds import CPU_LOST
 
 __all__ = ["summarise"]
 
@@ -42,6 +44,13 @@ _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
 _NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
+_KILLED = ("exit code -9", "exit code 137")
+"""How a command ends that signal 9 ended, or whose shell tells so."""
+_LOST_CHILD = re.compile(
+    "killed by signal: Killed|exited unexpectedly|SIGKILL|exitcode: -9|EOFError|ConnectionReset"
+)
+"""How torch tells of a worker or a rank that was killed: by its signal, or by its end of a pipe."""
+_SIGNALLED = re.compile(r"exit code (-\d+|1[3-5]\d)")
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -67,6 +76,7 @@ def summarise(record: RunRecord) -> RunSummary:
     if chosen is not None:
         source = chosen.record.start.source
     starts = [rank.record.start for rank in ranks]
+    system = record.systems.get(draft.node)
     by_host = Counter(start.host for start in starts).values()
     evidence = Evidence(
         figures=draft,
@@ -79,6 +89,11 @@ def summarise(record: RunRecord) -> RunSummary:
         if chosen
         else None,
         drain=chosen.drain if chosen else None,
+        killed=_find_kill(record),
+        machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
+        memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
+        if system
+        else "",
     )
     return replace(draft, verdict=judge(evidence))
 
@@ -171,6 +186,25 @@ def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
     builder.values["flops_convention"] = use.convention
 
 
+def _find_kill(record: RunRecord) -> str:
+    """What of the run was killed by signal 9, or ended without a word; empty where nothing was."""
+    commands = [system.end for system in record.systems.values() if system.end is not None]
+    for end in commands:
+        if end.error in _KILLED:
+            return f"signal 9 (SIGKILL) ended the command: {end.error}"
+    ends = {number: rank.end for number, rank in record.ranks.items()}
+    for number, own in ends.items():
+        if own is not None and _LOST_CHILD.search(own.error):
+            return f"rank {number} lost a process: {own.error.strip().splitlines()[0]}"
+    # A launcher that has lost a rank ends with a plain error; a signal of its own is no loss.
+    all_ends = [*commands, *(own for own in ends.values() if own is not None)]
+    has_failed = any(end.reason == "exception" for end in all_ends)
+    lost = [number for number, own in ends.items() if own is None]
+    if lost and has_failed and not any(_SIGNALLED.fullmatch(end.error) for end in commands):
+        return f"rank {lost[0]} ended without a word while the run ended with an error"
+    return ""
+
+
 def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[RankFigures]) -> None:
     """Memory, processors, disk, swap and GPUs: of every node, and of the one under most pressure.
 
@@ -184,10 +218,16 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
         for node in dict.fromkeys([*by_node, *record.systems])
     }
 
-    def pressure(node: str) -> tuple[bool, bool, float]:
+    def pressure(node: str) -> tuple[bool, bool, bool, float]:
         values, _ = folded[node]
-        is_killed = bool(values.get("oom_kills"))
-        return is_killed, bool(values["is_swap_sustained"]), values["limit_share"] or 0.0
+        waited = min(values["other_cpu_share"] or 0.0, values["cpu_wait_share"] or 0.0)
+        refused = max(values["cpu_throttled_share"] or 0.0, values["cpu_steal_share"] or 0.0)
+        return (
+            bool(values["oom_kills"]),
+            bool(values["is_swap_sustained"]),
+            max(waited, refused, values["psi_io_full"] or 0.0) >= CPU_LOST,
+            values["limit_share"] or 0.0,
+        )
 
     watched = [node for node in folded if node in record.systems]
     worst = max(watched, key=pressure, default="")
@@ -253,9 +293,6 @@ def _fold_node(
         if highest > (values["hwm_bytes"] or 0):
             values["hwm_bytes"] = highest
             values["spike_ratio"] = ratio(highest, values["rss_bytes"])
-        proven = ratio(highest, values["limit_bytes"])
-        if values["limit_share"] is not None and proven is not None:
-            values["limit_share"] = max(values["limit_share"], proven)
     else:
         # What the ranks know of their own processes where nobody watched the tree.
         hwm = sum(marks) or None
@@ -265,6 +302,13 @@ def _fold_node(
         )
         values["hwm_bytes"], values["spike_ratio"] = hwm, ratio(hwm, rss)
         values["rss_bytes"] = None if rss is None else round(rss)
+    # What torch's allocator held at most, which the samples may have missed.
+    free = [values["gpu_free_bytes"]]
+    for rank in own:
+        held = rank.settings.get("cuda_memory")
+        if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
+            free.append(held["total"] - held["reserved_peak"])
+    values["gpu_free_bytes"] = min((size for size in free if size is not None), default=None)
     return values, reasons
 
 

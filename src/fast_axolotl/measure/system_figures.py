@@ -1,11 +1,10 @@
-"""The watcher's samples folded into figures: memory, pressure, disk, swap, GPU.
+"""The watcher's samples folded into figures: memory, processors, pressure, disk, swap, GPU.
 
 Only samples of the steady phase count, where a rank recorded. Where none lies in it, or it was not
 reached, there is no memory of the steady phase; rates take two samples, else they are those of the
 whole run. So are highest values, if one sample is of the training: those before say nothing of it.
 Counters are compared from the first to the last sample; one that runs backwards (a process went
-missing) counts as nothing. Swap and pressure are the machine's, not the run's: another program's
-count, too.
+missing) counts as nothing. Swap is the machine's, not the run's: another program's counts, too.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fast_axolotl.record import SystemRecord, SystemSample, SystemStart
+from fast_axolotl.measure.disk import capacity_at
+from fast_axolotl.record import DiskProbe, SystemRecord, SystemSample, SystemStart, thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.units import format_bytes
 
-__all__ = ["Watched", "fold_system"]
+__all__ = ["Watched", "describe_growth", "fold_system", "growth"]
 
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
@@ -44,6 +45,7 @@ _MOST_SAMPLES = 4096
 _SOURCES = {
     "working_set_bytes": "pss_bytes",
     "working_set_peak_bytes": "pss_bytes",
+    "mapped_file_bytes": "pss_file_bytes",
     "rss_bytes": "rss_bytes",
     "anon_bytes": "anon_bytes",
     "file_bytes": "file_bytes",
@@ -54,15 +56,25 @@ _SOURCES = {
     "limit_share": "pss_bytes",
     "psi_memory_full": "psi_memory_full_seconds",
     "psi_io_full": "psi_io_full_seconds",
+    "psi_cpu_some": "psi_cpu_some_seconds",
+    "cpu_cores": "cpu_seconds",
+    "other_cpu_share": "machine_cpu_seconds",
+    "cpu_wait_share": "cpu_wait_seconds",
+    "cpu_steal_share": "steal_seconds",
+    "cpu_throttled_share": "throttled_seconds",
+    "oom_kills": "oom_kills",
     "read_bytes_per_second": "read_bytes",
     "read_chars_per_second": "read_chars",
     "disk_bytes_per_second": "disk_bytes_per_second",
     "disk_share": "disk_bytes_per_second",
+    "disk_request_bytes": "device_reads",
     "swap_in_bytes_per_second": "swap_in_bytes",
     "swap_out_bytes_per_second": "swap_out_bytes",
     "is_swap_sustained": "swap_in_bytes",
+    "process_swap_bytes": "swap_bytes",
     "gpu_utilization": "gpus",
     "gpu_memory_bytes": "gpus",
+    "gpu_free_bytes": "gpus",
     "gpu_power_watts": "gpus",
     "gpu_clock_mhz": "gpus",
 }
@@ -70,7 +82,14 @@ _SOURCES = {
 
 _UNWATCHED = FIGURES["working_set_bytes"].missing
 
-_LEVELS = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
+_LEVELS = (
+    "working_set_bytes",
+    "mapped_file_bytes",
+    "rss_bytes",
+    "anon_bytes",
+    "file_bytes",
+    "shared_bytes",
+)
 """Of the steady phase alone."""
 
 
@@ -96,22 +115,50 @@ def fold_system(
     elif end >= zero and not _is_of_another_clock(system, begin):
         samples = [sample for sample in samples if begin <= zero + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
-    read, capacity = _rate(several, "read_bytes"), finite(system.start.disk_bytes_per_second)
+    start = system.start
     devices = [gpu for sample in several for gpu in sample.gpus]
+    read, requests = _rate(several, "read_bytes"), _rate(several, "device_reads")
+    request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
+    disk = system.disk
+    if disk is None:
+        rate = finite(start.disk_bytes_per_second)
+        disk = DiskProbe(t=0.0, path=start.data_path or "", bytes_per_second=rate)
+    capacity = capacity_at(disk, request_bytes)
+    own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
+    others = None
+    if own is not None and everybody is not None:
+        others = ratio(max(0.0, everybody - own), start.processors)
+    stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
+    free = [
+        gpu.total_bytes - gpu.memory_bytes
+        for gpu in devices
+        if gpu.total_bytes is not None and gpu.memory_bytes is not None
+    ]
     values = {
         **_memory(system, samples, trained_from),
         "psi_memory_full": _rate(several, "psi_memory_full_seconds"),
         "psi_io_full": _rate(several, "psi_io_full_seconds"),
+        "psi_cpu_some": _rate(several, "psi_cpu_some_seconds"),
+        "cpu_cores": own,
+        "other_cpu_share": others,
+        "cpu_wait_share": _rate(several, "cpu_wait_seconds"),
+        # Of the processor time that was wanted: what ran, and what could have.
+        "cpu_steal_share": ratio(stolen, total([stolen, everybody])),
+        "cpu_throttled_share": ratio(throttled, total([throttled, own])),
+        "oom_kills": growth(system.samples, "oom_kills"),
         "read_bytes_per_second": read,
         "read_chars_per_second": _rate(several, "read_chars"),
         "disk_bytes_per_second": capacity,
         "disk_share": ratio(read, capacity),
+        "disk_request_bytes": request_bytes,
         "swap_in_bytes_per_second": _rate(several, "swap_in_bytes"),
         "swap_out_bytes_per_second": _rate(several, "swap_out_bytes"),
         "is_swap_sustained": _is_sustained(several),
+        "process_swap_bytes": _whole(_highest(sample.swap_bytes for sample in several)),
         # Means over devices and samples; of memory, the highest of one device.
         "gpu_utilization": _mean(gpu.utilization for gpu in devices),
         "gpu_memory_bytes": _whole(_highest(gpu.memory_bytes for gpu in devices)),
+        "gpu_free_bytes": min(free, default=None),
         "gpu_power_watts": _mean(gpu.power_watts for gpu in devices),
         "gpu_clock_mhz": _mean(gpu.clock_mhz for gpu in devices),
     }
@@ -132,7 +179,8 @@ class Watched:
     def __init__(self) -> None:
         self.samples: list[SystemSample] = []
         self.most_processes = 0
-        self.pss_bytes: int | None = None
+        self.disk: DiskProbe | None = None
+        self.working_set_bytes: int | None = None
         """The latest that was measured."""
 
     def add(self, sample: SystemSample) -> None:
@@ -141,17 +189,18 @@ class Watched:
             self.samples = [*self.samples[:-1:2], self.samples[-1]]
         self.samples.append(sample)
         self.most_processes = max(self.most_processes, sample.processes)
-        self.pss_bytes = self.pss_bytes if sample.pss_bytes is None else sample.pss_bytes
+        if sample.working_set_bytes is not None:
+            self.working_set_bytes = sample.working_set_bytes
 
     def figures(self, start: SystemStart) -> dict[str, Any]:
         """Figures by name, then ``reasons`` of those that are ``None``, then ``unknown``."""
-        values, reasons = fold_system(SystemRecord(start=start, samples=self.samples))
+        record = SystemRecord(start=start, samples=self.samples, disk=self.disk)
+        values, reasons = fold_system(record)
         return {
             "root_pid": start.root_pid,
             "command": list(start.command),
             "seconds": self.samples[-1].t - self.samples[0].t if self.samples else 0.0,
             "most_processes": self.most_processes,
-            "cpu_cores": self.rate("cpu_seconds", num_samples=len(self.samples)),
             **values,
             "memory_bytes": start.memory_bytes,
             "gpu_names": list(start.gpu_names),
@@ -186,16 +235,17 @@ def _memory(
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
     rss = middle(sample.rss_bytes for sample in samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
-    # The memory that was needed: of ΣPSS (ΣRSS where that cannot be read) and the high-water mark
-    # of one process the higher. Of several processes one has the mean at least.
-    has_pss = any(sample.pss_bytes is not None for sample in system.samples)
-    used = _peak(system, "pss_bytes" if has_pss else "rss_bytes", trained_from)
+    peak = used = _peak(system, "working_set_bytes", trained_from)
+    if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
+        # Where PSS cannot be read, at most the resident sizes.
+        used = total(_peak(system, f"{name}_bytes", trained_from) for name in ("anon", "shared"))
     if used is not None:
-        marks = ((sample.hwm_bytes or 0) / max(1, sample.processes) for sample in system.samples)
-        used = max(used, *marks)
+        # ΣPSS is read seldom; what one process alone held in between is proven, too.
+        used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     return {
-        "working_set_bytes": _whole(middle(sample.pss_bytes for sample in samples)),
-        "working_set_peak_bytes": _whole(_peak(system, "pss_bytes", trained_from)),
+        "working_set_bytes": _whole(middle(sample.working_set_bytes for sample in samples)),
+        "working_set_peak_bytes": _whole(peak),
+        "mapped_file_bytes": _whole(middle(sample.pss_file_bytes for sample in samples)),
         "rss_bytes": _whole(rss),
         "anon_bytes": _whole(middle(sample.anon_bytes for sample in samples)),
         "file_bytes": _whole(middle(sample.file_bytes for sample in samples)),
@@ -207,17 +257,51 @@ def _memory(
     }
 
 
+def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
+    """What of the processes' memory has grown most, from the first sample after ``begin``, in
+    seconds since 1970, to the fullest; empty where two samples do not tell."""
+    known = [sample for sample in system.samples if sample.anon_bytes]
+    steady = [one for one in known if begin is not None and system.start.time + one.t >= begin]
+    compared = steady if len(steady) > 1 else known
+    if len(compared) < 2:
+        return ""
+    # Not the last: of a run that is being killed, processes have gone by then.
+    first = compared[0]
+    last = max(compared, key=lambda one: (one.anon_bytes or 0) + (one.shared_bytes or 0))
+    largest, anon, shared = (
+        [getattr(one, f"{name}_bytes") or 0 for one in (first, last)]
+        for name in ("largest_anon", "anon", "shared")
+    )
+    others = [anon[at] - largest[at] for at in (0, 1)]
+    sizes = {
+        "the largest process": largest,
+        "the other processes": others,
+        "shared memory (/dev/shm)": shared,
+    }
+    grown = sorted(sizes.items(), key=lambda item: item[1][0] - item[1][1])
+    parts = [
+        f"{name} from {format_bytes(before)} to {format_bytes(after)}"
+        for name, (before, after) in grown
+        if after > before
+    ]
+    if last.processes > first.processes:
+        parts.append(f"{first.processes} processes became {last.processes}")
+    return "; ".join(parts)
+
+
 def _is_sustained(samples: Sequence[SystemSample]) -> bool | None:
-    """Swap-in in at least half of the intervals, and in three in a row."""
-    counters = [sample.swap_in_bytes for sample in samples if sample.swap_in_bytes is not None]
-    grew = [b > a for a, b in pairwise(counters)]
-    if len(grew) < LEAST_SWAP_RUN:
+    """Swap-in at a rate that matters in at least half of the intervals, and in three in a row."""
+    known = [(one.t, one.swap_in_bytes) for one in samples if one.swap_in_bytes is not None]
+    intervals = list(pairwise(known))
+    if len(intervals) < LEAST_SWAP_RUN:
         return None
-    longest = run = 0
-    for has_grown in grew:
-        run = run + 1 if has_grown else 0
+    longest = run = count = 0
+    for (begin, before), (end, after) in intervals:
+        is_much = after - before >= thresholds.SWAP_RATE * (end - begin) and after > before
+        run = run + 1 if is_much else 0
+        count += is_much
         longest = max(longest, run)
-    return sum(grew) >= LEAST_SWAP_SHARE * len(grew) and longest >= LEAST_SWAP_RUN
+    return count >= LEAST_SWAP_SHARE * len(intervals) and longest >= LEAST_SWAP_RUN
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -227,17 +311,22 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _rate(samples: Sequence[SystemSample], name: str) -> float | None:
     """Growth of a counter per second, between the first and the last sample that have it."""
-    known = [(sample.t, at) for sample in samples if (at := getattr(sample, name)) is not None]
-    if len(known) < 2:
-        return None
-    grown = sum(max(0, b - a) for (_, a), (_, b) in pairwise(known))
-    return ratio(grown, known[-1][0] - known[0][0])
+    times = [sample.t for sample in samples if getattr(sample, name) is not None]
+    return ratio(growth(samples, name), times[-1] - times[0]) if len(times) > 1 else None
+
+
+def growth(samples: Sequence[SystemSample], name: str) -> Any:
+    """Growth of a counter; one that falls has begun anew, and counts as nothing there."""
+    known = [at for sample in samples if (at := getattr(sample, name)) is not None]
+    return sum(max(0, b - a) for a, b in pairwise(known)) if len(known) > 1 else None
 
 
 def _explain(
     name: str, system: SystemRecord, samples: Sequence[SystemSample], *, is_steady: bool
 ) -> str:
     source = _SOURCES[name]
+    if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
+        return system.disk.reason
     for key in (name, source):
         if key in system.start.reasons:
             return system.start.reasons[key]
@@ -245,15 +334,15 @@ def _explain(
         return "the record of the process tree holds no sample"
     if source == "gpus" and any(sample.gpus for sample in samples):
         return "the driver does not tell it"
-    if FIGURES[name].missing != _UNWATCHED:
-        return FIGURES[name].missing
-    is_sampled = any(getattr(sample, source) is not None for sample in system.samples)
+    is_sampled = any(getattr(one, source, None) is not None for one in system.samples)
     if name in _LEVELS and is_sampled and is_steady:
         return "it was not sampled in the steady phase, which is too short: run longer"
     if name in _LEVELS and is_sampled:
         return "no step of the steady phase was recorded"
     if name == "working_set_peak_bytes" and is_sampled:
         return "it was not sampled after the first step, the run is too short: run longer"
+    if FIGURES[name].missing != _UNWATCHED:
+        return FIGURES[name].missing
     if len(samples) < 2:
         return "one sample of the process tree makes no rate"
     return f"{source} could not be read on this machine"

@@ -1,9 +1,10 @@
 """What bounds a run: one rule after the other, the first that holds decides.
 
-    inconclusive → swap → io → data → communication → compute → mixed
+    memory → inconclusive → swap → cpu → io → data → communication → compute → mixed
 
-The order goes from what makes all other figures worthless to what is left over. A swapping machine
-also looks like slow data, a full disk also looks like a slow loader: the cause comes first. Each
+The order goes from what makes all other figures worthless to what is left over. A run that was
+killed for want of memory is told so, however short it was. A swapping or busy machine also looks
+like slow data, a full disk also looks like a slow loader: the cause comes first. Each
 verdict prints the figures it rests on with their thresholds and where those come from (see
 ``evidence``), and names one thing to change (see ``advice``).
 
@@ -25,16 +26,18 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
 from fast_axolotl.measure.steps import count_warmup
 from fast_axolotl.record import Verdict, thresholds
-from fast_axolotl.record.units import count_words, format_share
+from fast_axolotl.record.units import count_words, format_bytes, format_share
 
 __all__ = [
     "communication",
     "compute",
     "contradiction",
+    "cpu",
     "data",
     "draining",
     "io",
     "judge",
+    "memory",
     "mixed",
     "short",
     "swap",
@@ -52,12 +55,14 @@ _MOST_LETTERS = 200
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
+        memory,
         unseen,
         warming,
         short,
         draining,
         contradiction,
         swap,
+        cpu,
         io,
         data,
         communication,
@@ -66,6 +71,13 @@ def judge(evidence: Evidence) -> Verdict:
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
     verdict = next(verdicts, None) or mixed(evidence)
     figures = evidence.figures
+    if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
+        line = (
+            f"the record has no end, and {format_share(figures.limit_share)} of the memory limit "
+            "were in use: if the run is over, it was probably killed for want of memory"
+        )
+        is_told = verdict.kind == "memory"
+        return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
     if figures.end_reason != "exception":
         return verdict
     text = next(iter(figures.error.strip().splitlines()), "it left no message")
@@ -93,15 +105,13 @@ def unseen(evidence: Evidence) -> Verdict | None:
     swapping = swap(evidence)
     if swapping is not None:
         return swapping
-    pressure = figures.psi_io_full
-    if pressure is not None and pressure >= thresholds.DATA_STALL:
+    pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
+    if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
         line = (
             f"in {format_share(pressure)} of the time every task waited for a disk (Linux PSI io "
             f"full; it stands in for the stall, threshold 10 %: {MLPERF})"
         )
-        full_disk = _full_disk(evidence, line)
-        if full_disk is not None:
-            return full_disk
+        return _slow_disk(evidence, line)
     what = "no step was" if not figures.steps else "steps were seen, but no fetch was"
     seen = "" if figures.ranks else ", and the process was watched from outside only"
     return Verdict(
@@ -257,7 +267,40 @@ def _least_time(pace: float, fetches_per_step: float) -> float:
     return min(thresholds.LEAST_SECONDS, max(by_fetches, thresholds.LEAST_FETCHES_SECONDS))
 
 
-# What bounds a run that can be judged.
+# What the machine does to a run.
+
+
+def memory(evidence: Evidence) -> Verdict | None:
+    """The run, or a part of it, was killed for want of memory."""
+    figures = evidence.figures
+    kills, share = figures.oom_kills or 0, figures.limit_share or 0.0
+    if evidence.killed and figures.oom_kills is None:
+        # Without a cgroup of the run's own, the kernel counts for the whole machine.
+        kills = evidence.machine_oom_kills
+    if not kills and not (evidence.killed and share >= thresholds.MEMORY_NEAR):
+        return None
+    lines = [evidence.killed] if evidence.killed else []
+    headline = (
+        f"The run ended with {format_share(share)} of its memory limit in use: it most likely ran "
+        "out of memory."
+    )
+    if kills:
+        headline = f"Out of memory: the kernel killed {count_words(kills, 'process')}."
+        lines.append(f"out-of-memory kills counted by the kernel: {kills:,} (threshold: any)")
+    if figures.limit_share is not None:
+        lines.append(
+            f"the working set reached {format_share(share)} of the "
+            f"{format_bytes(figures.limit_bytes)} it may take (threshold 80 % for a run that was "
+            "killed: ours)"
+        )
+    if evidence.memory_growth:
+        lines.append(f"what grew: {evidence.memory_growth}")
+    return Verdict(
+        kind="memory",
+        headline=headline,
+        evidence=tuple(lines),
+        action=advice.lower_working_set(evidence),
+    )
 
 
 def swap(evidence: Evidence) -> Verdict | None:
@@ -279,33 +322,84 @@ def swap(evidence: Evidence) -> Verdict | None:
     )
 
 
+def cpu(evidence: Evidence) -> Verdict | None:
+    """The run does not get the processors it asks for. One that fills them by itself does."""
+    figures = evidence.figures
+    lost = {
+        "quota": figures.cpu_throttled_share or 0.0,
+        "steal": figures.cpu_steal_share or 0.0,
+        "others": evidence.cpu_lost_to_others,
+    }
+    # A small loss does not explain a long stall, and a GPU that never pauses has lost nothing.
+    least = max(thresholds.CPU_LOST, evidence.stall / 2)
+    subtype = next((name for name, share in lost.items() if share >= least), "")
+    is_gpu_busy = (figures.gpu_utilization or 0.0) > 1.0 - thresholds.CPU_LOST
+    if is_gpu_busy or not subtype:
+        return None
+    share = format_share(lost[subtype])
+    headlines = {
+        "quota": f"The CPU quota slows the run down: it refuses {share} of the processor time.",
+        "steal": f"The hypervisor slows the run down: it takes {share} of the processor time.",
+        "others": "The machine is busy: other programs take "
+        f"{format_share(figures.other_cpu_share)} of the processors.",
+    }
+    lines = evidence.cpu_lines()
+    if figures.cpu_cores is not None:
+        lines.append(f"the run itself used {figures.cpu_cores:.1f} cores on average")
+    if figures.stall_fraction is not None:
+        lines.append(evidence.stall_line())
+    return Verdict(
+        kind="cpu",
+        subtype=subtype,
+        headline=headlines[subtype],
+        evidence=tuple(lines),
+        action=advice.free_processors(evidence, subtype),
+    )
+
+
 def io(evidence: Evidence) -> Verdict | None:
-    """The loop waits for data, and the disk is full."""
+    """The loop waits for data, and the disk is full, or every task waits for it."""
     if evidence.stall < thresholds.DATA_STALL:
         return None
-    return _full_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
+    return _slow_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
 
 
-def _full_disk(evidence: Evidence, waiting: str) -> Verdict | None:
+def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     figures = evidence.figures
-    if figures.disk_share is None or figures.disk_share < thresholds.DISK_NEAR:
+    share, pressure = figures.disk_share or 0.0, figures.psi_io_full or 0.0
+    size, subtype = figures.disk_request_bytes, "random" if evidence.is_random else ""
+    reads = f"{about_rate(figures.read_bytes_per_second)} from the device"
+    reads += "" if size is None else f" in requests of {format_bytes(size)} on average"
+    if share >= thresholds.DISK_NEAR:
+        is_near = share < thresholds.DISK_FULL
+        word = "nearly as fast as" if is_near else "as fast as"
+        subtype = subtype or ("near" if is_near else "")
+        headline = f"The disk is the limit: data is read {word} its device gives it."
+        lines = [
+            f"{reads}, {format_share(share)} of the {about_rate(figures.disk_bytes_per_second)} "
+            "that O_DIRECT reads reached (threshold 70 %, and 90 % is full: by queueing a read "
+            "takes 1 ÷ (1 − share) as long)"
+        ]
+    elif pressure >= thresholds.PRESSURE_IO:
+        waited = format_share(pressure)
+        headline = f"The disk is the limit: every task waits for it {waited} of the time."
+        lines = [
+            f"in {waited} of the time every task waited for a disk (Linux PSI io full, threshold "
+            "10 %: ours)",
+            reads,
+        ]
+    else:
         return None
-    is_near = figures.disk_share < thresholds.DISK_FULL
-    word = "nearly as fast as" if is_near else "as fast as"
     return Verdict(
         kind="io",
-        subtype="near" if is_near else "",
-        headline=f"The disk is the limit: data is read {word} its device gives it.",
-        evidence=(
-            waiting,
-            f"{about_rate(figures.read_bytes_per_second)} from the device, "
-            f"{format_share(figures.disk_share)} of the "
-            f"{about_rate(figures.disk_bytes_per_second)} that O_DIRECT reads reached (threshold "
-            "70 %, and 90 % is full: by queueing a read takes "
-            "1 ÷ (1 − share) as long)",
-        ),
+        subtype=subtype,
+        headline=headline,
+        evidence=(waiting, *lines),
         action=advice.read_less(evidence),
     )
+
+
+# What bounds a run that can be judged.
 
 
 def data(evidence: Evidence) -> Verdict | None:
@@ -330,6 +424,7 @@ def data(evidence: Evidence) -> Verdict | None:
             *evidence.pattern_lines(),
             *evidence.loader_lines(),
             *evidence.hidden_lines(),
+            *evidence.cpu_lines(),
         ),
         action=advice.feed(evidence),
     )
@@ -399,6 +494,7 @@ def compute(evidence: Evidence) -> Verdict | None:
             *evidence.hidden_lines(),
             *evidence.rank_lines(),
             *evidence.drain_lines(),
+            *evidence.cpu_lines(),
         ),
         action=advice.compute_better(evidence),
     )

@@ -20,6 +20,7 @@ Better = Literal["higher", "lower", ""]
 _UNWATCHED = (
     "nobody sampled the process tree: fast-axolotl run --measure, or measure(sample_system=True)"
 )
+_NOT_COUNTED = "this kernel does not count it, or an earlier version recorded the run"
 _NO_WINDOW = "no profiler window was recorded: fast-axolotl run --measure --profile-steps 5"
 _NO_TIME = "no time passed in the steady phase"
 _NO_IDS = "the batches hold no token ids; tell the meter with meter.tokens(n)"
@@ -274,22 +275,22 @@ _ALL = (
         "very device: `--matmul`)", "a rate of one second, before the training",
     ),
     Figure(
-        "working_set_bytes", "working set (ΣPSS), steady", "bytes", "lower",
-        "median ΣPSS of the process tree in the steady phase",
+        "working_set_bytes", "working set, steady", "bytes", "lower",
+        "median ΣPSS of anonymous and shared memory of the process tree in the steady phase",
         "sampled seldom: `None` where no sample fell into a short steady phase, or the ranks did "
         "not reach it; so are the resident sizes below. Without ranks (`watch PID`) of the whole "
-        "time", _UNWATCHED,
+        "time. Kernels before 5.3 do not divide ΣPSS: mapped files are then in it", _UNWATCHED,
     ),
     Figure(
-        "working_set_peak_bytes", "working set (ΣPSS), highest", "bytes", "lower",
-        "largest ΣPSS sampled",
+        "working_set_peak_bytes", "working set, highest", "bytes", "lower",
+        "largest ΣPSS of anonymous and shared memory sampled",
         "peaks between samples; `None` where none was taken after the first step, as in runs of a "
         "second or two: what came before is not the training's", _UNWATCHED,
     ),
     Figure(
-        "mapped_file_bytes", "mapped files (ΣPSS)", "bytes", "",
+        "mapped_file_bytes", "mapped files", "bytes", "",
         "median ΣPSS of mapped files in the steady phase", "gives way where memory is short",
-        _UNWATCHED,
+        f"mapped files are in the working set: {_NOT_COUNTED}",
     ),
     *(
         Figure(
@@ -317,10 +318,10 @@ _ALL = (
     ),
     Figure(
         "limit_share", "limit, used", "share", "lower",
-        "`working_set_peak_bytes` (ΣRSS where PSS cannot be read) ÷ the limit, or the largest "
-        "VmHWM that one process is known to have had, where that is more",
-        "page cache that counts against a cgroup is not in it: it gives way; `None` where the "
-        "highest working set is",
+        "`working_set_peak_bytes` (ΣRSS of anonymous and shared memory where PSS cannot be read) ÷ "
+        "the limit, or the most anonymous memory of one process, where that is more",
+        "mapped files and page cache are not in it: they give way; nor are batches in `/dev/shm` "
+        "that no process has mapped; `None` where the highest working set is",
         "the highest working set or the limit is not known",
     ),
     *(
@@ -334,7 +335,7 @@ _ALL = (
     Figure(
         "psi_cpu_some", "CPU pressure", "share", "lower",
         "growth of the PSI some counter ÷ time",
-        "of the control group on cgroup v2, else of the machine", _UNWATCHED,
+        "of the control group on cgroup v2, else of the machine", _NOT_COUNTED,
     ),
     Figure(
         "cpu_cores", "processors used", "cores", "", "growth of Σ CPU time over the tree ÷ time",
@@ -342,21 +343,29 @@ _ALL = (
     ),
     Figure(
         "other_cpu_share", "other programs", "share", "lower",
-        "CPU time of the machine less the run's ÷ (time · processors)",
-        "of the machine, the kernel's own work included", _UNWATCHED, _SHARE_NEAR_ZERO,
+        "CPU time of all programs on the processors that the run may use, less the run's ÷ "
+        "(time · these processors)",
+        "the kernel's own work is in it", _NOT_COUNTED, _SHARE_NEAR_ZERO,
+    ),
+    Figure(
+        "cpu_wait_share", "waiting for a processor", "share", "lower",
+        "growth of run_delay of the process that waited most ÷ time, by /proc/PID/schedstat",
+        "of main threads alone", _NOT_COUNTED, _SHARE_NEAR_ZERO,
     ),
     Figure(
         "cpu_steal_share", "stolen by the hypervisor", "share", "lower",
-        "growth of steal in /proc/stat ÷ (time · processors)", "", _UNWATCHED, _SHARE_NEAR_ZERO,
+        "growth of steal in /proc/stat ÷ (steal + CPU time of all programs)", "", _NOT_COUNTED,
+        _SHARE_NEAR_ZERO,
     ),
     Figure(
         "cpu_throttled_share", "throttled by the quota", "share", "lower",
-        "growth of throttled_usec of the cgroup ÷ time", "summed over processors: can exceed 1",
-        "the cgroup has no CPU quota, or does not count", _SHARE_NEAR_ZERO,
+        "growth of throttled_usec of the cgroup ÷ (throttled_usec + CPU time of the run)",
+        "of the whole cgroup", "the cgroup has no CPU quota, or does not count", _SHARE_NEAR_ZERO,
     ),
     Figure(
         "oom_kills", "killed for memory", "processes", "lower",
-        "growth of oom_kill in memory.events of the cgroup", "", "there is no memory cgroup here",
+        "growth of oom_kill in memory.events of the cgroup",
+        "other programs of the cgroup count, too", "there is no memory cgroup here",
     ),
     Figure(
         "read_bytes_per_second", "read from the device", "bytes/s", "",
@@ -369,9 +378,10 @@ _ALL = (
     ),
     Figure(
         "disk_bytes_per_second", "capacity of the device", "bytes/s", "",
-        "what O_DIRECT reads of the data's own device reached",
-        "a probe of seconds, before or beside the run",
-        "the capacity of the data's device was not measured: give --data-path",
+        "what O_DIRECT reads of the data's own device reached at `disk_request_bytes`: log-log "
+        "between random reads of 4 and 64 KiB and reads in order; in order where that is unknown",
+        "a probe of two seconds, before or beside the run",
+        "the device gives more in requests of this size than the probe can ask for",
     ),
     Figure(
         "disk_share", "reads, of the disk's capacity", "share", "",
@@ -394,7 +404,8 @@ _ALL = (
     ),
     Figure(
         "is_swap_sustained", "swapping sustained", "yes/no", "lower",
-        "swap-in in half of the intervals and three in a row", "needs three intervals",
+        "swap-in of 1 MB/s or more in half of the intervals and three in a row",
+        "needs three intervals; of the machine",
         "3 sampled intervals are needed",
     ),
     Figure(
@@ -412,7 +423,8 @@ _ALL = (
     ),
     Figure(
         "gpu_free_bytes", "GPU memory, free", "bytes", "",
-        "least of one device: its memory less what is reserved at most", "", "no GPU was seen",
+        "least of one device: its memory less what was used, or reserved by torch, at most", "",
+        "no GPU was seen",
     ),
     Figure("gpu_power_watts", "power", "W", "", "mean of a device", "", "no GPU was seen"),
     Figure("gpu_clock_mhz", "clock", "MHz", "", "mean of a device", "", "no GPU was seen"),

@@ -116,12 +116,15 @@ class SystemRecord:
 
     start: schema.SystemStart
     samples: list[schema.SystemSample] = field(default_factory=list)
+    disk: schema.DiskProbe | None = None
     end: schema.End | None = None
 
     def add(self, line: object) -> None:
         """Sort one line in."""
         if isinstance(line, schema.SystemSample):
             self.samples.append(line)
+        elif isinstance(line, schema.DiskProbe):
+            self.disk = line
         elif isinstance(line, schema.End):
             self.end = line
         elif isinstance(line, schema.Settings):

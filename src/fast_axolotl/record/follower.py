@@ -70,6 +70,7 @@ _MOST_BYTES = 4_000_000
 
 _SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
 _SAMPLED = ("sequences", "sequence_tokens", "sequence_squares")
+_SIZES = ("pss_bytes", "pss_anon_bytes", "pss_file_bytes", "pss_shared_bytes")
 _COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 
 
@@ -320,9 +321,10 @@ def restart_window(record: RunRecord) -> None:
     for system in record.systems.values():
         if not system.samples:
             continue
-        known = [one.pss_bytes for one in system.samples if one.pss_bytes is not None]
         last = system.samples[-1]
-        system.samples[:] = [replace(last, pss_bytes=known[-1] if known else None)]
+        known = next((one for one in reversed(system.samples) if one.pss_bytes is not None), last)
+        sizes = {name: getattr(known, name) for name in _SIZES}
+        system.samples[:] = [replace(last, **sizes)]
 
 
 class _Tail:
@@ -429,7 +431,7 @@ def condense_samples(samples: list[SystemSample], *, most: int, newest: int) -> 
     while len(samples) > most:
         highest = [
             max(samples, key=lambda sample: getattr(sample, name) or 0)
-            for name in ("pss_bytes", "hwm_bytes")
+            for name in ("working_set_bytes", "hwm_bytes")
         ]
         old, kept = samples[1:-newest], samples[:1]
         for index in range(0, len(old), 2):

@@ -280,6 +280,8 @@ class SystemStart:
     """In the same order: which device is which rank's."""
     cores: float | None = None
     """Processors that the processes may use: affinity and quota."""
+    processors: int | None = None
+    """Processors that their affinity allows: whose time ``machine_cpu_seconds`` is."""
     source: str = ""
     """Who watches: run (``fast-axolotl run --measure``), watch, meter; empty: not told."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -328,6 +330,8 @@ class SystemSample:
     pss_shared_bytes: int | None = None
     rss_bytes: int | None = None
     anon_bytes: int | None = None
+    largest_anon_bytes: int | None = None
+    """Of the process that holds most."""
     file_bytes: int | None = None
     shared_bytes: int | None = None
     hwm_bytes: int | None = None
@@ -338,6 +342,9 @@ class SystemSample:
     read_chars: int | None = None
     """Counter: asked for by read calls, cached or not."""
     cpu_seconds: float | None = None
+    cpu_wait_seconds: float | None = None
+    """Counter: time in which the main thread of the process that waited most was ready to run and
+    had no processor."""
     swap_in_bytes: int | None = None
     """Counter of the machine."""
     swap_out_bytes: int | None = None
@@ -348,16 +355,26 @@ class SystemSample:
     psi_cpu_some_seconds: float | None = None
     """Counter: time in which a task was ready to run and had no processor."""
     machine_cpu_seconds: float | None = None
-    """Counter: processor time of all programs of the machine."""
+    """Counter: time that all programs took of the processors that the run may use."""
     steal_seconds: float | None = None
     """Counter: processor time that the hypervisor gave to others."""
     throttled_seconds: float | None = None
     """Counter: time in which the cgroup's quota was used up."""
     oom_kills: int | None = None
     """Counter: processes of the cgroup that the kernel killed for memory."""
+    machine_oom_kills: int | None = None
+    """Counter: the same of the whole machine."""
     limit_hits: int | None = None
     """Counter: allocations that ran into the cgroup's memory limit."""
     device_reads: int | None = None
     """Counter: read requests that the data's device has served, of all programs."""
     device_read_bytes: int | None = None
     gpus: tuple[DeviceSample, ...] = ()
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        """ΣPSS of what cannot give way: anonymous and shared memory. Mapped files are in it where
+        the kernel does not divide the sum."""
+        if self.pss_anon_bytes is None or self.pss_shared_bytes is None:
+            return self.pss_bytes
+        return self.pss_anon_bytes + self.pss_shared_bytes

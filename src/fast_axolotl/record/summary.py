@@ -220,6 +220,7 @@ class RunSummary:
     psi_cpu_some: float | None = None
     cpu_cores: float | None = None
     other_cpu_share: float | None = None
+    cpu_wait_share: float | None = None
     cpu_steal_share: float | None = None
     cpu_throttled_share: float | None = None
     oom_kills: int | None = None

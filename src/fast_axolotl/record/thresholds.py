@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "BOUND_COMMUNICATION",
     "BUSY_CPU",
+    "CPU_LOST",
     "DATA_STALL",
     "DISK_FULL",
     "DISK_NEAR",
@@ -20,11 +21,16 @@ __all__ = [
     "LEAST_SECONDS",
     "LEAST_SKEW_SHARE",
     "LOW_MFU",
+    "MEMORY_NEAR",
     "MOST_CONTRADICTION",
     "MUCH_IDLE",
     "MUCH_PADDING",
+    "PRESSURE_IO",
     "PRESSURE_MEMORY",
+    "PROCESS_SWAP_BYTES",
     "SMALL_MEMORY_SHARE",
+    "SMALL_REQUEST_BYTES",
+    "SWAP_RATE",
     "TAKEN_CPU",
     "is_long_enough",
 ]
@@ -58,6 +64,22 @@ DISK_NEAR, DISK_FULL = 0.70, 0.90
 PRESSURE_MEMORY = 0.01
 """Share of time. Linux PSI ``full``: no task made progress for want of memory; a healthy machine
 shows 0, and 1 % is well above the noise."""
+PRESSURE_IO = 0.10
+"""Share of time. Linux PSI ``full``: no task made progress for want of a disk; as much as the line
+of a stall."""
+SMALL_REQUEST_BYTES = 128 * 1024
+"""Mean read request of a device below which it is read at random. Linux reads ahead 128 KiB in
+order."""
+MEMORY_NEAR = 0.80
+"""Of the memory that may be taken, by a run that was killed. Ours: the sample before the kill is up
+to a second old, and what the kernel itself takes is not in it."""
+SWAP_RATE = 1e6
+"""Bytes per second swapped in. Ours: less than any swap device would notice."""
+PROCESS_SWAP_BYTES = 64e6
+"""Of a run in swap, to be what is swapped in. Ours: pages that a program never uses are less."""
+CPU_LOST = 0.10
+"""Share of the processor time that was refused or stolen; share of the processors that other
+programs take; share of time spent waiting for one. Ours: as much as the line of a stall."""
 SMALL_MEMORY_SHARE = 0.5
 """Of the memory that may be taken. Ours: a run that took less is not what fills it."""
 

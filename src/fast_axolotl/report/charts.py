@@ -49,7 +49,7 @@ _LEAST_SAMPLED = 0.7
 
 _MEMORY = (
     ("hwm_bytes", "hwm", "high-water mark"),
-    ("pss_bytes", "pss", "working set"),
+    ("working_set_bytes", "pss", "working set"),
     ("anon_bytes", "anon", "anonymous"),
 )
 _SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
@@ -394,7 +394,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         "Memory of the whole process tree. Shared pages count once in the working set; a "
         "high-water mark far above it is a spike.",
         [
-            Legend("pss", "working set (ΣPSS)", "area"),
+            Legend("pss", "working set (ΣPSS, anonymous and shared)", "area"),
             Legend("anon", "anonymous"),
             Legend("hwm", "high-water mark (ΣVmHWM)"),
         ],
@@ -409,7 +409,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         for name, role, label in _MEMORY:
             if name in memory:
                 # The working set is sampled more seldom than the rest.
-                draw = plot.area if name == "pss_bytes" else plot.line
+                draw = plot.area if name == "working_set_bytes" else plot.line
                 x, y = run.ref("memory", "t", times.by), run.ref("memory", name, scale.by)
                 is_single = sum(value is not None for value in memory[name]) == 1
                 more = {"unit": f" {scale.unit}", "connectgaps": True, **plot.dots_if(is_single)}
@@ -436,7 +436,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
             ratio = "" if spike is None else f", {spike:.2f} × the resident size"
             parts.append(f"High-water mark {format_bytes(summary.hwm_bytes)}{ratio}.")
         # Reading the working set costs time, so that it may be sampled seldom.
-        samples = zip(memory["t"], memory.get("pss_bytes", []), strict=False)
+        samples = zip(memory["t"], memory.get("working_set_bytes", []), strict=False)
         sampled = [t for t, value in samples if value is not None]
         if sampled and sampled[-1] < _LEAST_SAMPLED * memory["t"][-1]:
             last, end = format_duration(sampled[-1]), format_duration(memory["t"][-1])

@@ -42,10 +42,15 @@ class VerdictLook(NamedTuple):
 
 VERDICTS = {
     "inconclusive": VerdictLook("Inconclusive", "bold white on grey35", "plain"),
+    "memory": VerdictLook("Out of memory", "bold white on red", "bad"),
     "swap": VerdictLook("Swap-bound", "bold white on red", "bad"),
+    "cpu": VerdictLook("CPU-bound", "bold white on red", "bad"),
     "io": VerdictLook("I/O-bound", "bold white on red", "bad"),
     "data": VerdictLook("Data-bound", "bold white on red", "bad"),
+    "checkpoint": VerdictLook("Checkpoint-bound", "bold white on red", "bad"),
+    "evaluation": VerdictLook("Evaluation-bound", "bold white on red", "bad"),
     "communication": VerdictLook("Communication-bound", "bold white on dark_orange3", "warn"),
+    "startup": VerdictLook("Start-up-bound", "bold white on dark_orange3", "warn"),
     "compute": VerdictLook("Compute-bound", "bold white on green4", "good"),
     "mixed": VerdictLook("Mixed", "bold black on yellow", "warn"),
 }

@@ -189,8 +189,9 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row(
             "working_set_bytes",
             "working_set_peak_bytes",
-            label="working set (ΣPSS)",
+            label="working set",
             parts=("steady", "highest"),
+            note="ΣPSS, anonymous and shared",
         ),
         Row(
             *("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes"),
@@ -207,6 +208,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Processors": (
         Row("cpu_cores", note="mean over the tree"),
         Row("other_cpu_share", note="of the machine's processors"),
+        Row("cpu_wait_share", note="the process that waited most"),
         Row("psi_cpu_some", note="PSI some: a task waited for a processor"),
         Row(
             "cpu_steal_share",

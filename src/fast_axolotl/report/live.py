@@ -30,7 +30,14 @@ from typing import IO, Any, Protocol
 from rich.console import Console, Group
 from rich.live import Live
 
-from fast_axolotl.record import RunRecord, RunSummary, SystemRecord, SystemSample, SystemStart
+from fast_axolotl.record import (
+    DiskProbe,
+    RunRecord,
+    RunSummary,
+    SystemRecord,
+    SystemSample,
+    SystemStart,
+)
 from fast_axolotl.record.follower import MOST_SAMPLES, NEWEST, condense_samples, restart_window
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import Keys, ViewState, format_line, lay_out
@@ -86,9 +93,9 @@ class SampledProcess:
         self.record = RunRecord(path=f"process {pid}")
         self._new: SimpleQueue[SystemSample] = SimpleQueue()
 
-    def begin(self, start: SystemStart) -> None:
-        """The first line of what would be the record."""
-        self.record.system = SystemRecord(start=start)
+    def begin(self, start: SystemStart, disk: DiskProbe | None = None) -> None:
+        """The first lines of what would be the record."""
+        self.record.system = SystemRecord(start=start, disk=disk)
 
     def add(self, sample: SystemSample) -> None:
         """Take a sample, from any thread."""

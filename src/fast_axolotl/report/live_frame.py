@@ -159,7 +159,8 @@ def make_frame(
     system = record.systems.get(summary.node, record.system)
     samples = system.samples if system is not None else []
     last = samples[-1] if samples else None
-    sets = (sample.pss_bytes for sample in reversed(samples) if sample.pss_bytes is not None)
+    sizes = (sample.working_set_bytes for sample in reversed(samples))
+    sets = (size for size in sizes if size is not None)
     return Frame(
         title=title,
         summary=summary,

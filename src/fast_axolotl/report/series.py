@@ -41,7 +41,14 @@ _MOST_MARKS = 200
 _BINS_TOGETHER = 12
 """Bins of a histogram that make one bar: 1.02 ** 12, about ten bars in a decade."""
 
-_MEMORY = ("pss_bytes", "rss_bytes", "anon_bytes", "hwm_bytes", "swap_bytes", "cgroup_bytes")
+_MEMORY = (
+    "working_set_bytes",
+    "rss_bytes",
+    "anon_bytes",
+    "hwm_bytes",
+    "swap_bytes",
+    "cgroup_bytes",
+)
 _COUNTERS = ("read_bytes", "read_chars", "swap_in_bytes", "swap_out_bytes")
 
 _FIGURES = 5
@@ -324,7 +331,9 @@ def _system_series(system: SystemRecord, zero: float, most: int) -> Columns:
     timed = [sample for sample in system.samples if finite(sample.t) is not None]
     sizes = {name: [getattr(sample, name) for sample in timed] for name in _MEMORY}
     sizes = {name: column for name, column in sizes.items() if any(column)}
-    watched = [sizes[name] for name in ("pss_bytes", "anon_bytes", "hwm_bytes") if name in sizes]
+    watched = [
+        sizes[name] for name in ("working_set_bytes", "anon_bytes", "hwm_bytes") if name in sizes
+    ]
 
     # Rates are between neighbouring samples.
     neighbours = zip(system.samples, system.samples[1:], strict=False)
