@@ -96,6 +96,7 @@ PACKAGES = {
 
 PACKAGES_ON_DEMAND = {
     "system": {"psutil"},
+    "record": {"numpy"},
     "reading": {"torch"},
     "dedupe": {"torch"},
     "packing": {"torch"},

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fast_axolotl.measure.ranks import choose_rank as choose_by_measure
-from fast_axolotl.measure.ranks import fold_rank
+from fast_axolotl.measure.ranks import fold_job, fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.codec import to_plain
@@ -140,7 +139,7 @@ def test_the_curves_are_of_the_rank_that_the_summary_is_of(dispatcher: bool) -> 
         for number in range(3)
     ]
     record = make_run(*ranks)
-    chosen = choose_by_measure([fold_rank(rank) for rank in ranks])
+    chosen, _ = fold_job([fold_rank(rank) for rank in ranks])
     assert chosen is not None
     assert series_of(record)["rank"] == chosen.rank == (0 if dispatcher else 1)
 

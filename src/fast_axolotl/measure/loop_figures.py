@@ -1,14 +1,15 @@
 """The figures of the training loop: its waits and their pattern, the ready queue, throughput.
 
-Waits, queue and steps are those of the rank that decides; rows, samples, tokens and bytes are
-summed over the ranks that fetch. With a dispatcher that is rank 0, which reads for all.
+The stall is that of all ranks together. Waits of fetches, queue and steps are those of the rank
+that decides; rows, samples, tokens and bytes are summed over the ranks that fetch. With a
+dispatcher that is rank 0, which reads for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.ranks import JobStall, RankFigures
 from fast_axolotl.measure.ready_queue import (
     find_capacity,
     find_drift,
@@ -19,11 +20,16 @@ from fast_axolotl.measure.ready_queue import (
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.units import format_share
 
 __all__ = ["add_queue", "add_reading", "add_stall", "add_steps", "add_tokens", "find_readers"]
 
 MOST_SIZE_DIFFERENCE = 0.1
 """How far a cached batch may differ in size from the mean batch, to be compared with it. Ours."""
+
+_MUCH_UNKNOWN = 0.005
+"""Of the time: by how much the stall can be higher before a note says so. Ours: as far as shares
+are read."""
 
 _FETCHES_FIRST = ("transformers", "axolotl")
 """Trainers that fetch all micro-batches of a step before its first forward pass."""
@@ -31,8 +37,8 @@ _FETCHES_FIRST = ("transformers", "axolotl")
 _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
-def add_stall(builder: SummaryBuilder, rank: RankFigures | None) -> None:
-    """How much was waited, how long, and in which pattern."""
+def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) -> None:
+    """How much the job waited; how long the rank that decides did, and in which pattern."""
     steady = rank.steady if rank else None
     blocks = rank.steady_blocks if rank else ()
     builder.values.update(
@@ -40,7 +46,7 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None) -> None:
         fetches=steady.fetches if steady else 0,
         warmup_steps=rank.warmup.steps if rank else 0,
         measured_seconds=steady.wall_seconds if steady else 0.0,
-        stall_source=steady.source if steady else "",
+        stall_source=job.source,
         span_seconds=rank.spans if rank else {},
     )
     builder.put_steady(
@@ -48,13 +54,17 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None) -> None:
         blocks[0].first_step if blocks else None,
         "no time passed in the steady phase",
     )
-    builder.put_steady("stall_fraction", steady.stall_fraction if steady else None)
-    builder.put_steady("host_stall_fraction", steady.host_stall_fraction if steady else None)
+    builder.put_steady("stall_fraction", job.stall_fraction)
+    builder.put_steady("stall_error", job.error)
+    if job.unknown > _MUCH_UNKNOWN:
+        builder.values["notes"] += (
+            f"the stall is at least {format_share(job.stall_fraction)} and at most "
+            f"{format_share((job.stall_fraction or 0.0) + job.unknown)}: the record does not hold "
+            "the waits of single steps, and ranks may have waited in the same steps or not",
+        )
+    builder.put_steady("host_stall_fraction", job.host_stall_fraction)
     builder.put_steady(
-        "device_stall_fraction",
-        steady.device_stall_fraction if steady else None,
-        "",
-        "device_wait_seconds",
+        "device_stall_fraction", job.device_stall_fraction, "", "device_wait_seconds"
     )
     waits = rank.waits if rank else None
     for name, share in _QUANTILES:

@@ -4,10 +4,10 @@ The steady phase is what counts: warm-up is left out, the replay of a cached bat
 Everything is a sum first and a ratio last, so a block may hold one step or a thousand. The cost is
 one pass over the lines.
 
-Ranks wait for each other in every collective, so the slowest of them sets the pace of all. The rank
-that waits most for data therefore decides about the data; with a dispatcher it is rank 0, which
-reads for all, and whose waits look like communication on the others. A rank that recorded too
-little to be judged decides nothing, where another has recorded more.
+Ranks wait for each other in every collective, so each step is as late as the rank that waits
+longest in it; see ``job_stall``. The rank that causes most of that decides about the data. With a
+dispatcher it is rank 0, which reads for all, and whose waits look like communication on the others.
+A rank that recorded too little to be judged decides nothing, where another has recorded more.
 
 Where the ready queue ran dry in the steady phase (see ``ready_queue``), the steps before that are
 warm-up: a queue that was full hid what the loader lacks.
@@ -21,16 +21,18 @@ from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain, find_capacity, find_drain
 from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
-from fast_axolotl.record.stall import WaitTotals
+from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
+from fast_axolotl.record.job_stall import LEAST_PRESENCE, JobWaits, find_common_steps, fold_waits, wall_between
+from fast_axolotl.record.stall import StallSource, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
 
 __all__ = [
     "Communication",
+    "JobStall",
     "PhaseTotals",
     "RankFigures",
-    "choose_rank",
     "compare_communication",
+    "fold_job",
     "fold_rank",
     "summarise_rank",
 ]
@@ -167,21 +169,85 @@ def summarise_rank(rank: RankFigures) -> RankSummary:
     )
 
 
-def choose_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """The rank that decides about the data: it waits most of those that recorded enough to be
-    judged, or it reads for all."""
-    if not ranks:
-        return None
-    if any(rank.settings.get("dispatcher") for rank in ranks):
-        readers = [rank for rank in ranks if rank.rank == 0]
-        if readers:
-            return readers[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStall:
+    """What all ranks lose together to waiting for data."""
 
-    def waiting(rank: RankFigures) -> tuple[float, int, int]:
-        stall = rank.steady.stall_fraction
-        return -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
+    source: StallSource = ""
+    host_stall_fraction: float | None = None
+    device_stall_fraction: float | None = None
+    error: float | None = None
+    """How far the stall can be off; ``None`` where it is exact."""
+    unknown: float = 0.0
+    """By how much it can be higher, because the waits of single steps are not known."""
+    caused: Mapping[int, float] = field(default_factory=dict)
+    """Share of the time by the rank that waited longest."""
+    alone: Mapping[int, float] = field(default_factory=dict)
+    """Share of the time in which only this rank waited."""
 
-    return max([rank for rank in ranks if rank.is_long_enough] or ranks, key=waiting)
+    @property
+    def stall_fraction(self) -> float | None:
+        """The device's where it is known, else the host's."""
+        is_device = self.source == "device"
+        return self.device_stall_fraction if is_device else self.host_stall_fraction
+
+
+def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall]:
+    """The rank that decides about the data, and what the job loses.
+
+    It causes most of the waiting, of those that recorded enough to be judged; or it reads for all.
+    The waits of one rank alone, or of the one that reads for all, are the job's.
+    """
+    readers = [rank for rank in ranks if rank.rank == 0]
+    is_dispatched = readers and any(rank.settings.get("dispatcher") for rank in ranks)
+    steady = [rank for rank in ranks if rank.steady.steps and rank.steady.wall_seconds > 0]
+    most = max((rank.steady.steps for rank in steady), default=0)
+    steps = find_common_steps([rank.steady_blocks for rank in steady])
+    if is_dispatched or len(steady) < 2 or not steps:
+        candidates = readers if is_dispatched else steady or list(ranks)
+        chosen = max(candidates, key=_own_waiting, default=None)
+        own = chosen.steady if chosen else WaitTotals()
+        return chosen, JobStall(
+            source=own.source,
+            host_stall_fraction=own.host_stall_fraction,
+            device_stall_fraction=own.device_stall_fraction,
+        )
+    blocks = [rank.steady_blocks for rank in steady]
+    host = fold_waits(blocks, steps, "host")
+    is_device = all(rank.steady.source == "device" for rank in steady if rank.steady.fetches)
+    device = fold_waits(blocks, steps, "device") if is_device else None
+    waits = device or host
+    caused = {rank.rank: seconds for rank, seconds in zip(steady, waits.caused, strict=True)}
+    whole = [rank for rank in steady if rank.steady.steps >= LEAST_PRESENCE * most]
+    chosen = max(
+        [rank for rank in whole if rank.is_long_enough] or whole,
+        key=lambda rank: (caused[rank.rank], *_own_waiting(rank)),
+    )
+    wall = wall_between(chosen.steady_blocks, steps)
+
+    def share(part: JobWaits | None, seconds: float) -> float:
+        """Of the time in which that wait is known."""
+        known = chosen.steady.device_wall_seconds if part is device else chosen.steady.wall_seconds
+        return min(1.0, ratio(seconds, times(wall, known / chosen.steady.wall_seconds)) or 0.0)
+
+    stall = share(waits, waits.seconds)
+    return chosen, JobStall(
+        source="device" if is_device else "host",
+        host_stall_fraction=share(host, host.seconds),
+        device_stall_fraction=share(device, device.seconds) if device else None,
+        error=min(share(waits, waits.error_seconds), 1.0 - stall) or None,
+        unknown=min(share(waits, waits.unknown_seconds), 1.0 - stall),
+        caused={rank: share(waits, seconds) for rank, seconds in caused.items()},
+        alone={
+            rank.rank: share(waits, seconds)
+            for rank, seconds in zip(steady, waits.alone, strict=True)
+        },
+    )
+
+
+def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
+    stall = rank.steady.stall_fraction
+    return rank.is_long_enough, -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

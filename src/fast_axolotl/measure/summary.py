@@ -1,7 +1,8 @@
 """The figures of a run from its record alone: a pure fold over the lines.
 
 Every figure is a ratio of sums over the steady phase; nothing here looks at the machine it runs on.
-One rank decides about the data (see ``ranks``); tokens, samples and bytes are summed over ranks.
+The stall is the job's, and one rank decides about the data (see ``ranks``); tokens, samples and
+bytes are summed over ranks.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
 """
@@ -26,8 +27,8 @@ from fast_axolotl.measure.loop_figures import (
 )
 from fast_axolotl.measure.ranks import (
     RankFigures,
-    choose_rank,
     compare_communication,
+    fold_job,
     fold_rank,
     summarise_rank,
 )
@@ -56,10 +57,10 @@ _SIGNALLED = re.compile(r"exit code (-\d+|1[3-5]\d)")
 def summarise(record: RunRecord) -> RunSummary:
     """Every figure of a run, its verdict, and a reason for every figure that is missing."""
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
-    chosen = choose_rank(ranks)
+    chosen, job = fold_job(ranks)
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
-    add_stall(builder, chosen)
+    add_stall(builder, chosen, job)
     add_queue(builder, chosen)
     add_reading(builder, ranks, chosen)
     add_tokens(builder, ranks)

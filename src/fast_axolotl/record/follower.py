@@ -6,12 +6,14 @@ one, because a new run uses the folder, is read from its start.
 
 The record that results gives the same figures as one read at once. Blocks are sums, so two
 neighbours of one phase can become one: every ratio of sums stays as it was. What is lost is detail
-of long ago: of the slow fetches all but the worst, and the times of single steps. Of samples, whose
-counters only grow, every other one is let go, but never the highest.
+of long ago: of the slow fetches all but the worst, and the times of single steps, but for their
+waits, a byte each. Of samples, whose counters only grow, every other one is let go, but never the
+highest.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +39,7 @@ from fast_axolotl.record.folder import (
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
 from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
+from fast_axolotl.record.stall import decode_waits, encode_waits
 
 __all__ = [
     "MOST_SAMPLES",
@@ -69,9 +72,19 @@ _MOST_BYTES = 4_000_000
 """Read from one file in one call: what a long record takes of memory at a time."""
 
 _SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
-_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares")
+_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 _SIZES = ("pss_bytes", "pss_anon_bytes", "pss_file_bytes", "pss_shared_bytes")
-_COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
+_COUNTED = (
+    "samples",
+    "rows",
+    "real_tokens",
+    "trainable_tokens",
+    "padded_tokens",
+    "num_bytes",
+    "forward_seconds",
+)
+_MOST_STEP_WAITS = 4096
+"""Steps of a block that keeps a byte for the wait of each: beyond, only their sum is known."""
 
 
 class RunFollower:
@@ -400,6 +413,14 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
         depth = sum(value * fetches for value, fetches in depths) / weight
     slow = sorted((*first.slow, *second.slow), key=lambda fetch: -fetch.seconds)[:_MOST_SLOW]
     has_device = first.device_waits is not None or second.device_waits is not None
+    # The waits of single steps tell what ranks lose together.
+    condensed: list[bytes] = []
+    for block in both:
+        singles = block.hosts if block.device_wait_seconds is None else block.devices
+        text = block.step_waits if singles is None else encode_waits(singles)
+        condensed.append(decode_waits(text))
+    codes = b"".join(condensed)
+    is_whole = len(codes) == first.steps + second.steps <= _MOST_STEP_WAITS
     return replace(
         second,
         first_step=first.first_step,
@@ -409,6 +430,11 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
             name: first.spans.get(name, 0.0) + second.spans.get(name, 0.0)
             for name in {**first.spans, **second.spans}
         },
+        waits_by_cause={
+            name: first.waits_by_cause.get(name, 0.0) + second.waits_by_cause.get(name, 0.0)
+            for name in {**first.waits_by_cause, **second.waits_by_cause}
+        },
+        step_waits=base64.b64encode(codes).decode() if is_whole else "",
         queue_depth=depth,
         host_waits=_merge(first.host_waits, second.host_waits),
         device_waits=_merge(first.device_waits, second.device_waits) if has_device else None,

@@ -22,6 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
 )
 from fast_axolotl.record.arithmetic import ratio
+from fast_axolotl.record.job_stall import find_common_steps, fold_waits, wall_between
 from fast_axolotl.record.stall import WaitTotals
 
 __all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
@@ -169,7 +170,8 @@ def make_frame(
         has_begun=bool(ranks or record.systems),
         has_blocks=any(recent),
         is_outside=is_outside,
-        stall_now=_highest(lines[at].stall_now for at in deciding),
+        stall_now=_stall_now([recent[at] for at in deciding])
+        or _highest(lines[at].stall_now for at in deciding),
         marks=marks,
         mark_seconds=mark_seconds,
         rows_now=rows_now,
@@ -202,6 +204,18 @@ def _sum_rates(recent: Sequence[Sequence[StepBlock]], name: str) -> float | None
     fetching = [blocks for blocks in recent if any(block.fetches for block in blocks)]
     rates = [_rate(blocks, name) for blocks in fetching]
     return None if not rates or None in rates else sum(rate or 0.0 for rate in rates)
+
+
+def _stall_now(recent: Sequence[Sequence[StepBlock]]) -> float | None:
+    """Of all ranks together, in the steps that they have in common; ``None`` where there is one."""
+    ranks = [blocks[::-1] for blocks in recent if blocks]
+    steps = find_common_steps(ranks)
+    if len(ranks) < 2 or not steps:
+        return None
+    is_device = all(block.device_wait_seconds is not None for rank in ranks for block in rank)
+    waits = fold_waits(ranks, steps, "device" if is_device else "host")
+    share = ratio(waits.seconds, max(wall_between(rank, steps) for rank in ranks))
+    return None if share is None else min(1.0, share)
 
 
 def _stall_marks(ranks: Sequence[RankRecord]) -> tuple[tuple[StallMark, ...], float]:
