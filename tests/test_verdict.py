@@ -399,11 +399,14 @@ def test_a_hidden_wait_does_not_decide() -> None:
     assert verdict_of(make_run(rank)).kind == "compute"
 
 
-def test_the_rank_that_waits_is_named_with_the_skew() -> None:
+def test_the_rank_that_waits_alone_is_named() -> None:
     verdict = verdict_of(two_ranks({}, {"wait": steady(0.4)}))
-    assert "on rank 1" in verdict.evidence[0]
-    assert "rank 1 40.0 %, the least 0.0 %" in verdict.evidence[1]
-    assert "skew" in verdict.evidence[1]
+    assert "on at least one of 2 ranks" in verdict.evidence[0]
+    assert verdict.evidence[1] == (
+        "rank 1 waits for data in steps in which the others do not: the other ranks lose 40.0 % of "
+        "the time to it"
+    )
+    assert "rank 1 40.0 %, the least 0.0 %" in verdict.evidence[2]
 
 
 def test_the_slow_rank_is_named() -> None:

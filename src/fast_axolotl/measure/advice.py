@@ -208,10 +208,13 @@ def even_out(evidence: Evidence) -> str:
     """Make ranks take the same time."""
     rates = [rank.tokens_per_second for rank in evidence.figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
+    part = evidence.figures.straggler_part
+    is_uneven = part == "tokens" if part else is_uneven
     if is_uneven and not evidence.setting("sample_packing"):
         return f"Give every rank as many tokens: {_pad_less(evidence)}."
+    slow = evidence.slow_rank if not part else evidence.figures.straggler_rank
     return (
-        f"Look at the machine of rank {evidence.slow_rank}: its GPU's clocks and power (nvidia-smi "
+        f"Look at the machine of rank {slow}: its GPU's clocks and power (nvidia-smi "
         "-q -d PERFORMANCE), other programs on its cores."
     )
 

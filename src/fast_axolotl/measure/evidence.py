@@ -57,6 +57,17 @@ class Evidence:
         return name if name in ("burst", "periodic") else "rate"
 
     @property
+    def is_job(self) -> bool:
+        """Whether the stall is that of several ranks together."""
+        return len(self.figures.ranks) > 1 and not self.setting("dispatcher")
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether one rank makes the others wait for something else than data."""
+        is_late = (self.figures.straggler_fraction or 0.0) >= thresholds.FREE_STALL
+        return is_late and self.figures.straggler_part not in ("", "data")
+
+    @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
         names = ("streaming", "pretraining_dataset", "dispatcher")
@@ -103,6 +114,8 @@ class Evidence:
         is_device = self.figures.stall_source == "device"
         who = "the device had nothing to run" if is_device else "the loop waited"
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
+        if self.is_job:
+            where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
         line = f"stall {stall}: share of the steady time in which {who}{where}"
         return f"{line} ({threshold})" if threshold else line
@@ -126,15 +139,31 @@ class Evidence:
                 f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
                 "wait looks like communication on the others"
             ]
+        lines = []
+        fraction, rank = figures.straggler_fraction, figures.straggler_rank
+        if rank is not None and fraction is not None:
+            late = {
+                "data": "waits for data in steps in which the others do not",
+                "compute": "takes longer for its forward pass, with no more tokens",
+                "tokens": "takes longer for its forward pass, because it has more tokens",
+                "device clock": "takes longer for its forward pass, and its GPU's clock is lower",
+            }.get(figures.straggler_part, "is late")
+            lost = format_share(fraction)
+            lines.append(f"rank {rank} {late}: the other ranks lose {lost} of the time to it")
         stalls = {rank.rank: rank.stall_fraction for rank in figures.ranks}
         known = [stall for stall in stalls.values() if stall is not None]
-        own, least = stalls.get(decided_by), min(known, default=0.0)
-        if own is None or own - least < thresholds.FREE_STALL:
-            return []
-        return [
-            f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the least "
-            f"{format_share(least)}; the others wait for it in their collectives"
-        ]
+        own, least = stalls.get(decided_by) or 0.0, min(known, default=0.0)
+        if self.stall - max(known, default=0.0) >= thresholds.FREE_STALL:
+            lines.append(
+                f"each rank alone waits {format_share(least)} to {format_share(max(known))} of the "
+                "time; they are late in different steps, and the others wait each time"
+            )
+        elif own - least >= thresholds.FREE_STALL:
+            lines.append(
+                f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the least "
+                f"{format_share(least)}; the others wait for it in their collectives"
+            )
+        return lines
 
     def pattern_lines(self) -> list[str]:
         """When the waits come."""

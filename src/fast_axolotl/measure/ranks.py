@@ -46,15 +46,20 @@ _COUNTS = (
     "num_bytes",
     "sequence_tokens",
     "sequence_squares",
+    "produced",
+    "producing_seconds",
+    "forward_seconds",
 )
+_SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
+"""What is looked at now and then only, so that it is never whole."""
 
 
 @dataclass(slots=True)
 class PhaseTotals(WaitTotals):
     """Sums over the blocks of one phase: waits, and what the batches held."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    """Samples, rows, tokens and bytes of the blocks that counted them."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Samples, rows, tokens and bytes of the blocks that counted them; and seconds."""
     uncounted: set[str] = field(default_factory=set)
     """What at least one block with fetches did not count."""
 
@@ -68,11 +73,10 @@ class PhaseTotals(WaitTotals):
             elif block.fetches:
                 self.uncounted.add(name)
 
-    def count(self, name: str) -> int | None:
-        """How much of something there was; ``None`` where a part was not counted. The lengths of
-        sequences are looked at now and then only, so they are never whole."""
-        is_sampled = name in ("sequence_tokens", "sequence_squares")
-        return None if name in self.uncounted and not is_sampled else self.counts.get(name)
+    def count(self, name: str) -> Any:
+        """How much of something there was; ``None`` where a part was not counted."""
+        is_partial = name in self.uncounted and name not in _SAMPLED
+        return None if is_partial else self.counts.get(name)
 
 
 @dataclass(slots=True)
@@ -152,7 +156,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
     return folded
 
 
-def summarise_rank(rank: RankFigures) -> RankSummary:
+def summarise_rank(rank: RankFigures, gpu_clock_mhz: float | None = None) -> RankSummary:
     """The line of one rank in the table of ranks."""
     end = rank.record.end
     return RankSummary(
@@ -166,6 +170,8 @@ def summarise_rank(rank: RankFigures) -> RankSummary:
         samples_per_second=rank.rate("samples"),
         is_finished=end is not None and end.reason == "finished",
         node=rank.record.start.host,
+        forward_seconds_per_step=ratio(rank.steady.count("forward_seconds"), rank.steady.steps),
+        gpu_clock_mhz=gpu_clock_mhz,
     )
 
 
@@ -261,6 +267,8 @@ class Communication:
     """Every collective at its least duration across ranks: what is over is waiting for a rank."""
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
+    skew_fraction: float | None = None
+    """The same as a share of the window."""
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -305,6 +313,7 @@ def compare_communication(
         exposed_communication_fraction=max(shown) if shown else None,
         pure_communication_fraction=ratio(pure, wall),
         skew_share=skew,
+        skew_fraction=None if pure is None else ratio(longest - pure, wall),
         slow_rank=None if skew is None else min(sums, key=lambda rank: (sums[rank], rank)),
         reasons={
             "device_idle_fraction": own.reasons.get(

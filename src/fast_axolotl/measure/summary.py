@@ -32,6 +32,7 @@ from fast_axolotl.measure.ranks import (
     fold_rank,
     summarise_rank,
 )
+from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
 from fast_axolotl.measure.verdict import judge
@@ -58,8 +59,10 @@ def summarise(record: RunRecord) -> RunSummary:
     """Every figure of a run, its verdict, and a reason for every figure that is missing."""
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
     chosen, job = fold_job(ranks)
+    clocks = mean_clocks(ranks, [record.system] if record.system else [])
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
+    builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
     add_stall(builder, chosen, job)
     add_queue(builder, chosen)
     add_reading(builder, ranks, chosen)
@@ -71,6 +74,11 @@ def summarise(record: RunRecord) -> RunSummary:
     for name in ("device_idle", "exposed_communication", "pure_communication"):
         figure = f"{name}_fraction"
         builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
+    straggler = find_straggler(ranks, job, seen, clocks)
+    nobody = "no rank holds the others up"
+    builder.put_steady("straggler_rank", straggler.rank, straggler.reason or nobody)
+    builder.put_steady("straggler_fraction", straggler.fraction, straggler.reason)
+    builder.values["straggler_part"] = straggler.part
     _add_overhead(builder, chosen)
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
@@ -156,7 +164,6 @@ def _add_course(
         error="" if reason == "finished" else errors.get(reason, ""),
         duration_seconds=max([0.0, *(line.t for line in lines)]),
         world_size=world_size,
-        ranks=tuple(map(summarise_rank, ranks)),
         settings=settings,
         environment=environment,
         notes=tuple(notes),

@@ -486,9 +486,10 @@ def compute(evidence: Evidence) -> Verdict | None:
         lines.append(
             f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
         )
+    headline = "The model is the limit: it hardly ever waits for data."
     return Verdict(
         kind="compute",
-        headline="The model is the limit: it hardly ever waits for data.",
+        headline=_straggling(evidence) if evidence.holds_up else headline,
         evidence=(
             *lines,
             *evidence.hidden_lines(),
@@ -496,8 +497,15 @@ def compute(evidence: Evidence) -> Verdict | None:
             *evidence.drain_lines(),
             *evidence.cpu_lines(),
         ),
-        action=advice.compute_better(evidence),
+        action=advice.even_out(evidence)
+        if evidence.holds_up
+        else advice.compute_better(evidence),
     )
+
+
+def _straggling(evidence: Evidence) -> str:
+    lost = format_share(evidence.figures.straggler_fraction)
+    return f"Rank {evidence.figures.straggler_rank} is slow: the others lose {lost} of the time."
 
 
 def mixed(evidence: Evidence) -> Verdict:
@@ -511,7 +519,10 @@ def mixed(evidence: Evidence) -> Verdict:
         )
     is_waiting = evidence.stall >= thresholds.FREE_STALL
     is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
-    if figures.stall_fraction is None:
+    lost = figures.straggler_fraction or 0.0
+    if evidence.holds_up and lost >= max(evidence.stall, evidence.exposed):
+        headline, action = _straggling(evidence), advice.even_out(evidence)
+    elif figures.stall_fraction is None:
         headline = "No single limit: the stall is not known."
         action = advice.see_fetches(evidence)
     elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):

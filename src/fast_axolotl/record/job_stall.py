@@ -105,6 +105,8 @@ def fold_waits(
             )
             sums = np.array([waits[~is_known].sum() for waits in spreads])
             caused[sums.argmax()] += sums.max()
+            # All that the others waited may have been in the same steps.
+            alone[sums.argmax()] += max(0.0, 2 * sums.max() - sums.sum())
             unknown += float(sums.sum() - sums.max())
     return JobWaits(
         seconds=float(caused.sum()),
