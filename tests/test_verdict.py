@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -388,6 +389,54 @@ def test_a_queue_that_is_not_draining_is_no_obstacle(queue: Callable[[int], floa
     rank = make_rank(queue=queue, fetches=3000, settings=settings)
     summary = summarise(make_run(rank))
     assert (summary.verdict.kind, summary.fetches) == ("compute", 3000)
+
+
+AXOLOTL_QUEUE = {"num_workers": 8, "prefetch_factor": 256}
+"""What Axolotl gives each of eight ranks: 2,048 batches."""
+
+
+def run_with_queue(queue: Callable[[int], float] | None, steps: int) -> RunSummary:
+    rank = make_rank(queue=queue, fetches=steps, own_seconds=1.0, settings=AXOLOTL_QUEUE)
+    return summarise(make_run(rank))
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1000, 4500])
+@pytest.mark.parametrize("level", [2043.0, 700.0])
+def test_a_large_queue_that_hovers_does_not_hold_the_verdict_back(level: float, steps: int) -> None:
+    noise = random.Random(steps)
+    summary = run_with_queue(lambda step: level + noise.uniform(-5, 5), steps)
+    assert summary.verdict.kind == "compute"
+    assert summary.samples_per_second == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1000, 4500])
+def test_a_large_queue_that_falls_slowly_is_told_when_it_is_empty(steps: int) -> None:
+    noise = random.Random(steps)
+    summary = run_with_queue(lambda step: 2047 - 0.1 * step + noise.uniform(-0.5, 0.5), steps)
+    verdict = summary.verdict
+    assert told(verdict) == "inconclusive/draining"
+    left = (2047 - 0.1 * steps) / 0.1
+    assert verdict.seconds_needed == pytest.approx(left + 60, rel=0.05)
+    assert summary.samples_per_second == pytest.approx(8.0)
+    # One batch in a hundred is lacking: the stall would be 1 %.
+    assert run_with_queue(lambda step: 2047 - 0.01 * step, steps).verdict.kind == "compute"
+
+
+def test_a_rank_whose_queue_falls_holds_back_the_verdict_on_all() -> None:
+    ranks = [
+        make_rank(rank=number, world_size=2, own_seconds=1.0, queue=queue, settings=AXOLOTL_QUEUE)
+        for number, queue in enumerate((lambda step: 2047.0, lambda step: 2047 - 0.2 * step))
+    ]
+    assert told(verdict_of(make_run(*ranks))) == "inconclusive/draining"
+
+
+def test_a_queue_that_nobody_can_look_into_is_told_of() -> None:
+    def lines(steps: int) -> list[str]:
+        evidence = run_with_queue(None, steps).verdict.evidence
+        return [line for line in evidence if "cannot be looked into" in line]
+
+    assert "may have held 2,048 when these 600 were fetched" in lines(600)[0]
+    assert not lines(3000)
 
 
 def test_a_cached_batch_that_agrees_is_evidence() -> None:

@@ -121,7 +121,14 @@ class Evidence:
         return f"{line} ({threshold})" if threshold else line
 
     def drain_lines(self) -> list[str]:
-        """Why the steady phase begins late."""
+        """Why the steady phase begins late; or what a queue that nobody sees may hide."""
+        depth, capacity = self.figures.queue_depth, self.figures.queue_capacity or 0
+        if depth is None and capacity > self.figures.fetches and self.stall < thresholds.DATA_STALL:
+            return [
+                f"the queue of ready batches cannot be looked into, and may have held {capacity:,} "
+                f"when these {self.figures.fetches:,} were fetched: a loader that is too slow "
+                "would not show yet"
+            ]
         if self.drain is None or not self.drain.is_over:
             return []
         return [

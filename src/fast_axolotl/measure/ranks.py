@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain, find_capacity, find_drain
+from fast_axolotl.measure.ready_queue import Drain, find_drain
 from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
 from fast_axolotl.record.job_stall import LEAST_PRESENCE, JobWaits, find_common_steps, fold_waits, wall_between
@@ -130,7 +130,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
     """Add up the lines of one rank."""
     settings = record.values
     steady = [block for block in record.blocks if block.phase == "steady"]
-    drain = find_drain(steady, find_capacity(settings))
+    drain = find_drain(steady, settings)
     # What a full queue hid is warm-up.
     first = drain.first_block if drain is not None and drain.is_over else 0
     hidden, steady = steady[:first], steady[first:]

@@ -6,6 +6,10 @@ after that the hidden part waters it down. So the queue's fall is found (a line 
 two standard errors), and the moment it has run dry for good; what came before counts as warm-up
 once the rest is long enough to be judged by itself.
 
+How large the queue is does not matter, nor how far it has fallen: the batches it loses per fetch are
+the share of the demand that the loader lacks, and that share is the stall once the queue is empty. A
+fall that would end in a stall of less than 5 % holds nothing back.
+
 A queue that is emptied now and then and fills again is none of this, nor is one that has settled at
 a lower level. One pass over the blocks, and three lines fitted.
 """
@@ -91,22 +95,24 @@ def find_drift(points: Sequence[Point]) -> float | None:
     return slope if abs(slope) >= 2 * error else 0.0
 
 
-def find_drain(blocks: Sequence[StepBlock], capacity: int | None) -> Drain | None:
-    """How the queue drains over the blocks of the steady phase; ``None``: it does not."""
-    capacity = capacity or 0
+def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
+    """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
+    loader lacks is too little to matter."""
     told = [number for number, block in enumerate(blocks) if finite(block.queue_depth) is not None]
     points = read_queue(blocks)
-    dry = _find_dry(points, capacity)
+    dry = _find_dry(points, settings)
     falling = points if dry is None else points[: dry + 1]
     drift = find_drift(falling)
     if drift is None or drift >= 0:
         return None
     fitted = -drift * (falling[-1][0] - falling[0][0])
     seen = falling[0][1] - falling[-1][1]
-    least = max(thresholds.LEAST_FALL_BATCHES, thresholds.LEAST_FALL_SHARE * capacity)
-    if fitted < least or fitted < _LEAST_FITTED * seen:
+    if fitted < max(thresholds.LEAST_FALL_BATCHES, _LEAST_FITTED * seen):
         return None
     if dry is None:
+        per_step = ratio(sum(block.fetches for block in blocks), sum(b.steps for b in blocks))
+        if (ratio(-drift, per_step) or 0.0) < thresholds.FREE_STALL:
+            return None
         half = falling[len(falling) // 2 :]
         line = fit_slope(half) if len(half) >= _LEAST_HALF else None
         if line is not None and line[0] > _SETTLED * drift:
@@ -143,13 +149,13 @@ def number_of(settings: Mapping[str, Any], name: str) -> float | None:
     return finite(value) if is_number else None
 
 
-def _find_dry(points: Sequence[Point], capacity: int) -> int | None:
+def _find_dry(points: Sequence[Point], settings: Mapping[str, Any]) -> int | None:
     """The first point from which on the queue is empty, and stays so but for little."""
-    level = max(thresholds.DRAINED_BATCHES, thresholds.DRAINED_SHARE * capacity)
+    capacity, workers = find_capacity(settings) or 0, number_of(settings, "num_workers")
+    lying_about = min(thresholds.DRAINED_SHARE * capacity, workers or thresholds.DRAINED_BATCHES)
+    level = max(thresholds.DRAINED_BATCHES, lying_about)
+    most = max(2 * level, min(thresholds.REFILLED_SHARE * capacity, 4 * level))
     for number, (_, depth, _) in enumerate(points):
         if depth < level:
-            later = mean_depth(points[number:]) or 0.0
-            return (
-                number if later < max(2 * level, thresholds.LEAST_FALL_SHARE * capacity) else None
-            )
+            return number if (mean_depth(points[number:]) or 0.0) < most else None
     return None

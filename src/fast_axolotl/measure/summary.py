@@ -32,6 +32,7 @@ from fast_axolotl.measure.ranks import (
     fold_rank,
     summarise_rank,
 )
+from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
@@ -97,7 +98,7 @@ def summarise(record: RunRecord) -> RunSummary:
         warmup_step_seconds=ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
         if chosen
         else None,
-        drain=chosen.drain if chosen else None,
+        drain=_find_drain(ranks, chosen),
         killed=_find_kill(record),
         machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
@@ -169,6 +170,15 @@ def _add_course(
         notes=tuple(notes),
     )
     builder.put("deciding_rank", chosen.rank if chosen else None, "no rank left a record")
+
+
+def _find_drain(ranks: Sequence[RankFigures], chosen: RankFigures | None) -> Drain | None:
+    """Of the queue that is empty first: the ranks wait for each other. Where none is falling, of
+    the rank that decides."""
+    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
+    if not falling or (chosen is not None and chosen.settings.get("dispatcher")):
+        return chosen.drain if chosen else None
+    return min(falling, key=lambda drain: drain.left / drain.batches_per_step)
 
 
 def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:

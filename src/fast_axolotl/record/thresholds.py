@@ -15,7 +15,6 @@ __all__ = [
     "FREE_STALL",
     "HIDDEN_WAIT",
     "LEAST_FALL_BATCHES",
-    "LEAST_FALL_SHARE",
     "LEAST_FETCHES",
     "LEAST_FETCHES_SECONDS",
     "LEAST_SECONDS",
@@ -28,6 +27,7 @@ __all__ = [
     "PRESSURE_IO",
     "PRESSURE_MEMORY",
     "PROCESS_SWAP_BYTES",
+    "REFILLED_SHARE",
     "SMALL_MEMORY_SHARE",
     "SMALL_REQUEST_BYTES",
     "SWAP_RATE",
@@ -51,12 +51,13 @@ HIDDEN_WAIT = 0.05
 MOST_CONTRADICTION = 0.05
 """Points between the stall and the cached-batch check. Ours: half of MLPerf Storage's line."""
 
-LEAST_FALL_BATCHES, LEAST_FALL_SHARE = 2.0, 0.1
-"""Batches, and share of capacity, by which a ready queue falls to be draining. Ours: less is
-noise."""
+LEAST_FALL_BATCHES = 2.0
+"""Batches by which a ready queue falls to be draining. Ours: less is noise."""
 DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
-"""Batches, or share of capacity, below which a ready queue has run dry. Ours: no batch is ready,
-but for those that lie about between the workers and the loop."""
+"""Batches, or share of capacity (at most one for each worker), below which a ready queue has run
+dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
+REFILLED_SHARE = 0.1
+"""Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
 
 DISK_NEAR, DISK_FULL = 0.70, 0.90
 """Share of capacity. Queueing (M/M/1): a request takes 1 ÷ (1 − share) as long as on an idle disk,
