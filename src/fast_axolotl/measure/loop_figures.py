@@ -81,6 +81,7 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) 
         pattern.period_rows if pattern else None,
         "" if fetches is None else "samples were not counted",
     )
+    builder.values["waits_by_cause"] = _share_causes(rank)
     builder.put("cached_stall_fraction", *_compare_cached(rank))
     # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
     first: dict[str, float] = {}
@@ -131,6 +132,19 @@ def _find_pattern(rank: RankFigures) -> Pattern:
     )
 
 
+def _share_causes(rank: RankFigures | None) -> dict[str, float]:
+    """Of the host's waiting, by what happened meanwhile; the rest is the loader's."""
+    waited = rank.steady.host_wait_seconds if rank else 0.0
+    causes: dict[str, float] = {}
+    for block in rank.steady_blocks if rank and waited > 0 else ():
+        for name, seconds in block.waits_by_cause.items():
+            causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
+    if not causes:
+        return {}
+    rest = max(0.0, 1.0 - sum(causes.values()))
+    return dict(sorted({**causes, "loader": rest}.items(), key=lambda item: -item[1]))
+
+
 def _compare_cached(rank: RankFigures | None) -> tuple[float | None, str]:
     """What a step takes with a batch that is there already, against what it took; or why not."""
     real, cached = (rank.steady, rank.replay) if rank else (None, None)
@@ -159,16 +173,22 @@ def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
 
 
 def add_reading(
-    builder: SummaryBuilder, ranks: Sequence[RankFigures], chosen: RankFigures | None
+    builder: SummaryBuilder,
+    ranks: Sequence[RankFigures],
+    chosen: RankFigures | None,
+    job: JobStall,
+    copies: int,
 ) -> None:
-    """What crosses the boundary between loader and model."""
+    """What crosses the boundary between loader and model, and what the loader could give.
+
+    ``copies`` ranks see the same samples."""
     readers = find_readers(ranks)
-    samples = _sum_rates(readers, "samples") or None
+    samples = _sum_rates(readers, "samples", copies) or None
     uncounted = "the batches have no first dimension to count samples along"
     builder.put_steady("samples_per_second", samples, uncounted, "samples")
     num_bytes = _sum_rates(readers, "num_bytes")
     builder.put_steady("bytes_per_second", num_bytes, _partly(readers, "num_bytes"), "num_bytes")
-    rows = _sum_rates(readers, "rows")
+    rows = _sum_rates(readers, "rows", copies)
     packed = "samples are packed, and the rows inside were not counted"
     is_packed = any(map(_is_packed, ranks))
     if rows is None and not is_packed:
@@ -176,21 +196,31 @@ def add_reading(
     no_rows = packed if is_packed else uncounted
     builder.put_steady("rows_per_second", rows, no_rows, "rows", "samples")
     rows_per_sample = ratio(rows, samples)
-    demand = times(total(map(_demand, readers)), rows_per_sample)
+    # What the model would take if no rank ever waited.
+    busy = None if job.stall_fraction is None else 1.0 - job.stall_fraction
+    demand = times(ratio(samples, busy), rows_per_sample)
     no_demand = packed if samples is not None else uncounted
     builder.put_steady("demand_rows_per_second", demand, no_demand, "rows")
-    free = total(map(_free_rate, ranks))
-    free_rows = times(free, rows_per_sample if rows_per_sample is not None or is_packed else 1.0)
-    builder.put("free_rows_per_second", free_rows, "" if free is None else packed)
-    headroom = ratio(_free_rate(chosen), _demand(chosen)) if chosen else None
+    free = ratio(total(map(_free_rate, ranks)), copies)
+    as_rows = rows_per_sample if rows_per_sample is not None or is_packed else 1.0
+    builder.put("free_rows_per_second", times(free, as_rows), "" if free is None else packed)
+    taken = ratio(chosen.rate("samples"), busy) if chosen else None
+    headroom = ratio(_free_rate(chosen), taken) if chosen else None
     builder.put("headroom", headroom, "" if free is None else builder.unseen or uncounted)
+    reading = [_reading_rate(rank) for rank in readers]
+    reader = None if None in reading else times(ratio(total(reading), copies), rows_per_sample)
+    has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
+    unknown = "" if has_workers else "whether the loader reads ahead is not known"
+    builder.put_steady("reader_rows_per_second", reader, unknown)
+    builder.put_steady("reader_ratio", ratio(reader, rows))
 
 
-def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
-    """Tokens of three kinds, and how much of the batches is padding."""
+def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
+    """Tokens of three kinds, and how much of the batches is padding. ``copies`` ranks see the same
+    tokens."""
     readers = find_readers(ranks)
     kinds = ("real_tokens", "trainable_tokens", "padded_tokens")
-    rates = {kind: _sum_rates(readers, kind) for kind in kinds}
+    rates = {kind: _sum_rates(readers, kind, copies) for kind in kinds}
     for kind, value in rates.items():
         name = f"{kind.removeprefix('real_')}_per_second"
         builder.put_steady(name, value, _partly(readers, kind), kind.removeprefix("real_"))
@@ -218,20 +248,26 @@ def find_readers(ranks: Sequence[RankFigures]) -> list[RankFigures]:
     return [rank for rank in ranks if rank.steady.fetches]
 
 
-def _demand(rank: RankFigures) -> float | None:
-    """Samples a second that the model would take if it never waited."""
-    return ratio(rank.steady.count("samples") or None, rank.own_seconds)
-
-
 def _free_rate(rank: RankFigures) -> float | None:
     runs = rank.record.free_runs
     return ratio(total(run.samples for run in runs), total(run.seconds for run in runs))
 
 
-def _sum_rates(ranks: Sequence[RankFigures], name: str) -> float | None:
+def _reading_rate(rank: RankFigures) -> float | None:
+    """Samples per second that a rank's loader could deliver on its own."""
+    steady, workers = rank.steady, number_of(rank.settings, "num_workers")
+    samples = steady.count("samples")
+    if workers == 0:
+        return ratio(samples, steady.host_wait_seconds)
+    per_second = ratio(steady.count("produced") or None, steady.count("producing_seconds"))
+    filled = times(per_second, ratio(samples, steady.fetches)) if workers else None
+    return _free_rate(rank) if filled is None else filled
+
+
+def _sum_rates(ranks: Sequence[RankFigures], name: str, copies: int = 1) -> float | None:
     """A rate summed over ranks; ``None`` where one of them did not count."""
     rates = [rank.rate(name) for rank in ranks]
-    return None if None in rates else total(rates)
+    return None if None in rates else ratio(total(rates), copies)
 
 
 def _partly(ranks: Sequence[RankFigures], name: str) -> str:

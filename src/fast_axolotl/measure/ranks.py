@@ -22,7 +22,13 @@ from typing import Any
 from fast_axolotl.measure.ready_queue import Drain, find_drain
 from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
-from fast_axolotl.record.job_stall import LEAST_PRESENCE, JobWaits, find_common_steps, fold_waits, wall_between
+from fast_axolotl.record.job_stall import (
+    LEAST_PRESENCE,
+    JobWaits,
+    find_common_steps,
+    fold_waits,
+    wall_between,
+)
 from fast_axolotl.record.stall import StallSource, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
 

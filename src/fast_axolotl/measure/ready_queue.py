@@ -6,9 +6,9 @@ after that the hidden part waters it down. So the queue's fall is found (a line 
 two standard errors), and the moment it has run dry for good; what came before counts as warm-up
 once the rest is long enough to be judged by itself.
 
-How large the queue is does not matter, nor how far it has fallen: the batches it loses per fetch are
-the share of the demand that the loader lacks, and that share is the stall once the queue is empty. A
-fall that would end in a stall of less than 5 % holds nothing back.
+How large the queue is does not matter, nor how far it has fallen: the batches it loses per fetch
+are the share of the demand that the loader lacks, and that share is the stall once the queue is
+empty. A fall that would end in a stall of less than 5 % holds nothing back.
 
 A queue that is emptied now and then and fills again is none of this, nor is one that has settled at
 a lower level. One pass over the blocks, and three lines fitted.

@@ -79,9 +79,7 @@ def find_straggler(
     return Straggler(reason=reason) if reason else Straggler(fraction=0.0)
 
 
-def mean_clocks(
-    ranks: Sequence[RankFigures], systems: Sequence[SystemRecord]
-) -> dict[int, float]:
+def mean_clocks(ranks: Sequence[RankFigures], systems: Sequence[SystemRecord]) -> dict[int, float]:
     """MHz of each rank's GPU in its steady phase, where it is known which one that is."""
     clocks = {}
     for rank in ranks:
@@ -104,7 +102,9 @@ def mean_clocks(
 
 def _find_slow_forward(ranks: Sequence[RankFigures]) -> tuple[Straggler | None, str]:
     """The rank whose forward pass takes longer than those of the others; or why nobody knows."""
-    if any(rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks):
+    if any(
+        rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks
+    ):
         return None, (
             "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows in a "
             "profiler window only: fast-axolotl run --measure --profile-steps 5"

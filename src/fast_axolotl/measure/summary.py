@@ -33,9 +33,11 @@ from fast_axolotl.measure.ranks import (
     summarise_rank,
 )
 from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.replicas import find_replicas
 from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
+from fast_axolotl.measure.trainer_audit import audit_trainer
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
@@ -66,8 +68,15 @@ def summarise(record: RunRecord) -> RunSummary:
     builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
     add_stall(builder, chosen, job)
     add_queue(builder, chosen)
-    add_reading(builder, ranks, chosen)
-    add_tokens(builder, ranks)
+    replicas = find_replicas(ranks, builder.values["world_size"])
+    unknown = replicas.note or "the sizes of tensor and context parallel groups are not known"
+    builder.put("data_parallel_size", replicas.data_parallel_size, unknown)
+    add_reading(builder, ranks, chosen, job, replicas.copies)
+    add_tokens(builder, ranks, replicas.copies)
+    audit = audit_trainer(ranks, builder.values, builder.values["world_size"], replicas.copies)
+    builder.put("trainer_tokens_per_second", audit.tokens_per_second)
+    builder.put("trainer_tokens_ratio", audit.ratio)
+    builder.values["notes"] += tuple(filter(None, (replicas.note, audit.note)))
     add_steps(builder, chosen)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)

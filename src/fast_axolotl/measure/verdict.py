@@ -497,9 +497,7 @@ def compute(evidence: Evidence) -> Verdict | None:
             *evidence.drain_lines(),
             *evidence.cpu_lines(),
         ),
-        action=advice.even_out(evidence)
-        if evidence.holds_up
-        else advice.compute_better(evidence),
+        action=advice.even_out(evidence) if evidence.holds_up else advice.compute_better(evidence),
     )
 
 

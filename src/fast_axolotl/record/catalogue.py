@@ -470,6 +470,8 @@ MATRIX: tuple[Figure, ...] = tuple(
     FIGURES[name]
     for name in (
         "rows_per_second",
+        "reader_rows_per_second",
+        "reader_ratio",
         "samples_per_second",
         "working_set_bytes",
         "working_set_peak_bytes",
