@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
+import runpy
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
+from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import RankRecord, RunRecord, RunSummary, StepBlock, read_run
+from fast_axolotl.record import (
+    DeviceSample,
+    FreeRun,
+    Log,
+    Mark,
+    ModelShape,
+    ProfileWindow,
+    RankRecord,
+    RunRecord,
+    Settings,
+    Start,
+    StepBlock,
+    SystemRecord,
+    SystemSample,
+    SystemStart,
+    job_stall,
+    read_run,
+)
 from fast_axolotl.record.follower import condense_blocks
+from fast_axolotl.record.job_stall import find_common_steps, fold_waits
 from fast_axolotl.record.stall import WAIT_ERROR, encode_waits
 from fast_axolotl.report.live_frame import make_frame
 from support.children import clean_environment
-from support.records import make_rank, make_run
+from support.records import START_TIME, make_rank, make_run
 
 NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
@@ -90,3 +112,425 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
     own = [rank.stall_fraction for rank in summary.ranks]
     assert max(share for share in own if share is not None) < 0.5 * lost
     assert summary.verdict.kind == "data"
+
+
+Waits = Sequence[float]
+
+OWN = 0.1
+"""Seconds of the model's work in a step."""
+
+
+def make_blocks(
+    waits: Waits, walls: Waits, *, form: str = "exact", size: int = 50, first: int = 0, **more: Any
+) -> list[StepBlock]:
+    """Steps as a rank records them: with all waits, condensed, or as sums alone."""
+    blocks, t = [], 0.0
+    for begin in range(0, len(waits), size):
+        own, wall = tuple(waits[begin : begin + size]), tuple(walls[begin : begin + size])
+        t += sum(wall)
+        block = StepBlock(
+            t=t,
+            phase="steady",
+            first_step=first + begin,
+            steps=len(own),
+            first_fetch=first + begin,
+            fetches=len(own),
+            wall_seconds=sum(wall),
+            host_wait_seconds=sum(own),
+            samples=8 * len(own),
+            **{name: value * len(own) for name, value in more.items()},
+        )
+        if form == "exact":
+            block = replace(block, hosts=own, walls=wall)
+        elif form == "condensed":
+            block = replace(block, step_waits=encode_waits(own))
+        blocks.append(block)
+    return blocks
+
+
+def make_job(*waits: Waits, settings: dict[str, Any] | None = None, **options: Any) -> RunRecord:
+    """A job whose steps are as late as the rank that waits longest."""
+    walls = [OWN + max(step) for step in zip(*waits, strict=True)]
+    more = options.pop("more", [{}] * len(waits))
+    ranks = []
+    for number, own in enumerate(waits):
+        start = Start(
+            time=START_TIME,
+            rank=number,
+            world_size=len(waits),
+            pid=number + 1,
+            host="machine",
+            version="0",
+        )
+        rank = RankRecord(start=start, blocks=make_blocks(own, walls, **options, **more[number]))
+        rank.add(Settings(t=0.0, values=settings or {}))
+        ranks.append(rank)
+    return make_run(*ranks)
+
+
+def late_in_turn(ranks: int = 4, steps: int = 400, wait: float = 0.27) -> list[list[float]]:
+    """Each rank is late in one of twenty steps, and never with another."""
+    gap = 20 // ranks
+    return [
+        [wait if step % 20 == gap * rank else 0.0 for step in range(steps)] for rank in range(ranks)
+    ]
+
+
+def test_the_stall_of_a_job_is_that_of_the_latest_rank_in_every_step() -> None:
+    summary = summarise(make_job(*late_in_turn()))
+    lost = 0.2 * 0.27
+    assert summary.stall_fraction == pytest.approx(lost / (OWN + lost), abs=1e-12)
+    assert summary.stall_error is None
+    assert summary.stall_fraction == summary.host_stall_fraction
+    assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.0876] * 4, abs=1e-4)
+    assert summary.verdict.kind == "data"
+    assert any("late in different steps" in line for line in summary.verdict.evidence)
+    # The same waits in the same steps cost what one rank waits.
+    together = summarise(make_job(*[late_in_turn()[0]] * 4))
+    assert together.stall_fraction == pytest.approx(0.05 * 0.27 / (OWN + 0.05 * 0.27))
+
+
+def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
+    chance = random.Random(1)
+    waits = [[chance.expovariate(20) for _ in range(3000)] for _ in range(8)]
+    exact = summarise(make_job(*waits)).stall_fraction
+    summary = summarise(make_job(*waits, form="condensed"))
+    assert exact is not None
+    assert summary.stall_fraction is not None
+    assert summary.stall_error == pytest.approx(WAIT_ERROR * summary.stall_fraction)
+    assert abs(summary.stall_fraction - exact) <= summary.stall_error
+    assert not any("at least" in note for note in summary.notes)
+
+
+def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> None:
+    waits = late_in_turn()
+    exact = summarise(make_job(*waits)).stall_fraction
+    summary = summarise(make_job(*waits, form="sums"))
+    assert exact is not None
+    assert summary.stall_fraction is not None
+    assert summary.stall_fraction == pytest.approx(exact / 4)
+    assert summary.stall_error == pytest.approx(exact * 3 / 4)
+    assert any("at least 8.8 % and at most 35.1 %" in note for note in summary.notes)
+
+
+def test_one_rank_keeps_its_stall_to_the_last_digit() -> None:
+    chance = random.Random(2)
+    record = make_job([chance.expovariate(20) for _ in range(500)])
+    own = fold_rank(record.ranks[0]).steady.stall_fraction
+    assert summarise(record).stall_fraction == own
+
+
+def test_the_steps_are_those_that_all_ranks_have() -> None:
+    one, two = [0.0] * 100 + [0.1] * 300, [0.1] * 100 + [0.0] * 300
+    record = make_job(one, two)
+    # The second rank's warm-up lasted a hundred steps longer, and its last second was lost.
+    second = record.ranks[1].blocks
+    second[:2] = [replace(block, phase="warmup") for block in second[:2]]
+    del second[-1]
+    assert summarise(record).stall_fraction == pytest.approx(0.5)
+    # A rank whose record stopped early ends nothing for the others.
+    del second[3:]
+    assert summarise(record).stall_fraction == pytest.approx(0.5)
+    assert summarise(record).deciding_rank == 0
+
+
+@given(
+    some.lists(
+        some.tuples(some.integers(1, 9), some.sampled_from(["exact", "condensed", "sums"])),
+        min_size=2,
+        max_size=5,
+    ),
+    some.integers(3, 40),
+    some.randoms(use_true_random=False),
+)
+def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
+    cuts: list[tuple[int, str]], steps: int, chance: random.Random
+) -> None:
+    waits = [[chance.choice([0.0, 0.01, 0.3]) for _ in range(steps)] for _ in cuts]
+    ranks = [
+        make_blocks(own, [1.0] * steps, form=form, size=size, first=7)
+        for own, (size, form) in zip(waits, cuts, strict=True)
+    ]
+    common = find_common_steps(ranks)
+    assert common == range(7, 7 + steps)
+    true = sum(max(step) for step in zip(*waits, strict=True))
+    chunk = job_stall._STEPS_AT_ONCE
+    if all(form != "sums" for _, form in cuts):
+        job_stall._STEPS_AT_ONCE = 11
+    try:
+        found = fold_waits(ranks, common, "host")
+    finally:
+        job_stall._STEPS_AT_ONCE = chunk
+    slack = 1e-9 + WAIT_ERROR * true
+    assert found.seconds - slack <= true <= found.seconds + found.error_seconds + slack
+    if {form for _, form in cuts} == {"exact"}:
+        assert found.seconds == pytest.approx(true, abs=1e-9)
+        assert sum(found.caused) == pytest.approx(true, abs=1e-9)
+
+
+def test_a_record_that_is_followed_for_long_keeps_the_stall_of_the_job() -> None:
+    record = make_job(*late_in_turn(steps=4000))
+    exact = summarise(record).stall_fraction
+    for rank in record.ranks.values():
+        rank.blocks = condense_blocks(rank.blocks, most=20, newest=10)
+    assert summarise(record).stall_fraction == pytest.approx(exact, rel=WAIT_ERROR)
+
+
+def test_the_live_view_shows_the_stall_of_the_job() -> None:
+    record = make_job(*late_in_turn())
+    summary = summarise(record)
+    frame = make_frame(record, summary, title="")
+    assert frame.stall_now == pytest.approx(summary.stall_fraction, abs=0.03)
+
+
+# The rank that the others wait for.
+
+
+def test_the_rank_that_alone_is_late_with_data_is_the_straggler() -> None:
+    waits = [[0.005] * 400, [0.005] * 400, [0.05] * 400]
+    summary = summarise(make_job(*waits))
+    assert (summary.straggler_rank, summary.straggler_part) == (2, "data")
+    assert summary.straggler_fraction == pytest.approx(0.045 / 0.15)
+    # Where all wait alike, none is.
+    equal = summarise(make_job(*[[0.05] * 400] * 3))
+    assert equal.straggler_rank is None
+    assert equal.reasons["straggler_rank"]
+
+
+def forward_job(
+    forwards: Sequence[float],
+    *,
+    tokens: Sequence[int] = (),
+    noise: float = 0.02,
+    settings: dict[str, Any] | None = None,
+) -> RunRecord:
+    chance = random.Random(3)
+    more = [
+        {"forward_seconds": seconds, "padded_tokens": (tokens or [1000] * len(forwards))[number]}
+        for number, seconds in enumerate(forwards)
+    ]
+    record = make_job(*[[0.0] * 600 for _ in forwards], more=more, settings=settings)
+    for rank in record.ranks.values():
+        rank.blocks = [
+            replace(block, forward_seconds=block.forward_seconds * chance.gauss(1.0, noise))
+            for block in rank.blocks
+        ]
+    return record
+
+
+def test_a_rank_with_a_longer_forward_pass_is_named_and_acted_on() -> None:
+    summary = summarise(forward_job([0.03, 0.03, 0.039, 0.03]))
+    assert (summary.straggler_rank, summary.straggler_part) == (2, "compute")
+    assert summary.straggler_fraction == pytest.approx(0.09, abs=0.01)
+    assert summary.verdict.headline.startswith("Rank 2 is slow: the others lose 8.6 %")
+    assert "rank 2" in summary.verdict.action
+    assert summary.ranks[2].forward_seconds_per_step == pytest.approx(0.039, rel=0.02)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
+def test_equal_ranks_have_no_straggler_whatever_the_noise(noise: float) -> None:
+    summary = summarise(forward_job([0.03, 0.031, 0.0305, 0.03], noise=noise))
+    assert summary.straggler_rank is None
+    assert summary.straggler_fraction == 0.0
+
+
+def test_a_rank_with_more_tokens_is_told_apart_from_one_that_computes_slowly() -> None:
+    more = summarise(forward_job([0.03, 0.039], tokens=[1000, 1300]))
+    assert (more.straggler_rank, more.straggler_part) == (1, "tokens")
+    assert "as many tokens" in more.verdict.action
+    slow = summarise(forward_job([0.03, 0.045], tokens=[1000, 1100]))
+    assert slow.straggler_part == "compute"
+
+
+def test_a_slow_rank_whose_clock_is_low_is_told_so() -> None:
+    record = forward_job([0.03, 0.039])
+    for number, rank in record.ranks.items():
+        rank.add(Settings(t=0.0, values={"device_uuid": f"GPU-{number}"}))
+    start = SystemStart(time=START_TIME, host="machine", root_pid=1, gpu_uuids=("GPU-1", "GPU-0"))
+    gpus = (DeviceSample(index=0, clock_mhz=1400.0), DeviceSample(index=1, clock_mhz=1750.0))
+    samples = [SystemSample(t=float(second), processes=1, gpus=gpus) for second in range(60)]
+    record.system = SystemRecord(start=start, samples=samples)
+    summary = summarise(record)
+    assert (summary.straggler_rank, summary.straggler_part) == (1, "device clock")
+    assert [rank.gpu_clock_mhz for rank in summary.ranks] == [1750.0, 1400.0]
+
+
+def test_where_weights_are_gathered_in_the_forward_pass_a_window_tells() -> None:
+    record = forward_job([0.03, 0.06], settings={"fsdp": True})
+    assert "profiler window" in summarise(record).reasons["straggler_rank"]
+    for number, seconds in enumerate((0.3, 0.05)):
+        record.ranks[number].add(
+            ProfileWindow(t=1.0, steps=2, wall_seconds=1.0, collectives=(seconds,))
+        )
+    summary = summarise(record)
+    assert (summary.straggler_rank, summary.straggler_fraction) == (1, pytest.approx(0.25))
+
+
+# Ranks that see the same batches.
+
+
+def counted_job(**settings: Any) -> RunRecord:
+    record = make_run(
+        *(
+            make_rank(rank=number, world_size=8, tokens=1000, settings=settings)
+            for number in range(8)
+        )
+    )
+    for rank in record.ranks.values():
+        rank.add(
+            ModelShape(
+                num_parameters=10**9,
+                layers=1,
+                attention_width=1,
+                sequence_len=64,
+                peak_tflops=1e4,
+            )
+        )
+    return record
+
+
+def add_prints(record: RunRecord, copies: int, *, is_one_row: bool = False) -> RunRecord:
+    for number, rank in record.ranks.items():
+        for fetch in range(0, 128, 16):
+            text = "cafe" if is_one_row else f"{number // copies:04x}{fetch:04x}"
+            rank.add(Mark(t=0.0, name="batch", fetch=fetch, text=text))
+    return record
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel": 2, "context_parallel": 2, "pipeline_parallel": 1},
+        {"config": {"tensor_parallel_size": 2, "context_parallel_size": 2}},
+        {"tensor_parallel": 1, "config": {"sequence_parallel_degree": 4}},
+    ],
+)
+def test_ranks_of_a_parallel_group_count_once(settings: dict[str, Any]) -> None:
+    plain = summarise(counted_job(tensor_parallel=1))
+    summary = summarise(counted_job(**settings))
+    assert (plain.data_parallel_size, summary.data_parallel_size) == (8, 2)
+    for name in ("tokens_per_second", "samples_per_second", "rows_per_second", "mfu"):
+        assert getattr(summary, name) == pytest.approx(getattr(plain, name) / 4), name
+    assert not any("parallel" in note for note in summary.notes)
+
+
+def test_where_groups_are_not_known_the_batches_tell_or_a_note_does() -> None:
+    rate = summarise(counted_job(tensor_parallel=1)).tokens_per_second
+    unknown = summarise(counted_job())
+    assert unknown.data_parallel_size is None
+    assert any("is not known" in note for note in unknown.notes)
+    other = summarise(add_prints(counted_job(), 1))
+    assert other.data_parallel_size == 8
+    assert not other.notes
+    same = summarise(add_prints(counted_job(), 4))
+    assert any("probably counted 4 times" in note for note in same.notes)
+    assert same.tokens_per_second == rate
+    # A made-up dataset of one row proves nothing, and other batches than the settings promise do.
+    one_row = summarise(add_prints(counted_job(), 1, is_one_row=True))
+    assert any("is not known" in note for note in one_row.notes)
+    wrong = summarise(add_prints(counted_job(tensor_parallel=2), 1))
+    assert (wrong.data_parallel_size, wrong.tokens_per_second) == (8, rate)
+    assert any("every rank saw other batches" in note for note in wrong.notes)
+
+
+# What the reader could deliver, and what waits came with.
+
+
+def test_the_rate_of_the_reader_is_rows_per_wait_or_what_fills_a_queue_with_room() -> None:
+    inline = make_job(*[[0.025] * 400] * 2, settings={"num_workers": 0})
+    summary = summarise(inline)
+    assert summary.reader_rows_per_second == pytest.approx(2 * 8 / 0.025)
+    assert summary.reader_ratio == pytest.approx(0.125 / 0.025)
+    more = [{"produced": 1, "producing_seconds": 0.05}] * 2
+    workers = make_job(*[[0.0] * 400] * 2, settings={"num_workers": 2}, more=more)
+    assert summarise(workers).reader_rows_per_second == pytest.approx(2 * 8 / 0.05)
+    full = make_job([0.0] * 400, settings={"num_workers": 2, "prefetch_factor": 2})
+    assert "queue was full" in summarise(full).reasons["reader_rows_per_second"]
+    full.ranks[0].add(FreeRun(t=1.0, seconds=2.0, batches=100, samples=800))
+    assert summarise(full).reader_rows_per_second == pytest.approx(400)
+    assert "reads ahead" in summarise(make_job([0.1] * 400)).reasons["reader_rows_per_second"]
+
+
+def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
+    record = make_job([0.05] * 400)
+    for block in record.ranks[0].blocks:
+        block.waits_by_cause.update(epoch=0.62 * 2.5, gc=0.08 * 2.5)
+    summary = summarise(record)
+    assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "gc": 0.08})
+    assert (
+        "of the waiting, 62.0 % came at the start of an epoch, 8.0 % came in garbage collection"
+    ) in summary.verdict.evidence
+
+
+# The trainer's own tokens per second.
+
+
+def audited_job(name: str, value: float, *, ranks: int = 8, accumulation: int = 4) -> RunRecord:
+    """Ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
+    record = make_run(
+        *(
+            make_rank(
+                rank=number,
+                world_size=ranks,
+                accumulation=accumulation,
+                fetches=1200,
+                tokens=2000,
+                padded=2000,
+                trainable_tokens=0,
+                settings={"tensor_parallel": 1},
+            )
+            for number in range(ranks)
+        )
+    )
+    for rank in record.ranks.values():
+        rank.blocks = [
+            replace(block, trainable_tokens=1000 * block.fetches) for block in rank.blocks
+        ]
+        for second in range(12):
+            rank.add(Log(t=float(second), step=second, values={"loss": 1.0, name: value}))
+    return record
+
+
+PER_GPU = "tokens/train_per_sec_per_gpu"
+
+
+def test_axolotl_s_own_figure_agrees_where_its_definition_holds() -> None:
+    package = importlib.util.find_spec("axolotl")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("axolotl is not installed: pip install axolotl")
+    # Its file alone: the package takes long to import.
+    path = Path(package.submodule_search_locations[0], "core", "trainers", "utils.py")
+    utils = runpy.run_path(str(path))
+    # Eight ranks, 1,000 trainable tokens in each of 100 fetches per second.
+    logged = utils["trainable_tokens_per_sec_per_gpu"](0.0, 8 * 1000 * 100.0, 8, 1.0)
+    summary = summarise(audited_job(PER_GPU, logged))
+    assert summary.trainer_tokens_per_second == pytest.approx(100_000)
+    assert summary.trainer_tokens_ratio == pytest.approx(1.0)
+    assert summary.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("logged", "factor", "cause"),
+    [
+        (8 * 100_000.0, "8 ×", "the sum of 8 ranks, not per GPU (axolotl#3362)"),
+        (100_000 / 4, "0.25 ×", "one of 4 gradient accumulation steps (axolotl#3688)"),
+        (8 * 100_000 / 4, "2 ×", "the sum of 8 ranks, for one of 4 gradient"),
+        (100_000 / 8, "0.125 ×", "it counts one of 8 ranks"),
+    ],
+)
+def test_a_factor_in_the_trainer_s_own_figure_is_named(
+    logged: float, factor: str, cause: str
+) -> None:
+    summary = summarise(audited_job(PER_GPU, logged))
+    assert any(factor in note and cause in note for note in summary.notes), summary.notes
+
+
+def test_transformers_counts_all_ranks_and_all_steps() -> None:
+    logged = summarise(audited_job("train_tokens_per_second", 8 * 200_000.0))
+    assert logged.trainer_tokens_ratio == pytest.approx(1.0)
+    assert logged.notes == ()
+    alone = summarise(audited_job("train_tokens_per_second", 200_000.0))
+    assert any("it counts one of 8 ranks" in note for note in alone.notes)
+    # Half as much again is no factor of anything.
+    other = summarise(audited_job("train_tokens_per_second", 1.5 * 8 * 200_000.0))
+    assert other.notes == ()

@@ -43,6 +43,7 @@ _RECORDED = (
     "adapter",
     "attn_implementation",
     "base_model",
+    "context_parallel_size",
     "dataloader_num_workers",
     "dataloader_prefetch_factor",
     "dataset_use_rust_streaming",
@@ -55,6 +56,7 @@ _RECORDED = (
     "sequence_len",
     "streaming",
     "streaming_multipack_buffer_size",
+    "tensor_parallel_size",
     "torch_compile",
 )
 """Keys that decide how fast the data comes and how long a step takes."""

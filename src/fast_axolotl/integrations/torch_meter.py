@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class TorchWatch:
                 self.profiler.step_end()
         if self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)
-            settings = read_settings(iterator)
+            settings = {**read_settings(iterator), **read_parallelism()}
             if settings != self._settings:
                 self._settings = settings
                 self.meter.settings(**settings)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fast_axolotl.integrations.launch import MEASURE
 from fast_axolotl.integrations.model_shape import record_model
+from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.writers import has_sampler, read_rank
@@ -170,6 +171,7 @@ class TrainingMeter:
         )
         self.meter.settings(**{**(settings or {}), **self._settings})
         if model is not None:
+            self.meter.settings(**read_parallelism(model))
             record_model(self.meter, model, matmul=self._matmul, **shape)
         self._watch = TorchWatch(
             self.meter,

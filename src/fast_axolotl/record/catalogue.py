@@ -83,7 +83,8 @@ def _quantiles(what: str, label: str, missing: str) -> tuple[Figure, ...]:
 _ALL = (
     Figure(
         "stall_fraction", "stall", "share", "lower",
-        "ΣW ÷ ΣT, W of the device where known for 90 % of T, else of the host",
+        "ΣW ÷ ΣT, W of the device where known for 90 % of T, else of the host; of several ranks "
+        "the largest W of each step",
         "on a GPU without events it is the host's, which counts hidden waits",
         _NO_TIME, _SHARE_NEAR_ZERO,
     ),
@@ -94,12 +95,14 @@ _ALL = (
     ),
     Figure(
         "host_stall_fraction", "stall, by the host", "share", "lower",
-        "ΣW_host ÷ ΣT, W_host = wall time inside the base iterator's next-data call",
+        "ΣW_host ÷ ΣT, W_host = wall time inside the base iterator's next-data call, the largest "
+        "of any rank",
         "a wait hidden behind queued GPU work counts", _NO_TIME, _SHARE_NEAR_ZERO,
     ),
     Figure(
         "device_stall_fraction", "stall, by the device", "share", "lower",
-        "ΣW_dev ÷ ΣT, W_dev = distance of two CUDA events around that call",
+        "ΣW_dev ÷ ΣT, W_dev = distance of two CUDA events around that call, the largest of any "
+        "rank",
         "work on other streams that runs meanwhile",
         "no device events were recorded: there was no CUDA device, or the meter did not see it",
         _SHARE_NEAR_ZERO,
@@ -202,9 +205,10 @@ _ALL = (
     ),
     Figure(
         "tokens_per_second", "real tokens", "tokens/s", "higher",
-        "attention mask ≠ 0 ÷ T, summed over ranks",
-        "`None` if one rank, or one block of steps, did not count; so for the next two, samples "
-        "and bytes", _NO_IDS,
+        "attention mask ≠ 0 ÷ T, summed over ranks; ranks of a tensor or context parallel group "
+        "count once",
+        "too high where such groups are not known: see `data_parallel_size`; `None` if one rank, "
+        "or one block of steps, did not count; so for the next two, samples and bytes", _NO_IDS,
     ),
     Figure(
         "trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher",
