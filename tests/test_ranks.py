@@ -108,6 +108,9 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
     assert lost > 0.25
     summary = summarise(read_run(folder / "late"))
     assert summary.stall_fraction == pytest.approx(lost, abs=0.05)
+    # Every rank saw other batches, by their fingerprints.
+    assert summary.data_parallel_size == 4
+    assert not any("parallel" in note for note in summary.notes)
     # What each rank waited alone is a quarter of it.
     own = [rank.stall_fraction for rank in summary.ranks]
     assert max(share for share in own if share is not None) < 0.5 * lost

@@ -49,6 +49,7 @@ class Journal:
     ) -> None:
         self.folder = folder
         self.rank = rank
+        self.world_size = world_size
         self.clock = clock
         self.origin = clock()
         """The clock when the record began: ``t = 0``."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter, fingerprint
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal
@@ -289,6 +289,9 @@ class Meter:
         host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
             self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
+        number = self._tracker.num_fetches
+        if self._journal.world_size > 1 and (text := fingerprint(batch, number)):
+            self._journal.mark("batch", at=now, fetch=number, text=text)
         counted = self._counter.count(batch)
         if self._counter.reasons:
             for figure, sentence in self._counter.take_reasons().items():
