@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
@@ -51,6 +52,9 @@ NEEDS_TORCH = pytest.mark.skipif(
 GLOO = """
 import json, sys, time
 import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.measure import measure
 
 torch.set_num_threads(1)
@@ -75,14 +79,17 @@ train(rows(10, False))
 alone = train(rows(120, False)) / 120
 with measure(f"{folder}/late", rank=rank, world_size=world, sample_system=False) as meter:
     late = train(meter.watch(rows(240, True))) / 240
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+layer = torch.nn.Linear(4, 4, bias=False)
+layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight.detach(), mesh["tp"], [Shard(0)]))
 if rank == 0:
-    print(json.dumps({"alone": alone, "late": late}))
+    print(json.dumps({"alone": alone, "late": late, "mesh": read_parallelism(layer)}))
 dist.barrier()
 """
 
 
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Records of four processes, and what a clock outside of the meter saw."""
     folder = tmp_path_factory.mktemp("gloo")
     children = [
@@ -101,7 +108,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
 
 @NEEDS_TORCH
 def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
-    gloo: tuple[Path, dict[str, float]],
+    gloo: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, seen = gloo
     lost = 1.0 - seen["alone"] / seen["late"]
@@ -115,6 +122,35 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
     own = [rank.stall_fraction for rank in summary.ranks]
     assert max(share for share in own if share is not None) < 0.5 * lost
     assert summary.verdict.kind == "data"
+
+
+@NEEDS_TORCH
+def test_the_groups_are_read_off_the_mesh_of_the_weights(
+    gloo: tuple[Path, dict[str, Any]],
+) -> None:
+    assert gloo[1]["mesh"] == {"tensor_parallel": 2}
+
+
+def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = pytest.importorskip("accelerate.state").AcceleratorState
+    from accelerate.utils import ParallelismConfig, TorchDynamoPlugin
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    found: dict[str, Any] = {}
+    try:
+        sizes = ParallelismConfig(tp_size=2, cp_size=2)
+        state(
+            cpu=True,
+            parallelism_config=sizes,
+            dynamo_plugin=TorchDynamoPlugin(),
+            _from_accelerator=True,
+        )
+        found = read_parallelism()
+    finally:
+        state._reset_state(reset_partial_state=True)
+    assert (found["tensor_parallel"], found["context_parallel"]) == (2, 2)
+    assert (found["local_world_size"], found["fsdp"]) == (4, False)
+    assert set(read_parallelism()) == {"local_world_size"}
 
 
 Waits = Sequence[float]

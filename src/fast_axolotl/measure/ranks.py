@@ -21,10 +21,9 @@ from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain, find_drain
 from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
-from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
+from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.job_stall import (
     LEAST_PRESENCE,
-    JobWaits,
     find_common_steps,
     fold_waits,
     wall_between,
@@ -192,8 +191,6 @@ class JobStall:
     """How far the stall can be off; ``None`` where it is exact."""
     unknown: float = 0.0
     """By how much it can be higher, because the waits of single steps are not known."""
-    caused: Mapping[int, float] = field(default_factory=dict)
-    """Share of the time by the rank that waited longest."""
     alone: Mapping[int, float] = field(default_factory=dict)
     """Share of the time in which only this rank waited."""
 
@@ -225,10 +222,11 @@ def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall
             device_stall_fraction=own.device_stall_fraction,
         )
     blocks = [rank.steady_blocks for rank in steady]
-    host = fold_waits(blocks, steps, "host")
     is_device = all(rank.steady.source == "device" for rank in steady if rank.steady.fetches)
-    device = fold_waits(blocks, steps, "device") if is_device else None
-    waits = device or host
+    waits = fold_waits(blocks, steps, "device" if is_device else "host")
+    # Once steps are condensed, their waits are those of the device alone.
+    has_hosts = all(block.hosts is not None for own in blocks for block in own)
+    host = fold_waits(blocks, steps, "host") if is_device and has_hosts else None
     caused = {rank.rank: seconds for rank, seconds in zip(steady, waits.caused, strict=True)}
     whole = [rank for rank in steady if rank.steady.steps >= LEAST_PRESENCE * most]
     chosen = max(
@@ -236,23 +234,26 @@ def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall
         key=lambda rank: (caused[rank.rank], *_own_waiting(rank)),
     )
     wall = wall_between(chosen.steady_blocks, steps)
+    timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
+    known = wall * timed / chosen.steady.wall_seconds
 
-    def share(part: JobWaits | None, seconds: float) -> float:
-        """Of the time in which that wait is known."""
-        known = chosen.steady.device_wall_seconds if part is device else chosen.steady.wall_seconds
-        return min(1.0, ratio(seconds, times(wall, known / chosen.steady.wall_seconds)) or 0.0)
+    def share(seconds: float) -> float:
+        return min(1.0, ratio(seconds, known) or 0.0)
 
-    stall = share(waits, waits.seconds)
+    stall = share(waits.seconds)
+    host_stall = stall
+    if is_device:
+        # At least what one rank waits.
+        own_shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
+        host_stall = min(1.0, ratio(host.seconds, wall) or 0.0) if host else max(own_shares)
     return chosen, JobStall(
         source="device" if is_device else "host",
-        host_stall_fraction=share(host, host.seconds),
-        device_stall_fraction=share(device, device.seconds) if device else None,
-        error=min(share(waits, waits.error_seconds), 1.0 - stall) or None,
-        unknown=min(share(waits, waits.unknown_seconds), 1.0 - stall),
-        caused={rank: share(waits, seconds) for rank, seconds in caused.items()},
+        host_stall_fraction=host_stall,
+        device_stall_fraction=stall if is_device else None,
+        error=min(share(waits.error_seconds), 1.0 - stall) or None,
+        unknown=min(share(waits.unknown_seconds), 1.0 - stall),
         alone={
-            rank.rank: share(waits, seconds)
-            for rank, seconds in zip(steady, waits.alone, strict=True)
+            rank.rank: share(seconds) for rank, seconds in zip(steady, waits.alone, strict=True)
         },
     )
 

@@ -30,6 +30,8 @@ __all__ = ["LEAST_PRESENCE", "JobWaits", "find_common_steps", "fold_waits", "wal
 _STEPS_AT_ONCE = 1 << 20
 LEAST_PRESENCE = 0.9
 """Of the longest rank's steps, that a rank must have recorded to end the common steps."""
+_LEAST_STEPS = 20
+"""Steps that a rank must have recorded to begin them later, where it has far fewer than others."""
 _EXACT, _CONDENSED, _SUMMED = 0, 1, 2
 
 
@@ -50,16 +52,14 @@ class JobWaits:
 
 
 def find_common_steps(ranks: Sequence[Sequence[StepBlock]]) -> range:
-    """The steps that all ranks have; one that recorded far fewer than others ends nothing."""
-    lengths = [blocks[-1].first_step + blocks[-1].steps - blocks[0].first_step for blocks in ranks]
-    most = max(lengths, default=0)
-    begin = max((blocks[0].first_step for blocks in ranks), default=0)
-    ends = [
-        blocks[-1].first_step + blocks[-1].steps
-        for blocks, length in zip(ranks, lengths, strict=True)
-        if length >= LEAST_PRESENCE * most
-    ]
-    return range(begin, max(begin, min(ends, default=begin)))
+    """The steps that all ranks have. One that recorded far fewer than others ends nothing: its
+    record was cut off. It may begin them, since its queue may have hidden what came before."""
+    spans = [(rank[0].first_step, rank[-1].first_step + rank[-1].steps) for rank in ranks]
+    least = LEAST_PRESENCE * max((end - first for first, end in spans), default=0)
+    firsts = [first for first, end in spans if end - first >= min(least, _LEAST_STEPS)]
+    begin = max(firsts, default=0)
+    end = min((end for first, end in spans if end - first >= least), default=begin)
+    return range(begin, max(begin, end))
 
 
 def wall_between(blocks: Sequence[StepBlock], steps: range) -> float:
@@ -139,7 +139,8 @@ def _spread(
     for kind, run in runs:
         if kind == _EXACT:
             singles = (block.hosts if source == "host" else block.devices for block in run)
-            values = np.fromiter(chain.from_iterable(singles), dtype=float)  # type: ignore[arg-type]
+            known = chain.from_iterable(single or () for single in singles)
+            values = np.fromiter(known, dtype=np.float64)
             values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         elif kind == _CONDENSED:
             codes = b"".join(decode_waits(block.step_waits) for block in run)

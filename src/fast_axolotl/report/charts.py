@@ -269,7 +269,8 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "ranks",
         "Ranks",
-        "How much each rank waited for data. The slowest rank sets the pace of all.",
+        "How much each rank waited for data. Every step is as late as the rank that waits longest "
+        "in it, so together the ranks lose more than one of them waits.",
         [
             Legend("step", "share of waiting, a rank", "bar"),
             Legend("wait", "the rank that decides", "bar"),
@@ -304,6 +305,8 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
                 f"{len(column)} ranks: from {format_share(known[0])} to {format_share(known[-1])}, "
                 f"half of them {median} or less."
             )
+            together = format_share(run.summary.stall_fraction)
+            text += f" Together they lose {together}."
             text += f" Rank {deciding} decides." if deciding is not None else ""
         chart.add(run.name, text, traces=[bars], layout=layout, height=220)
     return chart
