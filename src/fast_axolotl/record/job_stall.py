@@ -16,16 +16,23 @@ take about a second.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.schema import StepBlock
 from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
 
-__all__ = ["LEAST_PRESENCE", "JobWaits", "find_common_steps", "fold_waits", "wall_between"]
+__all__ = [
+    "LEAST_PRESENCE",
+    "JobWaits",
+    "find_common_steps",
+    "fold_waits",
+    "join_ranks",
+    "wall_between",
+]
 
 _STEPS_AT_ONCE = 1 << 20
 LEAST_PRESENCE = 0.9
@@ -80,29 +87,16 @@ def fold_waits(
     """The job's waits in these steps, by the host or by the device."""
     import numpy as np
 
-    starts = [[block.first_step for block in blocks] for blocks in ranks]
     caused, alone = np.zeros(len(ranks)), np.zeros(len(ranks))
     condensed = unknown = 0.0
-    for begin in range(steps.start, steps.stop, _STEPS_AT_ONCE):
-        count = min(_STEPS_AT_ONCE, steps.stop - begin)
-        largest, second = np.zeros(count), np.zeros(count)
-        holder = np.zeros(count, dtype=np.int32)
-        form = np.zeros(count, dtype=np.uint8)
-        for number, blocks in enumerate(ranks):
-            waits = _spread(blocks, starts[number], begin, form, source)
-            np.maximum(second, np.minimum(largest, waits), out=second)
-            np.copyto(holder, number, where=waits > largest)
-            np.maximum(largest, waits, out=largest)
-        is_known = form < _SUMMED
-        held = holder[is_known]
+    for chunk in _fold_chunks(ranks, steps, source):
+        is_known = chunk.form < _SUMMED
+        held, largest = chunk.holder[is_known], chunk.largest
         caused += np.bincount(held, largest[is_known], len(ranks))
-        alone += np.bincount(held, (largest - second)[is_known], len(ranks))
-        condensed += float(largest[form == _CONDENSED].sum())
+        alone += np.bincount(held, (largest - chunk.second)[is_known], len(ranks))
+        condensed += float(largest[chunk.form == _CONDENSED].sum())
         if not is_known.all():
-            spreads = (
-                _spread(blocks, starts[number], begin, form, source)
-                for number, blocks in enumerate(ranks)
-            )
+            spreads = (_spread(blocks, chunk.begin, chunk.form, source) for blocks in ranks)
             sums = np.array([waits[~is_known].sum() for waits in spreads])
             caused[sums.argmax()] += sums.max()
             # All that the others waited may have been in the same steps.
@@ -117,9 +111,69 @@ def fold_waits(
     )
 
 
-def _spread(
-    blocks: Sequence[StepBlock], starts: Sequence[int], begin: int, form: Any, source: str
-) -> Any:
+def join_ranks(ranks: Sequence[Sequence[StepBlock]]) -> tuple[int, list[StepBlock]]:
+    """The rank that waits most, and its blocks with the waits of the job in the place of its own:
+    what the job loses over time. In steps that the ranks do not have in common they stay its
+    own."""
+    known = [blocks for blocks in ranks if blocks]
+    is_device = all(block.device_wait_seconds is not None for blocks in known for block in blocks)
+    source: Literal["host", "device"] = "device" if is_device else "host"
+    steps = [sum(block.steps for block in blocks) for blocks in ranks]
+    waits = [sum(_sum_of(block, source) for block in blocks) for blocks in ranks]
+    whole = [number for number, count in enumerate(steps) if count >= max(steps) / 2]
+    most = max(whole, key=lambda number: waits[number])
+    common = find_common_steps(known)
+    if len(known) < 2 or not common:
+        return most, list(ranks[most])
+    import numpy as np
+
+    largest = [chunk.largest for chunk in _fold_chunks(known, common, source)]
+    sums = np.concatenate([[0.0], *largest]).cumsum()
+    joined = []
+    for block in ranks[most]:
+        first, end = block.first_step - common.start, block.first_step + block.steps - common.start
+        if first >= 0 and end <= len(common):
+            seconds = min(float(sums[end] - sums[first]), block.wall_seconds)
+            if is_device:
+                block = replace(block, device_wait_seconds=seconds)
+            else:
+                block = replace(block, host_wait_seconds=seconds)
+        joined.append(block)
+    return most, joined
+
+
+class _Chunk(NamedTuple):
+    """Some steps, from ``begin`` on."""
+
+    begin: int
+    largest: Any
+    """Wait of any rank."""
+    second: Any
+    """The second largest."""
+    holder: Any
+    """Which rank waited longest."""
+    form: Any
+    """How well the waits are known: of the rank that knows least."""
+
+
+def _fold_chunks(
+    ranks: Sequence[Sequence[StepBlock]], steps: range, source: str
+) -> Iterator[_Chunk]:
+    import numpy as np
+
+    for begin in range(steps.start, steps.stop, _STEPS_AT_ONCE):
+        count = min(_STEPS_AT_ONCE, steps.stop - begin)
+        largest, second = np.zeros(count), np.zeros(count)
+        holder, form = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.uint8)
+        for number, blocks in enumerate(ranks):
+            waits = _spread(blocks, begin, form, source)
+            np.maximum(second, np.minimum(largest, waits), out=second)
+            np.copyto(holder, number, where=waits > largest)
+            np.maximum(largest, waits, out=largest)
+        yield _Chunk(begin, largest, second, holder, form)
+
+
+def _spread(blocks: Sequence[StepBlock], begin: int, form: Any, source: str) -> Any:
     """Waits of a rank from step ``begin`` on, and in ``form`` how well they are known. Blocks that
     follow each other and are alike are read at once."""
     import numpy as np
@@ -127,8 +181,8 @@ def _spread(
     waits = np.zeros(len(form))
     runs: list[tuple[int, list[StepBlock]]] = []
     end = None
-    first = max(0, bisect_right(starts, begin) - 1)
-    for block in blocks[first : bisect_left(starts, begin + len(form))]:
+    first = max(0, bisect_right(blocks, begin, key=_first_step) - 1)
+    for block in blocks[first : bisect_left(blocks, begin + len(form), key=_first_step)]:
         kind = _form_of(block, source)
         if kind is None:
             continue
@@ -153,6 +207,10 @@ def _spread(
         waits[inside] = values[max(0, -at) : len(waits) - at]
         np.maximum(form[inside], kind, out=form[inside])
     return waits
+
+
+def _first_step(block: StepBlock) -> int:
+    return block.first_step
 
 
 def _form_of(block: StepBlock, source: str) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fast_axolotl.record import (
@@ -22,7 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
 )
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.job_stall import find_common_steps, fold_waits, wall_between
+from fast_axolotl.record.job_stall import join_ranks
 from fast_axolotl.record.stall import WaitTotals
 
 __all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
@@ -170,8 +170,7 @@ def make_frame(
         has_begun=bool(ranks or record.systems),
         has_blocks=any(recent),
         is_outside=is_outside,
-        stall_now=_stall_now([recent[at] for at in deciding])
-        or _highest(lines[at].stall_now for at in deciding),
+        stall_now=_stall_now([recent[at] for at in deciding]),
         marks=marks,
         mark_seconds=mark_seconds,
         rows_now=rows_now,
@@ -207,41 +206,40 @@ def _sum_rates(recent: Sequence[Sequence[StepBlock]], name: str) -> float | None
 
 
 def _stall_now(recent: Sequence[Sequence[StepBlock]]) -> float | None:
-    """Of all ranks together, in the steps that they have in common; ``None`` where there is one."""
-    ranks = [blocks[::-1] for blocks in recent if blocks]
-    steps = find_common_steps(ranks)
-    if len(ranks) < 2 or not steps:
-        return None
-    is_device = all(block.device_wait_seconds is not None for rank in ranks for block in rank)
-    waits = fold_waits(ranks, steps, "device" if is_device else "host")
-    share = ratio(waits.seconds, max(wall_between(rank, steps) for rank in ranks))
-    return None if share is None else min(1.0, share)
+    """Of all ranks together; of the newest blocks, which come last first."""
+    totals = WaitTotals()
+    if any(recent):
+        for block in join_ranks([blocks[::-1] for blocks in recent])[1]:
+            totals.add_block(block)
+    return totals.stall_fraction
 
 
 def _stall_marks(ranks: Sequence[RankRecord]) -> tuple[tuple[StallMark, ...], float]:
-    """The stall of the rank that stalls most, stretch by stretch, and how long a stretch is."""
+    """The stall of all ranks together, stretch by stretch, and how long a stretch is."""
     lengths = [_seconds(block) for rank in ranks[:8] for block in rank.blocks[-16:]]
     typical = statistics.median(lengths) if lengths else 0.0
     # A mark holds about one block or more; blocks of a second are a little longer than that.
     fitting = (seconds for seconds in _MARK_SECONDS if typical <= 1.5 * seconds)
     mark_seconds = next(fitting, _MARK_SECONDS[-1])
     most = max(32, _MOST_BLOCKS // max(1, len(ranks)))
-    spread = [_spread(rank, rank.blocks[-most:], mark_seconds) for rank in ranks]
-    places = {place for one in spread for place in one}
-    if not places:
+    blocks = [rank.blocks[-most:] for rank in ranks]
+    if not any(blocks):
+        return (), mark_seconds
+    at, joined = join_ranks(blocks)
+    spread = _spread(ranks[at], joined, mark_seconds)
+    if not spread:
         return (), mark_seconds
     # Before the blocks that are looked at begin, a rank waited as well, only nobody knows how long.
-    cut = [one for one, rank in zip(spread, ranks, strict=True) if len(rank.blocks) > most]
-    known = max((min(one) for one in cut if one), default=min(places))
+    known = [
+        int((rank.start.time + own[0].t - _seconds(own[0])) / mark_seconds)
+        for rank, own in zip(ranks, blocks, strict=True)
+        if len(rank.blocks) > most
+    ]
+    first = max(min(spread), *known, max(spread) - MOST_MARKS + 1)
     marks = []
-    for place in range(max(min(places), known, max(places) - MOST_MARKS + 1), max(places) + 1):
-        stretches = [one[place] for one in spread if place in one]
-        marks.append(
-            StallMark(
-                share=_highest(totals.stall_fraction for totals, _ in stretches),
-                is_warmup=bool(stretches) and all(warmup > 0 for _, warmup in stretches),
-            )
-        )
+    for place in range(first, max(spread) + 1):
+        totals, warmup = spread.get(place) or (WaitTotals(), 0.0)
+        marks.append(StallMark(share=totals.stall_fraction, is_warmup=warmup > 0))
     return tuple(marks), mark_seconds
 
 
@@ -287,7 +285,3 @@ def _growth(samples: Sequence[SystemSample], name: str) -> float | None:
     if before is None or after is None or last.t <= first.t:
         return None
     return float(max(0.0, (after - before) / (last.t - first.t)))
-
-
-def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
