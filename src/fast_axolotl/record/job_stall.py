@@ -9,8 +9,8 @@ The waits of single steps are exact in the first hours of a record, and a byte e
 of one rank and the sum over all ranks lies the truth; the smaller one is reported, with the
 distance as its error.
 
-The fold keeps a running maximum per step, a million steps at a time: 64 ranks of 1.7 million steps
-take about a second.
+The fold keeps a running maximum per step, some steps at a time: 64 ranks of 1.7 million steps take
+about two seconds and 25 MB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "wall_between",
 ]
 
-_STEPS_AT_ONCE = 1 << 20
+_STEPS_AT_ONCE = 1 << 17
 LEAST_PRESENCE = 0.9
 """Of the longest rank's steps, that a rank must have recorded to end the common steps."""
 _LEAST_STEPS = 20
