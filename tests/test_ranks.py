@@ -67,18 +67,23 @@ def rows(steps, late):
             time.sleep(0.035)
         yield {"input_ids": torch.full((2, 8), step * world + rank)}
 
-def train(batches):
+weight = torch.ones(1, requires_grad=True)
+
+def train(batches, forward=0.012):
     dist.barrier()
     begin = time.perf_counter()
-    for _ in batches:
-        time.sleep(0.012)
-        dist.all_reduce(torch.ones(1))
+    for batch in batches:
+        time.sleep(forward)
+        (weight * batch["input_ids"]).sum().backward()
+        dist.all_reduce(weight.grad)
     return time.perf_counter() - begin
 
-train(rows(10, False))
-alone = train(rows(120, False)) / 120
+train(rows(5, False))
+alone = train(rows(100, False)) / 100
 with measure(f"{folder}/late", rank=rank, world_size=world, sample_system=False) as meter:
-    late = train(meter.watch(rows(240, True))) / 240
+    late = train(meter.watch(rows(220, True))) / 220
+with measure(f"{folder}/slow", rank=rank, world_size=world, sample_system=False) as meter:
+    train(meter.watch(rows(240, False)), 0.013 if rank == 2 else 0.01)
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 layer = torch.nn.Linear(4, 4, bias=False)
 layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight.detach(), mesh["tp"], [Shard(0)]))
@@ -122,6 +127,18 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
     own = [rank.stall_fraction for rank in summary.ranks]
     assert max(share for share in own if share is not None) < 0.5 * lost
     assert summary.verdict.kind == "data"
+
+
+@NEEDS_TORCH
+def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
+    gloo: tuple[Path, dict[str, Any]],
+) -> None:
+    slow, equal = (summarise(read_run(gloo[0] / name)) for name in ("slow", "late"))
+    if slow.ranks[0].forward_seconds_per_step is None:
+        pytest.skip("nobody times the forward pass here")
+    assert (slow.straggler_rank, slow.straggler_part) == (2, "compute")
+    assert slow.straggler_fraction == pytest.approx(0.003 / 0.0135, abs=0.06)
+    assert equal.straggler_rank is None
 
 
 @NEEDS_TORCH
