@@ -581,12 +581,23 @@ def test_a_factor_in_the_trainer_s_own_figure_is_named(
     assert any(factor in note and cause in note for note in summary.notes), summary.notes
 
 
-def test_transformers_counts_all_ranks_and_all_steps() -> None:
-    logged = summarise(audited_job("train_tokens_per_second", 8 * 200_000.0))
-    assert logged.trainer_tokens_ratio == pytest.approx(1.0)
-    assert logged.notes == ()
-    alone = summarise(audited_job("train_tokens_per_second", 200_000.0))
-    assert any("it counts one of 8 ranks" in note for note in alone.notes)
-    # Half as much again is no factor of anything.
-    other = summarise(audited_job("train_tokens_per_second", 1.5 * 8 * 200_000.0))
-    assert other.notes == ()
+@pytest.mark.parametrize(
+    ("share", "cause"),
+    [(1.0, ""), (1 / 8, "it counts one of 8 ranks"), (1.5, "")],
+)
+def test_transformers_count_is_compared_step_by_step(share: float, cause: str) -> None:
+    # A slow start halves its rate since the beginning, which is no factor of the ranks.
+    record = audited_job("train_tokens_per_second", 800_000.0)
+    for rank in record.ranks.values():
+        rank.logs = [
+            replace(
+                line,
+                step=25 * number,
+                values={**line.values, "num_input_tokens_seen": share * number * 25 * 64_000},
+            )
+            for number, line in enumerate(rank.logs)
+        ]
+    summary = summarise(record)
+    assert summary.trainer_tokens_ratio == pytest.approx(share)
+    assert summary.trainer_tokens_per_second == 800_000
+    assert [cause in note for note in summary.notes] == ([True] if cause else [])

@@ -20,6 +20,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
+from fast_axolotl.measure.summary import summarise  # noqa: E402
 from fast_axolotl.record import RankRecord, read_run  # noqa: E402
 from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
@@ -368,3 +369,20 @@ def test_a_training_tried_again_gets_a_folder_and_the_first_is_given_up(
     make(AtStepEnd(fail_once), auto_find_batch_size=True).train()
     assert end_of(tmp_path / "run") == ("exception", "the training was given up")
     assert total(read_run(tmp_path / "run-2").ranks[0], "steps") == 6
+
+
+@pytest.mark.parametrize("kind", ["all", "non_padding"])
+def test_the_trainer_s_own_count_of_tokens_agrees_with_ours(
+    make: Make, tmp_path: Path, kind: str
+) -> None:
+    make(
+        gradient_accumulation_steps=2,
+        max_steps=12,
+        logging_strategy="steps",
+        logging_steps=1,
+        include_num_input_tokens_seen=kind,
+    ).train()
+    summary = summarise(read_run(tmp_path / "run"))
+    assert (summary.trainer_tokens_per_second or 0.0) > 0
+    assert summary.trainer_tokens_ratio == pytest.approx(1.0, abs=0.05)
+    assert not any("of the trainer" in note for note in summary.notes)

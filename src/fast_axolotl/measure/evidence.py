@@ -161,9 +161,9 @@ class Evidence:
         if rank is not None and fraction is not None:
             late = {
                 "data": "waits for data in steps in which the others do not",
-                "compute": "takes longer for its forward pass, with no more tokens",
-                "tokens": "takes longer for its forward pass, because it has more tokens",
-                "device clock": "takes longer for its forward pass, and its GPU's clock is lower",
+                "compute": "computes longer than the others",
+                "tokens": "computes longer than the others, because it has more tokens",
+                "device clock": "computes longer than the others, and its GPU's clock is lower",
             }.get(figures.straggler_part, "is late")
             lost = format_share(fraction)
             lines.append(f"rank {rank} {late}: the other ranks lose {lost} of the time to it")

@@ -30,6 +30,7 @@ LONGER_FORWARD = 0.10
 a few percent."""
 MORE_TOKENS = 0.05
 LOWER_CLOCK = 0.05
+_MOST_SAMPLES = 1000
 _STANDARD_ERRORS = 3.0
 _LEAST_BLOCKS = 3
 
@@ -88,15 +89,16 @@ def mean_clocks(ranks: Sequence[RankFigures], systems: Sequence[SystemRecord]) -
             if not uuid or uuid not in system.start.gpu_uuids or since is None or until is None:
                 continue
             index, begin = system.start.gpu_uuids.index(uuid), system.start.time
+            samples = [one for one in system.samples if since <= begin + one.t <= until]
             known = [
                 gpu.clock_mhz
-                for sample in system.samples
-                if since <= begin + sample.t <= until
+                for sample in samples[:: len(samples) // _MOST_SAMPLES + 1]
                 for gpu in sample.gpus
-                if gpu.index == index and finite(gpu.clock_mhz) is not None
+                if gpu.index == index
             ]
-            if known:
-                clocks[rank.rank] = (total(known) or 0.0) / len(known)
+            mean = ratio(total(known), len(known) - known.count(None))
+            if mean is not None:
+                clocks[rank.rank] = mean
     return clocks
 
 

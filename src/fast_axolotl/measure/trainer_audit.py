@@ -1,10 +1,10 @@
 """The tokens per second that a trainer logs of its own, held against ours.
 
-Trainers count what is theirs to count: Axolotl trainable tokens per GPU, transformers all tokens,
-with or without padding, since the training began. A figure that is off by the number of ranks or
-of accumulated micro-batches is a mistake of definition, and a note names it: Axolotl reported the
-sum over all GPUs as that of one (axolotl#3362), and one micro-batch for a whole step
-(axolotl#3688).
+Axolotl logs trainable tokens per second and GPU. transformers logs all tokens since the training
+began, with or without padding; since its clock runs from the start, its count per step is compared
+instead. A figure that is off by the number of ranks or of accumulated micro-batches is a mistake of
+definition, and a note names it: Axolotl reported the sum over all GPUs as that of one
+(axolotl#3362), and one micro-batch for a whole step (axolotl#3688).
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from dataclasses import dataclass
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.ready_queue import number_of
-from fast_axolotl.record.arithmetic import finite, middle, ratio
+from fast_axolotl.record.arithmetic import finite, middle, ratio, times
 
 __all__ = ["Audit", "audit_trainer"]
 
-_TRAINABLE, _ALL = (
-    ("trainable_tokens_per_second",),
-    ("padded_tokens_per_second", "tokens_per_second"),
-)
-_LOGGED = {
-    "tokens/train_per_sec_per_gpu": (_TRAINABLE, True),
-    "tokens_per_second_per_gpu": (_TRAINABLE, True),
-    "train_tokens_per_second": (_ALL, False),
-}
-"""Name in the trainer's log → the figures of ours that it may mean, and whether it is per GPU."""
+_PER_GPU = ("tokens/train_per_sec_per_gpu", "tokens_per_second_per_gpu")
+"""Names in Axolotl's log, the newer first."""
+_SINCE_START, _COUNTED = "train_tokens_per_second", "num_input_tokens_seen"
+"""Names in transformers' log."""
 
 _CLOSE = 0.1
 """Share by which a ratio may miss a factor. Ours: a trainer's clock runs in checkpoints, too."""
@@ -47,31 +41,40 @@ def audit_trainer(
     ranks: Sequence[RankFigures], figures: Mapping[str, float | None], world_size: int, copies: int
 ) -> Audit:
     """Compare the trainer's figure with the ``figures`` of all ranks."""
-    for name, (kinds, is_per_gpu) in _LOGGED.items():
-        for rank in ranks:
-            since = (rank.steady_from or math.inf) - rank.record.start.time
-            logs = [line for line in rank.record.logs if finite(line.values.get(name)) is not None]
-            steady = [line.values[name] for line in logs if line.t >= since]
-            # One that counts from the beginning is best at the end.
-            logged = middle(steady if is_per_gpu else steady[-1:])
-            if logged is not None:
-                break
-        else:
-            continue
-        accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
-        factors = _name_factors(world_size, accumulation, copies, is_per_gpu=is_per_gpu)
-        gpus = world_size if is_per_gpu else 1
-        ratios = [ratio(logged * gpus, figures[kind]) for kind in kinds]
-        known = [value for value in ratios if value]
-        if not known:
-            return Audit(tokens_per_second=logged)
-        # Padding counted or not: the one that comes closest to a factor.
-        value = min(known, key=lambda one: min(abs(math.log(one / factor)) for factor in factors))
-        factor = min(factors, key=lambda one: abs(math.log(value / one)))
-        is_off = factor != 1.0 and abs(value / factor - 1.0) <= _CLOSE
-        note = f"{name} of the trainer is {value:.3g} × ours: {factors[factor]}" if is_off else ""
-        return Audit(tokens_per_second=logged, ratio=value, note=note)
-    return Audit()
+    for rank in ranks:
+        since = (rank.steady_from or math.inf) - rank.record.start.time
+        logs = [line for line in rank.record.logs if line.t >= since]
+        seen = {name for line in logs for name in line.values}
+        name = next((name for name in (*_PER_GPU, _SINCE_START) if name in seen), "")
+        if name:
+            break
+    else:
+        return Audit()
+    logged = [finite(line.values.get(name)) for line in logs]
+    if name in _PER_GPU:
+        rate = middle(logged)
+        ratios = [ratio(times(rate, world_size), figures["trainable_tokens_per_second"])]
+    else:
+        rate = next((value for value in reversed(logged) if value is not None), None)
+        counted = [line for line in logs if _COUNTED in line.values]
+        tokens = [line.values[_COUNTED] for line in counted]
+        steps = counted[-1].step - counted[0].step if counted else 0
+        per_step = ratio(tokens[-1] - tokens[0], steps) if counted else None
+        per_second = times(per_step, figures["steps_per_second"])
+        kinds = ("padded_tokens_per_second", "tokens_per_second")
+        ratios = [ratio(per_second, figures[kind]) for kind in kinds]
+    known = [value for value in ratios if value]
+    if not known:
+        return Audit(tokens_per_second=rate)
+    accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+    factors = _name_factors(world_size, accumulation, copies, is_per_gpu=name in _PER_GPU)
+    # Padding counted or not: the kind that comes closest to a factor.
+    _, value, factor = min(
+        (abs(math.log(value / factor)), value, factor) for value in known for factor in factors
+    )
+    is_off = factor != 1.0 and abs(value / factor - 1.0) <= _CLOSE
+    note = f"{name} of the trainer is {value:.3g} × ours: {factors[factor]}" if is_off else ""
+    return Audit(tokens_per_second=rate, ratio=value, note=note)
 
 
 def _name_factors(
