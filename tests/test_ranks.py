@@ -269,6 +269,15 @@ def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> No
     assert any("at least 8.8 % and at most 35.1 %" in note for note in summary.notes)
 
 
+def test_damaged_waits_are_no_worse_than_none() -> None:
+    record = make_job(*late_in_turn(), form="condensed")
+    block = record.ranks[0].blocks[2]
+    for damaged in (f"{block.step_waits[:-4]}####", f"{block.step_waits[:-1]}A"):
+        record.ranks[0].blocks[2] = replace(block, step_waits=damaged)
+        summary = summarise(record)
+        assert summary.stall_fraction == pytest.approx(0.35, abs=0.03)
+
+
 def test_one_rank_keeps_its_stall_to_the_last_digit() -> None:
     chance = random.Random(2)
     record = make_job([chance.expovariate(20) for _ in range(500)])

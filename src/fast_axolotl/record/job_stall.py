@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -191,17 +192,20 @@ def _spread(blocks: Sequence[StepBlock], begin: int, form: Any, source: str) -> 
         runs[-1][1].append(block)
         end = block.first_step + block.steps
     for kind, run in runs:
+        counts = [block.steps for block in run]
+        values = np.zeros(0)
         if kind == _EXACT:
             singles = (block.hosts if source == "host" else block.devices for block in run)
             known = chain.from_iterable(single or () for single in singles)
             values = np.fromiter(known, dtype=np.float64)
             values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         elif kind == _CONDENSED:
-            codes = b"".join(decode_waits(block.step_waits) for block in run)
-            values = np.array(WAIT_SECONDS)[np.frombuffer(codes, dtype=np.uint8)]
-        else:
-            means = [_sum_of(block, source) / block.steps for block in run]
-            values = np.repeat(means, [block.steps for block in run])
+            with suppress(ValueError):  # a damaged line
+                codes = b"".join(decode_waits(block.step_waits) for block in run)
+                values = np.array(WAIT_SECONDS)[np.frombuffer(codes, dtype=np.uint8)]
+        if len(values) != sum(counts):
+            kind = _SUMMED
+            values = np.repeat([_sum_of(block, source) / block.steps for block in run], counts)
         at = run[0].first_step - begin
         inside = slice(max(0, at), min(len(waits), at + len(values)))
         waits[inside] = values[max(0, -at) : len(waits) - at]
