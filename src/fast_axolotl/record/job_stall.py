@@ -176,37 +176,30 @@ def _fold_chunks(
 
 def _spread(blocks: Sequence[StepBlock], begin: int, form: Any, source: str) -> Any:
     """Waits of a rank from step ``begin`` on, and in ``form`` how well they are known. Blocks that
-    follow each other and are alike are read at once."""
+    follow each other and are alike are put down at once."""
     import numpy as np
 
     waits = np.zeros(len(form))
-    runs: list[tuple[int, list[StepBlock]]] = []
+    runs: list[tuple[int, int, list[Any]]] = []
     end = None
     first = max(0, bisect_right(blocks, begin, key=_first_step) - 1)
     for block in blocks[first : bisect_left(blocks, begin + len(form), key=_first_step)]:
-        kind = _form_of(block, source)
-        if kind is None:
+        kind, singles = _read_singles(block, source)
+        if singles is None:
             continue
         if not runs or runs[-1][0] != kind or block.first_step != end:
-            runs.append((kind, []))
-        runs[-1][1].append(block)
+            runs.append((kind, block.first_step, []))
+        runs[-1][2].append(singles)
         end = block.first_step + block.steps
-    for kind, run in runs:
-        counts = [block.steps for block in run]
-        values = np.zeros(0)
-        if kind == _EXACT:
-            singles = (block.hosts if source == "host" else block.devices for block in run)
-            known = chain.from_iterable(single or () for single in singles)
-            values = np.fromiter(known, dtype=np.float64)
+    for kind, first, pieces in runs:
+        if kind == _CONDENSED:
+            values = np.array(WAIT_SECONDS)[np.frombuffer(b"".join(pieces), dtype=np.uint8)]
+        elif kind == _SUMMED:
+            values = np.repeat(*zip(*pieces, strict=True))
+        else:
+            values = np.fromiter(chain.from_iterable(pieces), dtype=np.float64)
             values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-        elif kind == _CONDENSED:
-            with suppress(ValueError):  # a damaged line
-                codes = b"".join(decode_waits(block.step_waits) for block in run)
-                values = np.array(WAIT_SECONDS)[np.frombuffer(codes, dtype=np.uint8)]
-        if len(values) != sum(counts):
-            kind = _SUMMED
-            values = np.repeat([_sum_of(block, source) / block.steps for block in run], counts)
-        at = run[0].first_step - begin
+        at = first - begin
         inside = slice(max(0, at), min(len(waits), at + len(values)))
         waits[inside] = values[max(0, -at) : len(waits) - at]
         np.maximum(form[inside], kind, out=form[inside])
@@ -217,16 +210,20 @@ def _first_step(block: StepBlock) -> int:
     return block.first_step
 
 
-def _form_of(block: StepBlock, source: str) -> int | None:
-    """How the waits of a block's steps are known; ``None`` where there were none."""
+def _read_singles(block: StepBlock, source: str) -> tuple[int, Any]:
+    """How the waits of a block's steps are known, and what they are: where only their sum is known,
+    the mean and the number of steps; ``None`` where nothing was waited."""
     singles = block.hosts if source == "host" else block.devices
     if singles is not None and len(singles) == block.steps:
-        return _EXACT if block.steps else None
-    if block.steps < 1 or not _sum_of(block, source):
-        return None
-    is_of_device = block.device_wait_seconds is not None
-    is_whole = len(block.step_waits) == (block.steps + 2) // 3 * 4
-    return _CONDENSED if is_whole and is_of_device == (source == "device") else _SUMMED
+        return _EXACT, singles
+    # What is condensed are the device's waits where there are any.
+    if block.step_waits and (block.device_wait_seconds is not None) == (source == "device"):
+        with suppress(ValueError):  # a damaged line
+            codes = decode_waits(block.step_waits)
+            if len(codes) == block.steps:
+                return _CONDENSED, codes
+    seconds = _sum_of(block, source) if block.steps > 0 else 0.0
+    return _SUMMED, (seconds / block.steps, block.steps) if seconds else None
 
 
 def _sum_of(block: StepBlock, source: str) -> float:
