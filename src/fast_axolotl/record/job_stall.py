@@ -195,7 +195,7 @@ def _spread(blocks: Sequence[StepBlock], begin: int, form: Any, source: str) -> 
         if kind == _CONDENSED:
             values = np.array(WAIT_SECONDS)[np.frombuffer(b"".join(pieces), dtype=np.uint8)]
         elif kind == _SUMMED:
-            values = np.repeat(*zip(*pieces, strict=True))
+            values = np.repeat([mean for mean, _ in pieces], [steps for _, steps in pieces])
         else:
             values = np.fromiter(chain.from_iterable(pieces), dtype=np.float64)
             values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
