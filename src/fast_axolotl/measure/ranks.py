@@ -53,7 +53,6 @@ _COUNTS = (
     "sequence_squares",
     "produced",
     "producing_seconds",
-    "forward_seconds",
 )
 _SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 """What is looked at now and then only, so that it is never whole."""
@@ -122,6 +121,15 @@ class RankFigures:
         return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
     @property
+    def forward_seconds_per_step(self) -> float | None:
+        """Time of the forward passes, where nearly all were timed."""
+        timed = [block for block in self.steady_blocks if finite(block.forward_seconds) is not None]
+        steps = sum(block.steps for block in timed)
+        if steps < LEAST_PRESENCE * self.steady.steps:
+            return None
+        return ratio(total(block.forward_seconds for block in timed), steps)
+
+    @property
     def is_long_enough(self) -> bool:
         """Whether its steady phase can be judged."""
         return is_long_enough(self.steady.fetches, self.steady.wall_seconds)
@@ -175,7 +183,7 @@ def summarise_rank(rank: RankFigures, gpu_clock_mhz: float | None = None) -> Ran
         samples_per_second=rank.rate("samples"),
         is_finished=end is not None and end.reason == "finished",
         node=rank.record.start.host,
-        forward_seconds_per_step=ratio(rank.steady.count("forward_seconds"), rank.steady.steps),
+        forward_seconds_per_step=rank.forward_seconds_per_step,
         gpu_clock_mhz=gpu_clock_mhz,
     )
 

@@ -140,7 +140,7 @@ def _forward_of(rank: RankFigures) -> tuple[float, float] | None:
         for block in rank.steady_blocks
         if (seconds := finite(block.forward_seconds)) is not None and block.steps
     ]
-    per_step = ratio(rank.steady.count("forward_seconds"), rank.steady.steps)
+    per_step = rank.forward_seconds_per_step
     if per_step is None or len(means) < _LEAST_BLOCKS:
         return None
     return per_step, _STANDARD_ERRORS * statistics.stdev(means) / math.sqrt(len(means))
