@@ -6,6 +6,7 @@ import importlib.util
 import json
 import random
 import runpy
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -69,29 +70,32 @@ def rows(steps, late):
 
 weight = torch.ones(1, requires_grad=True)
 
-def train(batches, forward=0.012, meter=None):
+def train(meter, batches, forward=0.012):
+    # Seconds of each step, by a clock of its own.
     dist.barrier()
-    begin = time.perf_counter()
-    for batch in batches if meter is None else meter.watch(batches):
+    ends = [time.perf_counter()]
+    for batch in meter.watch(batches):
         time.sleep(forward)
         loss = (weight * batch["input_ids"]).sum()
         if hasattr(meter, "backward_begin"):
             meter.backward_begin()
         loss.backward()
         dist.all_reduce(weight.grad)
-    return time.perf_counter() - begin
+        ends.append(time.perf_counter())
+    return [end - begin for begin, end in zip(ends, ends[1:])]
 
-train(rows(5, False))
-alone = train(rows(100, False)) / 100
-with measure(f"{folder}/late", rank=rank, world_size=world, sample_system=False) as meter:
-    late = train(rows(220, True), meter=meter) / 220
-with measure(f"{folder}/slow", rank=rank, world_size=world, sample_system=False) as meter:
-    train(rows(240, False), 0.013 if rank == 2 else 0.01, meter)
+def measured(name):
+    return measure(f"{folder}/{name}", rank=rank, world_size=world, sample_system=False)
+
+with measured("late") as meter:
+    seconds = train(meter, rows(240, True))
+with measured("slow") as meter:
+    train(meter, rows(240, False), 0.013 if rank == 2 else 0.01)
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 layer = torch.nn.Linear(4, 4, bias=False)
 layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight.detach(), mesh["tp"], [Shard(0)]))
 if rank == 0:
-    print(json.dumps({"alone": alone, "late": late, "mesh": read_parallelism(layer)}))
+    print(json.dumps({"seconds": seconds, "mesh": read_parallelism(layer)}))
 dist.barrier()
 """
 
@@ -119,16 +123,19 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
     gloo: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, seen = gloo
-    lost = 1.0 - seen["alone"] / seen["late"]
-    assert lost > 0.25
+    # The same loop without delays: the steps in which nobody is late, in the same minutes.
+    steps = seen["seconds"][20:]
+    punctual = statistics.mean(step for number, step in enumerate(steps) if number % 5)
+    lost = 1.0 - punctual / statistics.mean(steps)
+    assert lost > 0.15
     summary = summarise(read_run(folder / "late"))
-    assert summary.stall_fraction == pytest.approx(lost, abs=0.05)
+    assert summary.stall_fraction == pytest.approx(lost, abs=0.06)
     # Every rank saw other batches, by their fingerprints.
     assert summary.data_parallel_size == 4
     assert not any("parallel" in note for note in summary.notes)
     # What each rank waited alone is a quarter of it.
     own = [rank.stall_fraction for rank in summary.ranks]
-    assert max(share for share in own if share is not None) < 0.5 * lost
+    assert max(share for share in own if share is not None) < 0.6 * lost
     assert summary.verdict.kind == "data"
 
 
@@ -140,7 +147,8 @@ def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
     if slow.ranks[0].forward_seconds_per_step is None:
         pytest.skip("nobody times the forward pass here")
     assert (slow.straggler_rank, slow.straggler_part) == (2, "compute")
-    assert slow.straggler_fraction == pytest.approx(0.003 / 0.0135, abs=0.06)
+    lost = (slow.straggler_fraction or 0.0) * slow.measured_seconds / slow.steps
+    assert lost == pytest.approx(0.003, abs=0.0015)
     assert equal.straggler_rank is None
 
 

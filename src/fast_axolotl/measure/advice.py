@@ -208,11 +208,12 @@ def even_out(evidence: Evidence) -> str:
     """Make ranks take the same time."""
     rates = [rank.tokens_per_second for rank in evidence.figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
-    part = evidence.figures.straggler_part
-    is_uneven = part == "tokens" if part else is_uneven
+    slow = evidence.slow_rank
+    if evidence.holds_up:
+        slow = evidence.figures.straggler_rank
+        is_uneven = evidence.figures.straggler_part == "tokens"
     if is_uneven and not evidence.setting("sample_packing"):
         return f"Give every rank as many tokens: {_pad_less(evidence)}."
-    slow = evidence.slow_rank if not part else evidence.figures.straggler_rank
     return (
         f"Look at the machine of rank {slow}: its GPU's clocks and power (nvidia-smi "
         "-q -d PERFORMANCE), other programs on its cores."
