@@ -62,7 +62,7 @@ def summarise(record: RunRecord) -> RunSummary:
     """Every figure of a run, its verdict, and a reason for every figure that is missing."""
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
     chosen, job = fold_job(ranks)
-    clocks = mean_clocks(ranks, [record.system] if record.system else [])
+    clocks = mean_clocks(ranks, list(record.systems.values()))
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
     builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
