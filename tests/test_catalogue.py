@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 NOT_FIGURES = {
     *("started", "is_finished", "world_size", "deciding_rank", "first_steady_step"),
     *("steps", "fetches", "warmup_steps", "measured_seconds", "span_seconds", "hwm_by_phase"),
+    *("straggler_rank", "data_parallel_size", "waits_by_cause", "ledger"),
 }
 """What the summary says in numbers beside its figures: what they are of, and tables."""
 

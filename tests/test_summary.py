@@ -15,6 +15,7 @@ from fast_axolotl.record import (
     DiskProbe,
     End,
     FreeRun,
+    Log,
     Mark,
     ModelShape,
     Phase,
@@ -88,8 +89,15 @@ def full_run() -> RunRecord:
             tokens=7000,
             padded=8000,
             queue=lambda step: 3.0,
-            settings={"num_workers": 2, "prefetch_factor": 2, "sample_packing": True},
+            settings={
+                "num_workers": 2,
+                "prefetch_factor": 2,
+                "sample_packing": True,
+                "tensor_parallel": 1,
+            },
             rows=16,
+            produced=10,
+            producing_seconds=0.5,
             trainable_tokens=5000,
             num_bytes=64_000,
             sequence_tokens=7000,
@@ -101,6 +109,7 @@ def full_run() -> RunRecord:
         # More devices than one, for an MFU that can be.
         rank.add(replace(SHAPE, matmul_tflops=700.0, is_packed=True, num_devices=64))
         rank.add(FreeRun(t=3.0, seconds=2.0, batches=400, samples=3200))
+        rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
         rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
         rank.add(
             ProfileWindow(
@@ -186,7 +195,8 @@ def altered(rank: RankRecord, phase: str = "", **changes: Any) -> RankRecord:
 
 def test_a_run_that_records_everything_has_every_figure() -> None:
     summary = summarise(full_run())
-    assert set(summary.reasons) == {"stall_period_fetches", "stall_period_rows"}
+    rhythm = {"stall_period_fetches", "stall_period_rows"}
+    assert set(summary.reasons) == {*rhythm, "straggler_rank"}
 
 
 def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
