@@ -345,7 +345,7 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
 
 
 def test_a_record_that_is_followed_for_long_keeps_the_stall_of_the_job() -> None:
-    record = make_job(*late_in_turn(steps=4000))
+    record = make_job(*late_in_turn(steps=4000), form="condensed")
     exact = summarise(record).stall_fraction
     for rank in record.ranks.values():
         rank.blocks = condense_blocks(rank.blocks, most=20, newest=10)

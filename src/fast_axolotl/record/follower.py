@@ -13,7 +13,6 @@ highest.
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ from fast_axolotl.record.folder import (
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
 from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
-from fast_axolotl.record.stall import decode_waits, encode_waits
+from fast_axolotl.record.stall import join_waits
 
 __all__ = [
     "MOST_SAMPLES",
@@ -413,14 +412,6 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
         depth = sum(value * fetches for value, fetches in depths) / weight
     slow = sorted((*first.slow, *second.slow), key=lambda fetch: -fetch.seconds)[:_MOST_SLOW]
     has_device = first.device_waits is not None or second.device_waits is not None
-    # The waits of single steps tell what ranks lose together.
-    condensed: list[bytes] = []
-    for block in both:
-        singles = block.hosts if block.device_wait_seconds is None else block.devices
-        text = block.step_waits if singles is None else encode_waits(singles)
-        condensed.append(decode_waits(text))
-    codes = b"".join(condensed)
-    is_whole = len(codes) == first.steps + second.steps <= _MOST_STEP_WAITS
     return replace(
         second,
         first_step=first.first_step,
@@ -434,8 +425,10 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
             name: first.waits_by_cause.get(name, 0.0) + second.waits_by_cause.get(name, 0.0)
             for name in {**first.waits_by_cause, **second.waits_by_cause}
         },
-        step_waits=base64.b64encode(codes).decode() if is_whole else "",
         queue_depth=depth,
+        step_waits=join_waits(first.step_waits, second.step_waits)
+        if sums["steps"] <= _MOST_STEP_WAITS
+        else "",
         host_waits=_merge(first.host_waits, second.host_waits),
         device_waits=_merge(first.device_waits, second.device_waits) if has_device else None,
         step_times=_merge(first.step_times, second.step_times),

@@ -25,6 +25,7 @@ __all__ = [
     "WaitTotals",
     "decode_waits",
     "encode_waits",
+    "join_waits",
 ]
 
 StallSource = Literal["device", "host", ""]
@@ -53,6 +54,13 @@ def encode_waits(waits: Iterable[float]) -> str:
 def decode_waits(text: str) -> bytes:
     """The bytes of condensed waits, of which ``WAIT_SECONDS`` gives the seconds."""
     return base64.b64decode(text)
+
+
+def join_waits(first: str, second: str) -> str:
+    """The condensed waits of two blocks together; none where either has none."""
+    if not first or not second:
+        return ""
+    return base64.b64encode(decode_waits(first) + decode_waits(second)).decode()
 
 
 @dataclass(slots=True)
