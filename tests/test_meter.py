@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,8 +216,9 @@ def test_epochs_are_marked_where_they_begin(tmp_path: Path) -> None:
     rank = read_rank(tmp_path)
     epochs = [mark for mark in rank.marks if mark.name == "epoch"]
     assert [(mark.fetch, mark.row) for mark in epochs] == [(10, 40), (20, 80), (30, 120), (35, 140)]
-    assert sum(block.wall_seconds for block in rank.blocks) == pytest.approx(45 * 0.06, abs=1e-3)
-    assert sum(block.spans.get("epoch", 0) for block in rank.blocks) == pytest.approx(240)
+    assert sum(block.wall_seconds for block in rank.blocks) == pytest.approx(45 * 0.06 + 240)
+    waited = [block.waits_by_cause.get("epoch", 0) for block in rank.blocks]
+    assert sum(waited) == pytest.approx(4 * (60 + 0.01))
 
 
 def test_a_replayed_batch_makes_steps_that_wait_for_nothing(tmp_path: Path) -> None:
@@ -479,6 +481,24 @@ def test_a_killed_run_is_readable_up_to_its_last_second(tmp_path: Path) -> None:
     meter.close()
 
 
+def test_the_device_and_the_memory_that_torch_took_of_it_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 0,
+        get_device_properties=lambda _: SimpleNamespace(total_memory=80, uuid="12-34"),
+        max_memory_reserved=lambda: 70,
+        max_memory_allocated=lambda: 60,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    known = record_loop(tmp_path, 20, 0.01).values
+    assert known["device_uuid"] == "GPU-12-34"
+    assert known["cuda_memory"] == {"total": 80, "reserved_peak": 70, "allocated_peak": 60}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert record_loop(tmp_path / "none", 20, 0.01).values == {}
+
+
 def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
     clock = Clock()
     with open_meter(tmp_path, clock, peak_tflops=100, data_paths=["a.parquet"]) as meter:
@@ -499,7 +519,7 @@ def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
     assert rank.models[0].peak_tflops == 100
     assert rank.windows[0].steps == 3
     assert (rank.marks[0].name, rank.marks[0].text) == ("shard", "a.parquet")
-    assert sum(block.steps for block in rank.blocks if block.phase == "warmup") == 9
+    assert sum(block.steps for block in rank.blocks if block.phase == "warmup") == 5
 
 
 def test_a_loader_is_drained_with_no_model(tmp_path: Path) -> None:

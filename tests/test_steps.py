@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.measure.batch_counts import BatchCount
-from fast_axolotl.measure.steps import Step, StepTracker, count_warmup
+from fast_axolotl.measure.steps import Step, StepTracker
 from support.meter import Clock, batches, open_meter, read_rank, stall, steady
 
 
@@ -47,30 +47,37 @@ def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> N
     tracker.tell(12)
     first = tracker.begin_fetch(12)  # the end of the epoch
     assert (first.end - first.start, first.host_wait_seconds) == (12, 2)
-    tracker.exhaust(12.5, 0.5, None)
+    tracker.fail_fetch(0.5, None)
+    tracker.leave(12.5)
     tracker.tell(22.5)
+    tracker.add_early_wait(4, None)
     tracker.add_span("evaluate", 30, None)
     last = tracker.begin_fetch(60)
-    assert (last.start, last.end, last.host_wait_seconds, last.fetches) == (12, 60, 0.5, [])
-    assert last.gap_seconds == pytest.approx(7.5)
-    assert last.end - last.start - last.removed_seconds == pytest.approx(10.5)
+    assert (last.start, last.end, last.host_wait_seconds, last.fetches) == (12, 22.5, 0.5, [])
+    assert last.removed_seconds == 0
+    tracker.end_fetch(3.5, None, BatchCount(samples=2))
+    tracker.tell(70)
+    first = tracker.begin_fetch(71)
+    assert (first.start, first.end, first.removed_seconds) == (22.5, 71, 30)
+    assert first.host_wait_seconds == 7.5
 
 
-def test_the_time_between_epochs_is_taken_out_and_the_wait_for_the_end_is_not() -> None:
+def test_the_time_between_epochs_is_the_wait_of_the_next_epoch_s_first_step() -> None:
     tracker = StepTracker(accumulation=1)
     fetch(tracker, 0, 1)
+    fetch(tracker, 5, 6)
     last = tracker.begin_fetch(10)
     assert last.end == 10
-    tracker.exhaust(12, 2, None)
+    tracker.fail_fetch(2, None)
+    tracker.leave(12)
     assert tracker.is_new_epoch
     tracker.add_span("evaluate", 3, None)
-    assert fetch(tracker, 20, 21) is None
+    tracker.begin_fetch(20)
     assert not tracker.is_new_epoch
+    tracker.end_fetch(6, None, BatchCount(samples=2))
     first = fetch(tracker, 30, 31)
-    assert (first.start, first.end) == (10, 30)
-    assert first.gap_seconds == 20 - 12 - 3
-    assert first.removed_seconds == 8
-    assert first.host_wait_seconds == 3
+    assert (first.start, first.end, first.removed_seconds) == (10, 30, 3)
+    assert first.host_wait_seconds == 2 + 6
 
 
 def test_a_rank_that_fetches_nothing_has_steps_from_end_to_end() -> None:
@@ -125,7 +132,11 @@ def test_the_first_step_that_is_told_starts_the_warm_up_anew() -> None:
 
 def test_a_step_that_is_never_told_ends_before_memory_does() -> None:
     tracker = StepTracker(is_told=True)
-    ended = [fetch(tracker, number, number) for number in range(10_000)]
+    assert {fetch(tracker, number, number + 0.5) for number in range(10_000)} == {None}
+    tracker.tell(10_000)
+    first = fetch(tracker, 10_000, 10_000)
+    assert (len(first.fetches), first.host_wait_seconds) == (10_000 - 2 * 4096, 5_000)
+    ended = [fetch(tracker, number, number) for number in range(10_001, 20_000)]
     assert [len(step.fetches) for step in ended if step is not None] == [4096, 4096]
 
 
@@ -140,24 +151,6 @@ def test_what_the_loop_counted_takes_the_place_of_what_was_counted(tmp_path: Pat
     assert {block.real_tokens for block in blocks} == {111}
     assert {block.padded_tokens for block in blocks} == {140}
     assert {block.trainable_tokens for block in blocks} == {None}
-
-
-@pytest.mark.parametrize(
-    ("known", "steps"),
-    [
-        ({}, 5),
-        ({"num_workers": 4, "prefetch_factor": 2}, 9),
-        ({"num_workers": 1, "prefetch_factor": 256}, 257),
-        ({"num_workers": 2, "prefetch_factor": 16, "gradient_accumulation": 8}, 5),
-        ({"num_workers": 8, "prefetch_factor": 16, "gradient_accumulation": 3}, 44),
-        ({"num_workers": 8}, 17),
-        ({"num_workers": "eight", "prefetch_factor": None}, 5),
-    ],
-)
-def test_the_warm_up_lasts_until_the_ready_queue_is_used_up(
-    known: dict[str, object], steps: int
-) -> None:
-    assert count_warmup(known) == steps
 
 
 @pytest.mark.parametrize("accumulation", [1, 8])
@@ -223,7 +216,9 @@ def test_sums_over_steps_are_the_sums_of_the_schedule(
             taken += len(part)
             clock.sleep(9)
     ended = len(waits) // accumulation * accumulation
-    waited, worked = sum(waits[:ended]), sum(works[:ended])
+    # Between epochs the training waits for the next one's first batch.
+    num_starts = (ended - 1) // (epoch * accumulation)
+    waited, worked = sum(waits[:ended]) + 9 * num_starts, sum(works[:ended])
     blocks = read_rank(folder).blocks
     assert sum(block.fetches for block in blocks) == ended
     assert sum(b.host_wait_seconds for b in blocks) == pytest.approx(waited, abs=1e-4)

@@ -17,12 +17,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from fast_axolotl.integrations.torch_meter import (  # noqa: E402
     TorchWatch,
-    read_settings,
-    ready_batches,
     watch_torch,
     yield_to_trainer,
 )
 from fast_axolotl.measure import measure  # noqa: E402
+from fast_axolotl.measure.loaders import read_loader, ready_batches  # noqa: E402
 from fast_axolotl.record import read_run  # noqa: E402
 from support.hosts import FakeMeter, break_down, end_of, total  # noqa: E402
 
@@ -146,10 +145,12 @@ def test_a_stateful_loader_is_told_and_resumed(meter: FakeMeter) -> None:
 
 
 def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
-    before = ITERATOR.__next__
+    hooks = ("__next__", "__init__", "_reset")
+    before = [getattr(ITERATOR, name) for name in hooks]
     with watch_torch(meter), watch_torch(FakeMeter()):
-        assert ITERATOR.__next__ is not before
-    assert ITERATOR.__next__ is before
+        during = [getattr(ITERATOR, name) for name in hooks]
+    assert not any(one is other for one, other in zip(during, before, strict=True))
+    assert [getattr(ITERATOR, name) for name in hooks] == before
     train(DataLoader(Numbers(4), batch_size=4), a_model()[1])
     assert meter.told == []
 
@@ -192,6 +193,22 @@ def test_steps_are_told_by_the_first_optimizer_alone_or_left_to_who_tells_them(
         train(DataLoader(Numbers(8), batch_size=4), optimizer, other, model=model)
     step = ["step"] if optimizers else []
     assert meter.told == ["begin", 4, *step, "begin", 4, *step, "begin", "exhausted"]
+
+
+def test_a_file_saved_in_a_plain_loop_is_a_checkpoint(meter: FakeMeter, tmp_path: Path) -> None:
+    original = torch.save
+    model, optimizer = a_model()
+    with watch_torch(meter):
+        train(DataLoader(Numbers(4), batch_size=4), optimizer, model=model)
+        with torch.no_grad():
+            train(DataLoader(Numbers(4), batch_size=4))
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        thread = threading.Thread(target=torch.save, args=({}, tmp_path / "other.pt"))
+        thread.start()
+        thread.join()
+    assert torch.save is original
+    assert meter.told[-4:] == ["evaluate", "end evaluate", "checkpoint", "end checkpoint"]
+    assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
 
 
 def test_what_follows_a_step_waits_until_the_optimizer_is_done(meter: FakeMeter) -> None:
@@ -295,7 +312,7 @@ def test_ready_batches_wait_in_the_queue() -> None:
     while ready_batches(iterator) != 4 and time.monotonic() < end:
         time.sleep(0.01)
     assert ready_batches(iterator) == 4
-    assert read_settings(iterator)["prefetch_factor"] == 4
+    assert read_loader(iterator)["prefetch_factor"] == 4
     assert ready_batches(iter(DataLoader(Numbers(4)))) is None
 
 

@@ -165,6 +165,7 @@ def test_fetches_steps_settings_and_the_model_are_recorded(train: Train, tmp_pat
     assert shape.layers == 1
     assert shape.num_parameters > 0
     assert (shape.matmul_tflops or 0.0) > 0
+    assert rank.values["attn_implementation"] == "sdpa"
 
 
 def test_workers_and_their_queue_are_seen(train: Train) -> None:
@@ -258,6 +259,51 @@ def test_epochs_are_marked_and_the_end_of_one_can_evaluate(train: Train) -> None
     assert (total(rank, "steps"), total(rank, "fetches")) == (12, 12)
     assert len([mark for mark in rank.marks if mark.name == "epoch"]) == 2
     assert spans_of(rank)["evaluate"] >= 2 * 4 * WAIT
+
+
+def test_planning_an_epoch_is_waited_for_and_logged_in_its_interval(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Planned(torch.utils.data.Sampler):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return 24
+
+        def __iter__(self) -> Iterator[int]:
+            time.sleep(50 * WAIT)
+            return iter(range(24))
+
+    monkeypatch.setattr(transformers.Trainer, "_get_train_sampler", lambda *_: Planned())
+    reporter = Reporter()
+    options = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch"}
+    every = {"logging_strategy": "steps", "logging_steps": 1}
+    make(reporter, rows=Rows(24), evaluate=Rows(4, WAIT), **options, **every).train()
+    rank = read_run(tmp_path / "run").ranks[0]
+    starts = sum(block.waits_by_cause.get("epoch", 0) for block in rank.blocks)
+    assert starts >= 2 * 50 * WAIT
+    assert spans_of(rank)["evaluate"] >= 2 * 4 * WAIT
+    assert "epoch" not in spans_of(rank)
+    waited = sum(block.host_wait_seconds for block in rank.blocks if block.phase == "steady")
+    assert waited >= 2 * 50 * WAIT
+    # A step ends where the next begins, so that its figures may be logged one step later.
+    logged = {
+        round(logs["epoch"] * 12): logs["fast_axolotl/stall_fraction"]
+        for logs in reporter.logs
+        if "fast_axolotl/stall_fraction" in logs
+    }
+    assert max(logged[13], logged[14]) > 2 * sorted(logged.values())[len(logged) // 2]
+
+
+def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: Path) -> None:
+    trainer = make(rows=Stream(), save_strategy="steps", save_steps=20, max_steps=20)
+    trainer.train()
+    trainer.args.max_steps = 30
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
+    rank = read_run(tmp_path / "run-2").ranks[0]
+    # The batches of the first step cannot be told from those before it.
+    assert total(rank, "steps") == 9
+    assert total(rank, "real_tokens") == 9 * 2 * 12
+    assert spans_of(rank)["resume"] > 0
+    assert [mark.fetch for mark in rank.marks if mark.name == "resume"] == [21]
 
 
 def test_trainings_after_the_first_get_folders_and_count_for_themselves(

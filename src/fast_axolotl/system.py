@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -23,6 +24,7 @@ from typing import Any, Literal
 __all__ = [
     "CGROUP",
     "PROC",
+    "READING_LISTENERS",
     "CpuQuota",
     "MemoryCgroup",
     "describe",
@@ -39,6 +41,10 @@ __all__ = [
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+
+READING_LISTENERS: list[Callable[[str, str], None]] = []
+"""Called by readers of this process as ``("shard", file)`` where a new file begins, and as
+``("refill", what)`` where a shuffle window is filled."""
 
 _CHUNK_BYTES = 1 << 20
 _UNLIMITED_BYTES = 1 << 60

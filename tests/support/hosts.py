@@ -45,6 +45,9 @@ class FakeMeter:
         self.reasons: dict[str, str] = {}
         self.windows: list[ProfileWindow] = []
 
+    def wait_begin(self) -> None:
+        pass
+
     def fetch_begin(self, queue_depth: int | None = None) -> None:
         self.told.append("begin")
 

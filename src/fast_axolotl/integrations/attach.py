@@ -100,9 +100,9 @@ class Attachment:
 
     def read_axolotl(self, builder: Any) -> None:
         """What Axolotl trains is recorded with its configuration."""
-        from fast_axolotl.integrations.axolotl_plugin import recorded_keys
+        from fast_axolotl.integrations.axolotl_plugin import recorded_settings
 
-        self._settings["config"] = recorded_keys(builder.cfg)
+        self._settings.update(recorded_settings(builder.cfg))
 
     def callback_for(self, callbacks: Sequence[Any], kind: type[Any]) -> Any | None:
         """A callback to join a trainer's; ``None`` where a meter of the user's own is there."""

@@ -33,7 +33,7 @@ __all__ = [
     "FastAxolotlPlugin",
     "measure_order",
     "prepare_plugins",
-    "recorded_keys",
+    "recorded_settings",
 ]
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
@@ -54,6 +54,7 @@ _RECORDED = (
     "pretraining_dataset",
     "sample_packing",
     "sequence_len",
+    "sequence_parallel_degree",
     "streaming",
     "streaming_multipack_buffer_size",
     "tensor_parallel_size",
@@ -146,12 +147,19 @@ class FastAxolotlPlugin(BasePlugin):
             return []
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
-        return [MeterCallback(**asdict(wanted), settings={"config": recorded_keys(cfg)})]
+        return [MeterCallback(**asdict(wanted), settings=recorded_settings(cfg))]
 
 
-def recorded_keys(cfg: Any) -> dict[str, Any]:
-    """What of a configuration a record holds."""
-    return {key: cfg[key] for key in _RECORDED if cfg.get(key) is not None}
+def recorded_settings(cfg: Any) -> dict[str, Any]:
+    """What of a configuration a record holds, and whether its rows are prepared on disk."""
+    prepared = cfg.get("dataset_prepared_path")
+    return {
+        "config": {key: cfg[key] for key in _RECORDED if cfg.get(key) is not None},
+        "dataset_is_prepared": bool(prepared)
+        and not cfg.get("streaming")
+        and Path(prepared).is_dir()
+        and any(Path(prepared).iterdir()),
+    }
 
 
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:

@@ -52,6 +52,8 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             source="lightning",
             rank=(trainer.global_rank, trainer.world_size, trainer.local_rank),
             accumulation=trainer.accumulate_grad_batches,
+            settings=_read_layout(trainer),
+            dataset=next(_datasets(getattr(trainer, "train_dataloader", None)), None),
         )
         assert self.meter is not None
         meter, save = self.meter, trainer.save_checkpoint
@@ -87,6 +89,13 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         self._end_span()
 
     @never_raises
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The next epoch's first batch is waited for: Lightning counts batches, and may never find
+        a loader exhausted."""
+        if self.meter is not None and self._watch is not None:
+            self.meter.wait_begin()
+
+    @never_raises
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the meter."""
         self._finish()
@@ -108,6 +117,19 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             # The attribute of the instance goes, the method of the class is back.
             vars(trainer).pop("save_checkpoint", None)
         super()._close(reason, error)
+
+
+def _read_layout(trainer: Any) -> dict[str, Any]:
+    """How the ranks share a model."""
+    strategy = type(trainer.strategy).__name__
+    tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+    settings: dict[str, Any] = {"fsdp": strategy == "FSDPStrategy", "context_parallel": 1}
+    if isinstance(tensor_parallel, int):
+        settings["tensor_parallel"] = tensor_parallel
+    if strategy == "DeepSpeedStrategy":
+        config = getattr(trainer.strategy, "config", None) or {}
+        settings["deepspeed_stage"] = config.get("zero_optimization", {}).get("stage")
+    return settings
 
 
 def _datasets(loaders: Any) -> Iterator[Any]:

@@ -6,8 +6,9 @@ it: accelerate's shard and dispatcher, ``skip_first_batches``, torchdata's ``Sta
 Lightning; with or without workers, pinned, persistent. Outside of it lie copies to the device,
 which would bill queued device work as a wait for data.
 
-Making an iterator is no fetch. Forking its workers falls between two epochs, which the meter takes
-out and reports; waiting until they are up falls into the first fetch.
+The wait for an epoch's first batch begins when the epoch before ends, or else when the iterator
+begins to be made: samplers plan and shuffle in there, and workers are started. In a plain loop,
+``torch.save`` is a checkpoint.
 
 Not a training fetch, and left out: one without gradients, or of a dataset that no optimizer step
 has followed, once one is known that steps follow (the loop is evaluating; the time until the next
@@ -22,21 +23,19 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
+from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["TorchWatch", "read_settings", "ready_batches", "watch_torch", "yield_to_trainer"]
+__all__ = ["TorchWatch", "watch_torch", "yield_to_trainer"]
 
-_MOST_ADAPTERS = 4
-_ITERABLE = 1
-"""``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
 _SETTLING_STEPS = 2
 
 LOG = logging.getLogger("fast_axolotl")
@@ -105,6 +104,7 @@ class TorchWatch:
         self._is_inside = False
         self._has_stepped = False
         self._settings: dict[str, Any] = {}
+        self._shard: int | None = None
         self._iterator: Callable[[], Any] = lambda: None
         self._optimizer: Callable[[], Any] = lambda: None
         self._handle: Any = None
@@ -115,15 +115,17 @@ class TorchWatch:
         """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        if not _ORIGINALS:
-            _ORIGINALS.append(_BaseDataLoaderIter.__next__)
-            _BaseDataLoaderIter.__next__ = _watched(_BaseDataLoaderIter.__next__)
+        for name, hook in _HOOKS.items():
+            if name not in _ORIGINALS:
+                _ORIGINALS[name] = getattr(_BaseDataLoaderIter, name)
+                setattr(_BaseDataLoaderIter, name, hook(_ORIGINALS[name]))
         _WATCHES.append(self)
         if self.meter is not None:
             self._use(self.meter)
 
     def stop(self) -> None:
         """Let go of torch; what was open ends here."""
+        import torch
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         if self in _WATCHES:
@@ -133,9 +135,12 @@ class TorchWatch:
             self._handle = None
         self._end_span()
         # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
-        ours = getattr(_BaseDataLoaderIter.__next__, "__wrapped__", None)
-        if not _WATCHES and _ORIGINALS and ours is _ORIGINALS[0]:
-            _BaseDataLoaderIter.__next__ = _ORIGINALS.pop()
+        for name, original in () if _WATCHES else tuple(_ORIGINALS.items()):
+            if getattr(getattr(_BaseDataLoaderIter, name), "__wrapped__", None) is original:
+                setattr(_BaseDataLoaderIter, name, _ORIGINALS.pop(name))
+        saver = _SAVERS[0] if _SAVERS and not _WATCHES else None
+        if saver is not None and getattr(torch.save, "__wrapped__", None) is saver:
+            torch.save = _SAVERS.pop()
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
@@ -144,28 +149,18 @@ class TorchWatch:
         """Fetches in other threads than the calling one are somebody else's prefetching."""
         self._thread = threading.get_ident()
 
+    def begin_loop(self, loader: Any) -> None:
+        """A loader's iterator begins to be made; where it is the training's, waiting begins."""
+        if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
+            self._end_span()
+            if self._before_fetch is not None:
+                self._before_fetch()
+            self.meter.wait_begin()
+
     def begin(self, iterator: Any) -> bool:
         """A fetch begins; whether it is the training's."""
-        if self._is_inside:
+        if not self._is_ours(iterator._dataset, is_fetch=True):
             return False
-        if self.meter is not None:
-            here = threading.get_ident()
-            if self._thread is None:
-                self._thread = here
-            elif self._thread != here:
-                return False
-        if self._is_training is not None:
-            if not self._is_training(iterator._dataset):
-                return False
-        else:
-            import torch
-
-            # Fetched without gradients it is no training, and no step is due to it.
-            if not (torch.is_grad_enabled() and self._datasets.fetch(iterator._dataset)):
-                if self.meter is not None and self._span is None:
-                    self._span = self.meter.span("evaluate")
-                    self._span.__enter__()
-                return False
         if self.meter is None and not self._open():
             return False
         assert self.meter is not None
@@ -180,7 +175,7 @@ class TorchWatch:
                 self.profiler.step_end()
         if self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)
-            settings = {**read_settings(iterator), **read_parallelism()}
+            settings = {**read_loader(iterator), **read_parallelism()}
             if settings != self._settings:
                 self._settings = settings
                 self.meter.settings(**settings)
@@ -191,6 +186,11 @@ class TorchWatch:
     def end(self, batch: Any) -> None:
         """The fetch brought a batch."""
         assert self.meter is not None
+        iterator = self._iterator()
+        if self._settings.get("streaming") and iterator is not None and not iterator._num_workers:
+            before, self._shard = self._shard, find_shard(iterator._dataset)
+            if before is not None and self._shard is not None and self._shard > before:
+                self.meter.mark("shard", f"shard {self._shard}")
         self.meter.fetch_end(batch)
         self._is_inside = False
 
@@ -232,6 +232,13 @@ class TorchWatch:
         self.meter.step()
         self._has_stepped = True
 
+    def begin_save(self, spans: ExitStack) -> None:
+        """A file is written by ``torch.save``: in a plain loop, a checkpoint."""
+        is_here = self._thread in (None, threading.get_ident()) and not self._is_inside
+        if self.meter is not None and self._is_training is None and is_here:
+            self._end_span()
+            spans.enter_context(self.meter.span("checkpoint"))
+
     def give_up(self, error: Exception) -> None:
         """Watch no more: something in here is broken, and the training goes on."""
         LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
@@ -242,6 +249,29 @@ class TorchWatch:
             self.meter.reason(
                 "stall_fraction", f"the meter failed: {type(error).__name__}: {error}"
             )
+
+    def _is_ours(self, dataset: Any, *, is_fetch: bool = False) -> bool:
+        """Whether what is read of a dataset, here and now, is read to train on."""
+        if self._is_inside:
+            return False
+        if self.meter is not None:
+            here = threading.get_ident()
+            if self._thread is None and is_fetch:
+                self._thread = here
+            elif self._thread not in (None, here):
+                return False
+        if self._is_training is not None:
+            return self._is_training(dataset)
+        import torch
+
+        # Fetched without gradients it is no training, and no step is due to it.
+        is_trained = torch.is_grad_enabled() and self._datasets.is_trained(dataset)
+        if is_fetch and torch.is_grad_enabled():
+            self._datasets.fetch(dataset)
+        if not is_trained and self.meter is not None and self._span is None:
+            self._span = self.meter.span("evaluate")
+            self._span.__enter__()
+        return is_trained
 
     def _end_span(self) -> None:
         span, self._span = self._span, None
@@ -262,8 +292,12 @@ class TorchWatch:
         return True
 
     def _use(self, meter: Meter) -> None:
+        import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        if not _SAVERS:
+            _SAVERS.append(torch.save)
+            torch.save = _watched_save(torch.save)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -291,18 +325,21 @@ class _TrainedDatasets:
         """Since the last step."""
         self._num_steps = 0
 
-    def fetch(self, dataset: Any) -> bool:
-        """A dataset is fetched from; whether it counts as trained on."""
+    def is_trained(self, dataset: Any) -> bool:
+        """Whether a dataset counts as trained on, by what is known now."""
+        if self._is_known(id(dataset)):
+            return True
+        self._known = {key: held for key, held in self._known.items() if held() is not None}
+        return not self._known
+
+    def fetch(self, dataset: Any) -> None:
+        """A dataset is fetched from."""
         key = id(dataset)
         if key not in self._fetched:
             try:
                 self._fetched[key] = weakref.ref(dataset)
             except TypeError:  # a list cannot be held weakly, and is taken to live on
                 self._fetched[key] = lambda: True
-        if self._is_known(key):
-            return True
-        self._known = {key: held for key, held in self._known.items() if held() is not None}
-        return not self._known
 
     def step(self) -> None:
         """An optimizer step follows what was fetched."""
@@ -321,55 +358,14 @@ class _TrainedDatasets:
         return held is not None and held() is not None
 
 
-def ready_batches(iterator: Any) -> int | None:
-    """Batches that wait in an iterator's queues; ``None`` where it has no workers, or cannot tell.
-
-    ``_task_info`` holds what was asked for and not yet handed out, ``_tasks_outstanding`` what the
-    workers still owe; the difference arrived out of turn. Reads three counters, about 3 µs.
-    """
-    queue = getattr(iterator, "_data_queue", None)
-    if queue is None:
-        return None
-    try:
-        ready = queue.qsize()
-        results = iterator._worker_result_queue
-        if results is not queue:
-            ready += results.qsize()
-        return int(ready + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
-    except (NotImplementedError, AttributeError, OSError, ValueError):
-        # macOS cannot count, other releases may name things differently, a closed queue is gone.
-        return None
-
-
-def read_settings(iterator: Any) -> dict[str, Any]:
-    """The settings of a loader, from its iterator; of Hugging Face's streams, their files, too."""
-    workers = int(getattr(iterator, "_num_workers", 0))
-    settings = {
-        "num_workers": workers,
-        "prefetch_factor": getattr(iterator, "_prefetch_factor", None) if workers else None,
-        "batch_size": getattr(getattr(iterator, "_index_sampler", None), "batch_size", None),
-        "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
-        "persistent_workers": bool(getattr(iterator, "_persistent_workers", False)),
-        "streaming": getattr(iterator, "_dataset_kind", None) == _ITERABLE,
-    }
-    dataset = getattr(iterator, "_dataset", None) if settings["streaming"] else None
-    with suppress(Exception):  # a property of anybody's dataset may raise anything
-        # accelerate's adapters hold the dataset that they divide.
-        for _ in range(_MOST_ADAPTERS):
-            count = getattr(dataset, "num_shards", None)
-            if isinstance(count, int):
-                settings["num_shards"] = count
-                break
-            dataset = getattr(dataset, "dataset", None)
-    return settings
-
-
 _WATCHES: list[TorchWatch] = []
-_ORIGINALS: list[Callable[[Any], Any]] = []
-"""The ``__next__`` that ours stands in for, while it does."""
+_ORIGINALS: dict[str, Callable[..., Any]] = {}
+"""The methods of torch's iterators that ours stand in for, while they do."""
+_SAVERS: list[Callable[..., Any]] = []
+"""``torch.save``, likewise."""
 
 
-def _watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(original)
     def __next__(self: Any) -> Any:
         watching = [watch for watch in tuple(_WATCHES) if _guarded(watch, watch.begin, self)]
@@ -384,6 +380,35 @@ def _watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return batch
 
     return __next__
+
+
+def _watched_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def start(self: Any, *arguments: Any, **named: Any) -> Any:
+        loader = arguments[0] if arguments else named.get("loader")
+        for watch in tuple(_WATCHES):
+            _guarded(watch, watch.begin_loop, loader)
+        return original(self, *arguments, **named)
+
+    return start
+
+
+_HOOKS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "__next__": _watched_next,
+    "__init__": _watched_start,
+    "_reset": _watched_start,  # persistent workers begin another epoch here
+}
+
+
+def _watched_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def save(*arguments: Any, **named: Any) -> Any:
+        with ExitStack() as spans:
+            for watch in tuple(_WATCHES):
+                _guarded(watch, watch.begin_save, spans)
+            return original(*arguments, **named)
+
+    return save
 
 
 def _guarded(watch: TorchWatch, action: Callable[..., Any], *arguments: Any) -> Any:

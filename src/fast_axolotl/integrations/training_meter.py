@@ -28,6 +28,7 @@ from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.loaders import find_data_paths
 from fast_axolotl.measure.writers import has_sampler, read_rank
 from fast_axolotl.record.run_folders import next_folder
 
@@ -147,6 +148,7 @@ class TrainingMeter:
         rank: tuple[int, int, int],
         accumulation: int,
         settings: Mapping[str, Any] | None = None,
+        dataset: Any = None,
         **shape: Any,
     ) -> None:
         """A training begins: open a meter and hook into torch's loaders.
@@ -165,11 +167,13 @@ class TrainingMeter:
             accumulation=accumulation,
             told_steps=True,
             peak_tflops=self._peak_tflops,
-            data_paths=self._data_paths,
+            data_paths=self._data_paths or find_data_paths(dataset),
             sample_system=self._sample_system,
             error_at_exit=GIVEN_UP,
         )
-        self.meter.settings(**{**(settings or {}), **self._settings})
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        known = {**(settings or {}), **({"attn_implementation": attention} if attention else {})}
+        self.meter.settings(**{**known, **self._settings})
         if model is not None:
             self.meter.settings(**read_parallelism(model))
             record_model(self.meter, model, matmul=self._matmul, **shape)
@@ -275,8 +279,8 @@ def end_of(error: BaseException | None) -> tuple[Any, str]:
 
 
 def log_figures(meter: Meter) -> dict[str, float]:
-    """The figures so far, named and rounded as a trainer's log wants them."""
-    figures = meter.current()
+    """The figures since the last log, named and rounded as a trainer's log wants them."""
+    figures = meter.interval()
     size = figures.get("working_set_bytes")
     if size is not None:
         figures["working_set_gb"] = size / 1e9

@@ -86,10 +86,18 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             rank=(args.process_index, args.world_size, args.local_process_index),
             accumulation=args.gradient_accumulation_steps,
             settings=settings,
+            dataset=self._dataset,
             sequence_len=int(length) if isinstance(length, int) and length > 0 else None,
             is_packed=bool(packed),
         )
         _ACTIVE.append(self)
+
+    @never_raises
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """The next epoch's first batch is waited for."""
+        if self.meter is not None and self._watch is not None:
+            self._end_span()
+            self.meter.wait_begin()
 
     @never_raises
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:

@@ -25,7 +25,7 @@ import math
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = ["BatchCount", "BatchCounter", "add_known", "fingerprint"]
@@ -89,6 +89,13 @@ class BatchCount:
             sequence_tokens=self.sequence_tokens + other.sequence_tokens,
             sequence_squares=self.sequence_squares + other.sequence_squares,
         )
+
+    def __sub__(self, earlier: BatchCount) -> BatchCount:
+        left: dict[str, Any] = {}
+        for name in (one.name for one in fields(self)):
+            now, before = getattr(self, name), getattr(earlier, name)
+            left[name] = None if now is None or before is None else now - before
+        return BatchCount(**left)
 
 
 class BatchCounter:

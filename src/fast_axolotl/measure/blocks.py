@@ -20,12 +20,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.journal import Journal
-from fast_axolotl.measure.steps import Step
+from fast_axolotl.measure.steps import SkippedBatches, Step
 from fast_axolotl.record import Histogram, SlowFetch, StepBlock
 from fast_axolotl.record.schema import PhaseName
 from fast_axolotl.record.stall import WaitTotals
@@ -63,6 +64,9 @@ _RATES = {
 """Rate in a trainer's log → what is counted for it."""
 
 
+_WAITS = tuple(one.name for one in fields(WaitTotals))
+
+
 class _StepSums:
     """Sums over steps: their waits, and what their batches held."""
 
@@ -82,6 +86,17 @@ class _StepSums:
         )
         if step.counted is not None:
             self.counted = step.counted if self.counted is None else self.counted + step.counted
+
+    def since(self, earlier: _StepSums) -> _StepSums:
+        """What was added since these sums were ``earlier``."""
+        later = _StepSums()
+        for name in _WAITS:
+            value = getattr(self.waits, name) - getattr(earlier.waits, name)
+            setattr(later.waits, name, value)
+        later.counted = self.counted
+        if self.counted is not None and earlier.counted is not None:
+            later.counted = self.counted - earlier.counted
+        return later
 
     def figures(self) -> dict[str, float]:
         """The ratios that are known."""
@@ -110,6 +125,9 @@ class _Block(_StepSums):
         self.spans: dict[str, float] = {}
         self.depth_sum = 0
         self.depth_count = 0
+        self.waits_by_cause: dict[str, float] = {}
+        self.produced = 0
+        self.producing_seconds = 0.0
         self.host_waits = Histogram()
         self.device_waits = Histogram()
         self.step_times = Histogram()
@@ -126,8 +144,10 @@ class _Block(_StepSums):
         self.depth_count += step.depth_count
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
-        if step.gap_seconds:
-            self.spans["epoch"] = self.spans.get("epoch", 0.0) + step.gap_seconds
+        for cause, seconds in step.waits_by_cause.items():
+            self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + seconds
+        self.produced += step.produced
+        self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
         for _, host_wait_seconds, _ in step.fetches:
             self.host_waits.add(host_wait_seconds)
@@ -164,6 +184,9 @@ class _Block(_StepSums):
             sequence_squares=counted.sequence_squares or None,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
+            produced=self.produced if self.producing_seconds else None,
+            producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
+            waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
             host_waits=self.host_waits.take(),
             device_waits=self.device_waits.take() if has_device else None,
             step_times=self.step_times.take(),
@@ -187,6 +210,9 @@ class BlockBuilder:
         self._journal = journal
         self._block: _Block | None = None
         self._sums: dict[PhaseName, _StepSums] = {}
+        self._taken: tuple[PhaseName | None, _StepSums] = (None, _StepSums())
+        """The phase and its sums when the figures of an interval were last taken."""
+        self._skipped = SkippedBatches()
         self._waits = Histogram()
         self._slow_seconds: float | None = None
         """From which wait on a fetch is slow."""
@@ -237,6 +263,18 @@ class BlockBuilder:
                 heapq.heappush(block.slow, (wait_seconds, step.first_fetch + number, row))
                 if len(block.slow) > _MOST_SLOW:
                     heapq.heappop(block.slow)
+        num_skipped = self._skipped.add(step, wall)
+        if num_skipped:
+            self.leave_out(num_skipped, step.end)
+
+    def leave_out(self, num_skipped: int, at: float) -> None:
+        """So many batches were read over before the training began: they are start-up."""
+        self.flush()
+        text = f"about {num_skipped:,} batches were skipped before the first step"
+        self._journal.mark("resume", at=at, text=text, fetch=num_skipped)
+        self._sums.clear()
+        self._taken = (None, _StepSums())
+        self._waits = Histogram()
 
     def flush(self) -> None:
         """Write what there is, and settle from which wait on a fetch is slow."""
@@ -273,6 +311,16 @@ class BlockBuilder:
             return steady.figures()
         warmup = self._sums.get("warmup")
         return {} if warmup is None else warmup.figures() | {"is_warming": 1.0}
+
+    def take_interval(self) -> dict[str, float]:
+        """The figures since the last call, of the present phase."""
+        if self.phase is None or self.phase not in self._sums:
+            return {}
+        phase, taken = self._taken
+        sums = self._sums[self.phase]
+        self._taken = (self.phase, sums.since(_StepSums()))
+        figures = sums.since(taken if phase == self.phase else _StepSums()).figures()
+        return figures | {"is_warming": 1.0} if figures and self.phase == "warmup" else figures
 
 
 class StepQueue:

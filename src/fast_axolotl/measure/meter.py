@@ -17,6 +17,7 @@ parent's CUDA events. They go quiet in the child, whatever it does with them.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -35,6 +36,7 @@ from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter, fingerpr
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import Step, StepTracker
 from fast_axolotl.measure.summary import summarise
@@ -47,7 +49,7 @@ from fast_axolotl.record import (
     SystemSample,
     read_run,
 )
-from fast_axolotl.system import describe
+from fast_axolotl.system import READING_LISTENERS, describe
 
 __all__ = ["Meter", "measure"]
 
@@ -57,6 +59,10 @@ _MEASURE = "FAST_AXOLOTL_MEASURE"
 
 _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
+
+_CAUSES = ("epoch", "checkpoint", "shard", "refill")
+"""What a wait is put down to, the first before the others; else the garbage collector."""
+_QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
 
 _ROOMY_BYTES = 5_000_000
 """Size of the record up to which every phase is written."""
@@ -209,13 +215,24 @@ class Meter:
         self._working_set_bytes: int | None = None
         self._fetch_start: float | None = None
         self._fetch_event: Any = None
+        self._is_fetching = False
+        """Whether a fetch has begun and not ended."""
+        self._is_early = False
+        """Whether the wait began before the fetch: at the end of the loop before."""
         self._is_watch_fetch = False
+        self._causes: dict[str, str | None] = {}
+        """What happened since the last fetch ended, with the text of a mark yet to be written."""
+        self._collected_seconds = 0.0
+        """Of the garbage collector, since the wait began."""
+        self._collecting_since: float | None = None
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
         self._is_phase_span = False
         self._overhead_seconds = 0.0
         _meters().add(self)
+        if _see_collection not in gc.callbacks:
+            gc.callbacks.append(_see_collection)
 
     def __enter__(self) -> Meter:
         return self
@@ -239,8 +256,8 @@ class Meter:
         exhausted: steps that wait for nothing, against which the stall is checked. Creating the
         iterator is part of the first wait, since workers start there.
         """
-        if self._tracker.num_fetches:
-            self._tracker.is_new_epoch = True
+        self.settings(**read_loader(iterable))
+        self.wait_begin()
         last: list[Any] = []
         try:
             for batch in self._fetches(iterable):
@@ -250,9 +267,10 @@ class Meter:
                 del batch  # what the loop has let go of is not held during the next fetch
             if last:
                 self._tracker.begin_replay()
+                self._fetch_start, self._is_early = None, False
                 yield from self._fetches(itertools.repeat(last[0], replay))
         finally:
-            self._tracker.leave(self._clock())
+            self.wait_begin()
 
     @_guarded
     def fetch_begin(self, queue_depth: int | None = None) -> None:
@@ -267,24 +285,29 @@ class Meter:
         if self._span_name:
             return
         tracker = self._tracker
-        if self._fetch_start is None:
+        if not self._is_fetching:
+            began = self._fetch_start if self._is_early and self._fetch_start is not None else now
             if not tracker.has_begun:
-                self._journal.end_phase("start", now)
-                self._mark("first_fetch", now)
+                self._journal.end_phase("start", began)
+                self._mark("first_fetch", began)
             elif tracker.is_new_epoch:
                 self._mark("epoch", now)
+                self._causes["epoch"] = None
             self._take(tracker.begin_fetch(now))
-        tracker.see_queue(queue_depth)
+            self._is_fetching = True
+        tracker.see_queue(queue_depth, now)
         self._is_watch_fetch = False
-        self._fetch_event = self._queue.record()
-        self._fetch_start = self._clock()
-        self._overhead_seconds += self._fetch_start - now
+        if not self._is_early:
+            self._fetch_event = self._queue.record()
+            self._fetch_start = self._clock()
+            self._collected_seconds = 0.0
+        self._overhead_seconds += self._clock() - now
 
     @_guarded
     def fetch_end(self, batch: Any) -> None:
         """The batch has come. Ignored where no fetch has begun."""
         now = self._clock()
-        if self._fetch_start is None:
+        if not self._is_fetching:
             return
         host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
@@ -296,21 +319,33 @@ class Meter:
         if self._counter.reasons:
             for figure, sentence in self._counter.take_reasons().items():
                 self._journal.reason(figure, sentence)
-        self._tracker.end_fetch(host_wait_seconds, pair, counted)
+        causes = self._take_causes(host_wait_seconds)
+        self._tracker.end_fetch(host_wait_seconds, pair, counted, causes)
         self._overhead_seconds += self._clock() - now
 
     @_guarded
     def exhausted(self) -> None:
-        """The loader had no further batch: an epoch has ended. Instead of ``fetch_end``."""
+        """The loader had no further batch: an epoch has ended. Instead of ``fetch_end``.
+
+        From here on the first batch of the next epoch is waited for, spans taken out.
+        """
         now = self._clock()
-        if self._fetch_start is not None:
-            self._tracker.exhaust(now, *self._end_wait(now))
+        if self._is_fetching:
+            self._tracker.fail_fetch(*self._end_wait(now))
+            self._begin_early_wait(now)
+
+    @_guarded
+    def wait_begin(self) -> None:
+        """From here on a loop's first batch is waited for: the loop before it has ended, or a
+        loader's iterator begins to be made. Ignored inside a span and a fetch."""
+        if not self._span_name and not self._is_fetching and not self._is_early:
+            self._begin_early_wait(self._clock())
 
     @_guarded
     def fetch_failed(self, error: BaseException | None = None) -> None:
         """The loader raised instead of giving a batch. Instead of ``fetch_end``."""
         now = self._clock()
-        if self._fetch_start is not None:
+        if self._is_fetching:
             self._tracker.fail_fetch(*self._end_wait(now))
             text = "" if error is None else f" {type(error).__name__}: {error}"
             self.mark("error", f"the loader raised{text}")
@@ -321,6 +356,13 @@ class Meter:
         now = self._clock()
         if not self._span_name:
             self._take(self._tracker.tell(now))
+            if self._is_early:
+                # The loader was found exhausted ahead of this step: the wait begins only now.
+                self._begin_early_wait(now)
+            num_skipped = self._tracker.find_skipped()
+            if num_skipped:
+                self._queue.flush()
+                self._blocks.leave_out(num_skipped, now)
             found = self._tracker.take_accumulation()
             if found is not None:
                 self.settings(gradient_accumulation=found)
@@ -341,7 +383,7 @@ class Meter:
         inside another is part of that.
         """
         # One inside a fetch is part of the wait.
-        is_own = not self._span_name and self._fetch_start is None
+        is_own = not self._span_name and not self._is_fetching
         if is_own:
             self._begin_span(name)
         try:
@@ -354,8 +396,13 @@ class Meter:
 
     @_guarded
     def mark(self, name: str, text: str = "") -> None:
-        """Note that something happened now: ``shard``, ``note``, …"""
+        """Note that something happened now: ``shard``, ``refill``, ``note``, …
+
+        The wait of the fetch at work, or of the next one, is put down to a shard or a refill.
+        """
         self._mark(name, self._clock(), text)
+        if name in _CAUSES:
+            self._causes[name] = None
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -364,10 +411,15 @@ class Meter:
 
     @_guarded
     def settings(self, **values: Any) -> None:
-        """Note settings of the run. ``num_workers``, ``prefetch_factor`` and
-        ``gradient_accumulation`` decide how long the warm-up is."""
+        """Note settings of the run. From ``num_workers`` and ``prefetch_factor`` follows when the
+        loader's workers are all at work."""
+        if "data_paths" in self._journal.values:
+            values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
-        self._tracker.set_warmup(self._journal.values)
+        workers, prefetch = (self._journal.values.get(key) for key in _QUEUE_SETTINGS)
+        self._tracker.queue_room = None
+        if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
+            self._tracker.queue_room = workers * (prefetch - 1)
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
@@ -449,6 +501,15 @@ class Meter:
             found["working_set_bytes"] = float(self._working_set_bytes)
         return found
 
+    def interval(self) -> dict[str, float]:
+        """The figures since the last call, by the same names: what a trainer's log shows over
+        time. Nothing is there where no step has ended since."""
+        self._fold(write=False)
+        found = self._blocks.take_interval()
+        if self._working_set_bytes is not None:
+            found["working_set_bytes"] = float(self._working_set_bytes)
+        return found
+
     def summary(self) -> RunSummary:
         """Every figure of the run so far, from its record."""
         self._fold(write=True)
@@ -462,6 +523,9 @@ class Meter:
             return
         self._finish()
         self.is_quiet = self._is_closed = True
+        _meters().discard(self)
+        if not _meters() and _see_collection in gc.callbacks:
+            gc.callbacks.remove(_see_collection)
         if self._sampler is not None:
             self._sampler.stop()
         self._journal.end(reason, error, self._overhead_seconds, self._tracker.num_fetches)
@@ -476,7 +540,7 @@ class Meter:
         try:
             iterator: Iterator[Any] | None = None
             while True:
-                self.fetch_begin()
+                self.fetch_begin(ready_batches(iterator))
                 self._is_watch_fetch = True
                 iterator = iter(iterable) if iterator is None else iterator
                 try:
@@ -498,8 +562,31 @@ class Meter:
     def _end_wait(self, now: float) -> tuple[float, EventPair | None]:
         """Seconds that the host waited, and the events around them."""
         start, self._fetch_start = self._fetch_start, None
+        self._is_fetching = self._is_early = False
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
         return host_wait_seconds, self._queue.pair(self._fetch_event)
+
+    def _begin_early_wait(self, now: float) -> None:
+        """The next loop's first batch is waited for, though no fetch has begun."""
+        self._tracker.leave(now)
+        self._is_early = True
+        self._fetch_event = self._queue.record()
+        self._fetch_start = now
+        self._collected_seconds = 0.0
+
+    def _take_causes(self, host_wait_seconds: float) -> dict[str, float]:
+        """What the wait that has ended is put down to: one cause, the first that applies."""
+        if not self._causes and not self._collected_seconds:
+            return {}
+        causes, self._causes = self._causes, {}
+        for name, text in causes.items():
+            if text is not None and self._journal.num_bytes < _ROOMY_BYTES:
+                self._mark(name, self._clock(), text)
+        for name in _CAUSES:
+            if name in causes:
+                return {name: host_wait_seconds}
+        collected = min(self._collected_seconds, host_wait_seconds)
+        return {"gc": collected} if collected > 0 else {}
 
     def _mark(self, name: str, at: float, text: str = "") -> None:
         tracker = self._tracker
@@ -520,6 +607,7 @@ class Meter:
 
     def _begin_steady(self) -> None:
         self._journal.end_phase("warmup")
+        self.settings(**_read_cuda())
         self._explain_no_device()
 
     def _explain_no_device(self) -> None:
@@ -537,6 +625,8 @@ class Meter:
         if self._is_phase_span:
             self._queue.flush()
             self._journal.end_phase(self._name_phase(), now)
+        if self._is_early:
+            self._tracker.add_early_wait(*self._end_wait(now))
         self._span_name, self._span_start = name, now
         self._span_event = self._queue.record()
 
@@ -549,6 +639,10 @@ class Meter:
             self._tracker.add_span(name, max(0.0, now - self._span_start), pair)
             if self._is_phase_span:
                 self._journal.end_phase(name, now)
+            if name == "checkpoint":
+                self._causes[name] = None
+            if self._tracker.waits_since is not None:
+                self._begin_early_wait(now)
 
     def _name_phase(self) -> str:
         return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
@@ -563,7 +657,24 @@ class Meter:
         self._take(self._tracker.finish())
         self._queue.finish()
         self._explain_no_device()
+        self.settings(**_read_cuda())
         self._journal.end_phase(self._name_phase())
+
+
+def _read_cuda() -> dict[str, Any]:
+    """The device of this process and the memory that torch has taken of it, where it uses one."""
+    found: dict[str, Any] = {}
+    with suppress(AttributeError, RuntimeError):  # no torch, an older one, a device that is lost
+        cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
+        if cuda is not None and cuda.is_initialized():
+            device = cuda.get_device_properties(cuda.current_device())
+            found["cuda_memory"] = {
+                "total": device.total_memory,
+                "reserved_peak": cuda.max_memory_reserved(),
+                "allocated_peak": cuda.max_memory_allocated(),
+            }
+            found["device_uuid"] = f"GPU-{str(device.uuid).removeprefix('GPU-')}"
+    return found
 
 
 @functools.cache
@@ -577,4 +688,25 @@ def _meters() -> weakref.WeakSet[Meter]:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=go_quiet)
+    READING_LISTENERS.append(_see_reading)
     return meters
+
+
+def _see_reading(name: str, text: str) -> None:
+    """A reader of this process has come to a new file, or fills its shuffle window."""
+    for meter in tuple(_meters()):
+        if meter._is_fetching and not meter.is_quiet:
+            meter._causes[name] = text
+
+
+def _see_collection(phase: str, info: Mapping[str, int]) -> None:
+    """The garbage collector begins or ends; what it does all the time is too short to matter."""
+    if not info["generation"]:
+        return
+    for meter in tuple(_meters()):
+        now = meter._clock()
+        since, meter._collecting_since = meter._collecting_since, None
+        if phase == "start":
+            meter._collecting_since = now
+        elif since is not None:
+            meter._collected_seconds += now - since

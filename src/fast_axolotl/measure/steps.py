@@ -7,9 +7,14 @@ micro-batches of a step before its first forward pass, and one batch ahead of th
 begins with the first fetch after the trainer has told the end of the one before, a batch fetched
 ahead counts for the step that waited for it, and sums over steps hold.
 
-The end of an epoch is a call that gives no batch. Its wait counts for the step that follows. The
-time from there (or from the end of a step told after it, where batches are fetched ahead) to the
-next epoch's first fetch is no training; it is taken out and reported as the span ``epoch``.
+The end of an epoch is a call that gives no batch. Its wait counts for the step that follows, and so
+does all the time from there (or from the end of a step told after it, where batches are fetched
+ahead) to the first batch of the next epoch, spans taken out: planning, shuffling and starting
+workers are waits for data.
+
+A run that resumes may read over the batches that it has trained on. They are no steps. Two things
+give them away: the first step that is told has more than ten times the fetches of the second; or,
+where nobody tells steps, the loop did nothing with the first batches and then works on every one.
 
 Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 """
@@ -17,7 +22,6 @@ Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,17 +30,28 @@ from fast_axolotl.measure.batch_counts import BatchCount, add_known
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
-__all__ = ["Span", "Step", "StepTracker", "count_warmup"]
+__all__ = ["WARMUP_STEPS", "SkippedBatches", "Span", "Step", "StepTracker"]
 
-_LEAST_WARMUP_STEPS = 5
+WARMUP_STEPS = 5
+"""Steps in which caches fill, kernels are chosen and memory is taken."""
 
 _MOST_FETCHES = 4096
-"""Fetches after which a step ends though nobody told its end, so that memory stays bounded."""
+"""Fetches after which a step ends though nobody told its end, so that memory stays bounded. Those
+before the first step that is told are only added up."""
 
-_MOST_WORKER_BATCHES = 1_000_000
-
+_SKIPPING_FACTOR = 10
+"""A first step with more than so many times the fetches of the second has skipped batches: fewer
+may have been fetched ahead, or belong to steps that a gradient scaler left out."""
 _STEPS_LOOKED_AT = 4
 """Told steps whose fetches are counted to find out how many make a step, after the first."""
+
+_SKIPPING_SECONDS = 2e-4
+_WORKING_SECONDS = 1e-3
+_WORKING_FACTOR = 10
+_WORKING_STEPS = 5
+"""A loop skips a batch in less than the first, on average (Python needs some 20 µs). It works on
+one for at least the second, so many times as long as it took to skip one, and so many times in a
+row."""
 
 
 Fetch = tuple[int, float, EventPair | None]
@@ -52,7 +67,7 @@ class Span:
     """Of the host; once the events were read, of the device."""
     pair: EventPair | None = None
     is_after_step: bool = False
-    """Whether the step's end had been told when it began."""
+    """Whether the step had ended when it began."""
     is_inside: bool = True
     """Whether it lies within the step's time, and so is taken out of it."""
 
@@ -77,8 +92,12 @@ class Step:
     other_device_wait_seconds: float = 0.0
     counted: BatchCount | None = None
     told_tokens: tuple[int, int | None, int | None] | None = None
-    gap_seconds: float = 0.0
-    """Time between epochs."""
+    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    """Host waits of the fetches in which something happened, by what it was."""
+    produced: int = 0
+    """Batches that the workers finished while their queue had room …"""
+    producing_seconds: float = 0.0
+    """… and how long that took."""
     depth_sum: int = 0
     depth_count: int = 0
     last_event: Any = None
@@ -98,7 +117,25 @@ class Step:
     @property
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
-        return self.gap_seconds + sum(span.seconds for span in self.spans if span.is_inside)
+        return sum(span.seconds for span in self.spans if span.is_inside)
+
+    def add_cause(self, cause: str, host_wait_seconds: float) -> None:
+        """Something happened in a wait of this step."""
+        self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + host_wait_seconds
+
+    def take_later_spans(self) -> tuple[Span, ...]:
+        """Take out the spans that began after the step had ended."""
+        later = tuple(span for span in self.spans if span.is_after_step)
+        self.spans = tuple(span for span in self.spans if not span.is_after_step)
+        return later
+
+    def take_in(self, spans: tuple[Span, ...]) -> None:
+        """Add spans that lie within the step."""
+        for span in spans:
+            span.is_after_step = False
+            self.spans += (span,)
+            if span.pair is not None:
+                self.last_event = span.pair[1]
 
     def is_ready(self, events: DeviceEvents | None) -> bool:
         """Whether the device has reached the step's last event."""
@@ -136,43 +173,67 @@ class StepTracker:
         """Whether a fetch was ever begun."""
         self.is_new_epoch = False
         """Whether the next fetch is the first of another epoch."""
+        self.waits_since: float | None = None
+        """When the loop over the loader ended, and waiting for the next one's first batch began."""
+        self.queue_room: int | None = None
+        """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self._accumulation = accumulation
         self._is_told = is_told
         # How many fetches make a step is looked for where nobody said it.
         self._is_counting = accumulation == 1 and not is_told
         self._fetches_at_tell: list[int] = []
         self._origin = origin
-        self._warmup_steps = _LEAST_WARMUP_STEPS
         self._warm_steps = 0
         self._is_replay = False
         self._open: Step | None = None
+        self._loop_start = 0
         self._early_spans: tuple[Span, ...] = ()
-        self._idle_since: float | None = None
-        self._idle_spans = 0.0
+        self._early_waits: list[tuple[float, EventPair | None]] = []
+        self._last_depth: tuple[int, float] | None = None
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
         self.has_begun = True
         self.is_new_epoch = False
-        step, idle_since, self._idle_since = self._open, self._idle_since, None
+        since, self.waits_since = self.waits_since, None
+        start = now if since is None else since
+        if since is not None:
+            self._loop_start = self.num_fetches
+        step, ended = self._open, None
         if step is None:
-            self._open = self._new(now)
-            return None
-        if idle_since is not None:
-            step.gap_seconds += max(0.0, now - idle_since - self._idle_spans)
-        is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
-        if not is_full and step.told_at is None:
-            return None
-        self._open = self._new(now)
-        return self._end(step, now)
+            step = self._open = self._new(start)
+        else:
+            is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
+            if is_full and self._is_told and not self._fetches_at_tell:
+                # A resumed run skips batches: before the first step is told there is none.
+                step.other_host_wait_seconds = step.host_wait_seconds
+                step.fetches.clear()
+                is_full = False
+            if is_full or step.told_at is not None:
+                later = () if since is None else step.take_later_spans()
+                ended = self._end(step, start)
+                step = self._open = self._new(start)
+                step.take_in(later)
+            elif since is not None:
+                step.take_in(step.take_later_spans())
+        waits, self._early_waits = self._early_waits, []
+        for host_wait_seconds, pair in waits:
+            self.fail_fetch(host_wait_seconds, pair, "epoch")
+        return ended
 
     def end_fetch(
-        self, host_wait_seconds: float, pair: EventPair | None, counted: BatchCount
+        self,
+        host_wait_seconds: float,
+        pair: EventPair | None,
+        counted: BatchCount,
+        waits_by_cause: Mapping[str, float] | None = None,
     ) -> None:
         """The fetch that was begun has given a batch."""
         step = self._open
         if step is None:
             return
+        for cause, seconds in (waits_by_cause or {}).items():
+            step.add_cause(cause, seconds)
         step.fetches.append((self.num_samples, host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
@@ -180,32 +241,37 @@ class StepTracker:
         self.num_fetches += 1
         self.num_samples += counted.samples
 
-    def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
-        """The fetch that was begun has given no batch, and the loop may go on."""
+    def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None, cause: str = "") -> None:
+        """A wait that gave no batch, and the loop may go on."""
         step = self._open
-        if step is not None:
-            step.other_host_wait_seconds += host_wait_seconds
-            if pair is not None:
-                step.other_pairs += (pair,)
-                step.last_event = pair[1]
-
-    def exhaust(self, now: float, host_wait_seconds: float, pair: EventPair | None) -> None:
-        """The fetch that was begun found the end of the epoch."""
-        self.fail_fetch(host_wait_seconds, pair)
-        self.leave(now)
-        self.is_new_epoch = True
+        if step is None:
+            return
+        step.other_host_wait_seconds += host_wait_seconds
+        if cause:
+            step.add_cause(cause, host_wait_seconds)
+        if pair is not None:
+            step.other_pairs += (pair,)
+            step.last_event = pair[1]
 
     def leave(self, now: float) -> None:
-        """The loop over the loader has ended: time until the next fetch is no training."""
-        if self._idle_since is None:
-            self._idle_since = now
-            self._idle_spans = 0.0
+        """The loop over the loader has ended: from here on the next one's first batch is due."""
+        if self.waits_since is None:
+            step = self._open
+            self.waits_since = now if step is None or step.told_at is None else step.told_at
+            # A loop may make an iterator for every batch: that is no epoch.
+            self.is_new_epoch = self.num_fetches > self._loop_start + 1
+            self._last_depth = None
+
+    def add_early_wait(self, host_wait_seconds: float, pair: EventPair | None) -> None:
+        """A wait between two loops, before a span. It counts once a fetch follows."""
+        self._early_waits.append((host_wait_seconds, pair))
 
     def begin_replay(self) -> None:
         """From now on one batch comes again and again; what has not ended is left out."""
         self._is_replay = True
         self._open = None
-        self._idle_since = None
+        self._early_waits.clear()
+        self.waits_since = None
         self.is_new_epoch = False
 
     def tell(self, now: float) -> Step | None:
@@ -214,7 +280,7 @@ class StepTracker:
             # What was taken for steps until now were fetches of this one: warm up from here.
             self._is_told = True
             self._warm_steps = 0
-        if self._is_counting:
+        if len(self._fetches_at_tell) <= _STEPS_LOOKED_AT:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None
         step = self._open
@@ -222,20 +288,24 @@ class StepTracker:
             step = self._open = self._new(self._origin)
         elif step.told_at is not None:
             # What came after the end was told lies in the step that follows.
-            later = [span for span in step.spans if span.is_after_step]
-            step.spans = tuple(span for span in step.spans if not span.is_after_step)
+            later = step.take_later_spans()
             ended = self._end(step, step.told_at)
             step = self._open = self._new(step.told_at)
-            for span in later:
-                span.is_after_step = False
-                step.spans += (span,)
-                if span.pair is not None:
-                    step.last_event = span.pair[1]
+            step.take_in(later)
         step.told_at = now
-        if self._idle_since is not None:
-            self._idle_since = now
-            self._idle_spans = 0.0
+        if self.waits_since is not None:
+            # The last step had its batch already: the wait begins with its end.
+            self.waits_since = now
+            self._early_waits.clear()
         return ended
+
+    def find_skipped(self) -> int:
+        """Batches that were read over before the first step, found out as the second is told."""
+        if len(self._fetches_at_tell) != 2:
+            return 0
+        first, second = self._fetches_at_tell
+        per_step = second - first
+        return first - per_step if first > _SKIPPING_FACTOR * per_step > 0 else 0
 
     def take_accumulation(self) -> int | None:
         """How many fetches make a step, once: when enough steps were told, and nobody said it.
@@ -262,24 +332,30 @@ class StepTracker:
 
     def add_span(self, name: str, seconds: float, pair: EventPair | None) -> None:
         """A span has ended. One outside of any step is reported with the next."""
-        self._idle_spans += seconds
         step = self._open
         if step is None:
             self._early_spans += (Span(name, seconds, is_inside=False),)
             return
-        step.spans += (Span(name, seconds, pair, step.told_at is not None),)
-        if pair is not None:
-            step.last_event = pair[1]
+        is_after_step = step.told_at is not None or self.waits_since is not None
+        step.take_in((Span(name, seconds, pair),))
+        step.spans[-1].is_after_step = is_after_step
 
-    def see_queue(self, depth: int | None) -> None:
-        """How many batches were ready when the fetch began."""
-        if depth is not None and self._open is not None:
-            self._open.depth_sum += depth
-            self._open.depth_count += 1
+    def see_queue(self, depth: int | None, now: float) -> None:
+        """How many batches were ready when the fetch began.
 
-    def set_warmup(self, settings: Mapping[str, Any]) -> None:
-        """Settle how many steps are warm-up, as far as settings are known."""
-        self._warmup_steps = count_warmup(settings, self._accumulation)
+        From one fetch to the next the workers finish as many batches as the queue grew by, and the
+        one that was taken. Where a worker may have run out of work, that is not what they can do.
+        """
+        step = self._open
+        if depth is None or step is None:
+            return
+        step.depth_sum += depth
+        step.depth_count += 1
+        last, room = self._last_depth, self.queue_room
+        self._last_depth = None if room is None or depth > room else (depth, now)
+        if last is not None and self._last_depth is not None:
+            step.produced += depth - last[0] + 1
+            step.producing_seconds += now - last[1]
 
     def finish(self) -> Step | None:
         """The run has ended. A step of which no end was told or fetched is left out."""
@@ -297,20 +373,40 @@ class StepTracker:
     def _end(self, step: Step, end: float) -> Step:
         step.end = max(end, step.start)
         step.number = self.num_steps
-        if step.phase != "replay" and self._warm_steps >= self._warmup_steps:
+        if step.phase != "replay" and self._warm_steps >= WARMUP_STEPS:
             step.phase = "steady"
         self.num_steps += 1
         self._warm_steps += 1
         return step
 
 
-def count_warmup(settings: Mapping[str, Any], accumulation: int = 1) -> int:
-    """``max(5, ceil(workers · prefetch ÷ accumulation) + 1)``: until the ready queue is used up."""
-    workers = _whole(settings.get("num_workers"), 0)
-    prefetch = _whole(settings.get("prefetch_factor"), 2)
-    per_step = max(1, _whole(settings.get("gradient_accumulation"), accumulation))
-    return max(_LEAST_WARMUP_STEPS, math.ceil(workers * prefetch / per_step) + 1)
+class SkippedBatches:
+    """Finds the batches that a loop read over before it began to work, where nobody tells steps."""
 
+    def __init__(self) -> None:
+        self._fetches = 0
+        self._steps = 0
+        self._seconds = 0.0
+        """Of work, in the steps that were skipped so far."""
+        self._num_working = 0
 
-def _whole(value: Any, otherwise: int) -> int:
-    return value if isinstance(value, int) and 0 <= value <= _MOST_WORKER_BATCHES else otherwise
+    def add(self, step: Step, wall_seconds: float) -> int:
+        """One more step; the number of skipped batches, once, when the work has begun."""
+        if step.told_at is not None:
+            self._num_working = _WORKING_STEPS
+        if self._num_working == _WORKING_STEPS:
+            return 0
+        work = wall_seconds - step.host_wait_seconds
+        mean = self._seconds / max(1, self._steps)
+        # A device that is busy while the host runs ahead of it trains.
+        idle = step.device_wait_seconds
+        is_busy = idle is not None and idle <= wall_seconds / 2
+        if work < max(_WORKING_SECONDS, _WORKING_FACTOR * mean) and not is_busy:
+            self._fetches = step.first_fetch + len(step.fetches)
+            self._steps += 1
+            self._seconds += work
+            self._num_working = 0
+            return 0
+        self._num_working += 1
+        is_found = self._num_working == _WORKING_STEPS <= self._steps and mean < _SKIPPING_SECONDS
+        return self._fetches if is_found else 0

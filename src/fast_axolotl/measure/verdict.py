@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
-from fast_axolotl.measure.steps import count_warmup
+from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import Verdict, thresholds
 from fast_axolotl.record.units import count_words, format_bytes, format_share
 
@@ -131,16 +131,14 @@ def warming(evidence: Evidence) -> Verdict | None:
     pace = evidence.warmup_step_seconds
     if pace is None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
-    asked = count_warmup(figures.settings)
     done = count_words(figures.warmup_steps, "step")
-    needed = max(0, asked - figures.warmup_steps) * pace + _least_time(pace, 1.0)
+    needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _least_time(pace, 1.0)
     return Verdict(
         kind="inconclusive",
         subtype="warming",
         headline=f"The run was still warming up when it ended, after {done}.",
         evidence=(
-            f"0 steps of the steady phase; warm-up takes {asked}, until all batches read ahead at "
-            "the start are used up",
+            f"0 steps after the warm-up, which takes {WARMUP_STEPS}",
             *evidence.system_lines(),
         ),
         action=_run_longer(needed),

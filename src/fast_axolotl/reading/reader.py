@@ -36,7 +36,7 @@ from fast_axolotl.reading.order import (
 )
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.unify_types import Known, first_schema
-from fast_axolotl.system import usable_cores
+from fast_axolotl.system import READING_LISTENERS, usable_cores
 
 __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
 
@@ -301,8 +301,15 @@ class Reader:
         )
         self._stop = stop = prefetcher.close
         batcher = Batcher(self._batch_size, self._memory_budget // 8)
+        file = -1
         try:
             for share, decoded in prefetcher:
+                unit = shares[share.position.unit].units[0]
+                if self._order.seed is not None:
+                    _announce("refill", "a shuffle window is filled")
+                elif unit.file != file:
+                    file = unit.file
+                    _announce("shard", dataset.inputs[file].source.path)
                 decoded = known.widen(decoded, share.block, options)
                 self._add(share, decoded, batcher, start)
                 for batch, position in batcher.full():
@@ -343,6 +350,11 @@ class Reader:
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch
+
+
+def _announce(name: str, text: str) -> None:
+    for listener in READING_LISTENERS:
+        listener(name, text)
 
 
 def usable_threads() -> int:

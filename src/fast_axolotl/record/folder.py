@@ -91,6 +91,8 @@ class RankRecord:
     windows: list[schema.ProfileWindow] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
     end: schema.End | None = None
+    num_skipped: int = 0
+    """Batches that were read over before the training began."""
 
     def add(self, line: object) -> None:
         """Sort one line in."""
@@ -98,6 +100,31 @@ class RankRecord:
             self.end = line
         elif type(line) in _LISTS:
             getattr(self, _LISTS[type(line)]).append(line)
+        if isinstance(line, schema.Mark) and line.name == "resume" and line.fetch:
+            # What was taken for steps before it was known better is start-up.
+            self.num_skipped = line.fetch
+            self.blocks = [self._without_skipped(block) for block in self.blocks]
+            self.marks = [mark for mark in self.marks if mark.name != "first_step"]
+            self.marks.append(schema.Mark(t=line.t, name="first_step", step=0))
+        elif self.num_skipped and isinstance(line, schema.StepBlock):
+            self.blocks[-1] = self._without_skipped(line)
+
+    def _without_skipped(self, block: schema.StepBlock) -> schema.StepBlock:
+        """A block of skipped batches as the span that it was: no steps, no tokens."""
+        if block.first_fetch >= self.num_skipped or not block.steps:
+            return block
+        return schema.StepBlock(
+            t=block.t,
+            phase="warmup",
+            first_step=block.first_step,
+            steps=0,
+            first_fetch=block.first_fetch,
+            fetches=0,
+            wall_seconds=0.0,
+            host_wait_seconds=0.0,
+            device_wait_seconds=None if block.device_wait_seconds is None else 0.0,
+            spans={**block.spans, "resume": block.wall_seconds},
+        )
 
     @property
     def values(self) -> dict[str, Any]:

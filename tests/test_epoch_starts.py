@@ -1,0 +1,451 @@
+"""What happens before the first batch: epochs that begin, runs that resume, and what waits are for.
+
+The truth is what the schedule says, or what the loader slept; nothing else waits in these loops.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl import open_dataset
+from fast_axolotl.measure import measure
+from fast_axolotl.measure.loaders import find_data_paths, find_shard, read_loader
+from fast_axolotl.measure.steps import StepTracker
+from fast_axolotl.record import RankRecord, read_run
+from support.hosts import spans_of, total
+from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
+
+PLAN = 0.3
+STEPS = 40
+WORK = 0.0075
+_SKIPPED = "about 3,000 batches were skipped before the first step"
+
+
+def causes(rank: RankRecord) -> dict[str, float]:
+    """Waits by what they are put down to."""
+    found: dict[str, float] = {}
+    for block in rank.blocks:
+        for name, seconds in block.waits_by_cause.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+@pytest.mark.parametrize("is_in_iter", [True, False])
+@pytest.mark.parametrize("has_device", [True, False])
+def test_planning_an_epoch_is_waiting_for_data(
+    tmp_path: Path, is_in_iter: bool, has_device: bool
+) -> None:
+    """0.3 s of planning for 40 steps of 7.5 ms: half of the time, by the host and by the device."""
+    clock = Clock()
+    device = Device(clock) if has_device else None
+    loader = batches(clock, STEPS, 0.0)
+
+    class Planned:
+        def __iter__(self) -> Iterator[Any]:
+            clock.sleep(PLAN if is_in_iter else 0)
+            return iter(loader)
+
+    with open_meter(tmp_path, clock, device=device) as meter:
+        for _ in range(10):
+            if not is_in_iter:
+                clock.sleep(PLAN)  # a new plan, shuffle or dataset, made before the loop
+            for _ in meter.watch(Planned()):
+                if device is None:
+                    clock.sleep(WORK)
+                else:
+                    device.run(WORK)
+        found = meter.current()
+    blocks = steady(tmp_path)
+    if has_device:
+        # The host is 0.2 s ahead of the device when it begins to plan.
+        assert device_stall(blocks) == pytest.approx(0.1 / 0.4, abs=0.03)
+    else:
+        assert stall(blocks) == pytest.approx(0.5, abs=0.03)
+        assert found["samples_per_second"] == pytest.approx(4 / (2 * WORK), rel=0.05)
+    assert causes(read_rank(tmp_path))["epoch"] == pytest.approx(9 * PLAN, rel=0.01)
+    assert spans_of(read_rank(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_spans_between_epochs_are_no_wait_by_host_nor_device(
+    tmp_path: Path, ahead: int, is_told: bool
+) -> None:
+    clock = Clock()
+    device = Device(clock, most_ahead=0.0)
+    with open_meter(tmp_path, clock, device=device, told_steps=is_told) as meter:
+        for _ in range(6):
+            clock.sleep(0.1)
+            source = iter(meter.watch(batches(clock, 20, 0.0)))
+            ready = [next(source) for _ in range(ahead)]
+            for _ in range(20):
+                ready += [batch for batch in [next(source, None)] if batch is not None]
+                device.run(0.01)
+                if is_told:
+                    meter.step()
+            assert next(source, None) is None
+            clock.sleep(0.1)
+            with meter.span("evaluate"):
+                device.run(3.0)
+            clock.sleep(0.1)
+            with meter.span("checkpoint"):
+                clock.sleep(5.0)
+    rank = read_rank(tmp_path)
+    # An epoch's last step is not told to be over where nobody tells steps: its work is waiting.
+    hidden = 0.01 * ahead * (not is_told)
+    assert causes(rank)["epoch"] == pytest.approx(5 * (0.3 + hidden), rel=0.02)
+    assert total(rank, "device_wait_seconds") == pytest.approx(5 * (0.3 + hidden), rel=0.02)
+    assert total(rank, "wall_seconds") == pytest.approx(6 * 0.2 + 5 * 0.3, rel=0.02)
+    found = spans_of(rank)
+    assert 5 * 3.0 <= found["evaluate"] <= 6 * 3.0
+    assert 5 * 5.0 <= found["checkpoint"] <= 6 * 5.0
+
+
+def test_an_evaluation_that_is_watched_begins_no_epoch(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock, told_steps=True) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 60, 0.0))):
+            clock.sleep(0.1)
+            meter.step()
+            if number % 10 == 9:
+                with meter.span("evaluate"):
+                    for _ in meter.watch(batches(clock, 3, 1.0)):
+                        pass
+    rank = read_rank(tmp_path)
+    assert [mark.name for mark in rank.marks].count("epoch") == 0
+    assert (total(rank, "host_wait_seconds"), causes(rank)) == (0, {})
+
+
+def test_an_iterator_for_every_batch_is_no_epoch_and_still_waited_for(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for _ in range(100):
+            meter.wait_begin()
+            clock.sleep(0.01)
+            for _ in meter.watch(batches(clock, 1, 0.01)):
+                clock.sleep(0.02)
+                break
+    rank = read_rank(tmp_path)
+    assert stall(steady(tmp_path)) == pytest.approx(0.5)
+    assert "epoch" not in [mark.name for mark in rank.marks]
+
+
+@pytest.mark.parametrize("kind", ["untold", "told", "promised"])
+def test_batches_that_a_resumed_run_reads_over_are_start_up(tmp_path: Path, kind: str) -> None:
+    """3,000 batches skipped at 0.1 ms each, then 300 steps of 15 ms with 1 ms of waiting."""
+    clock = Clock()
+    with open_meter(tmp_path, clock, told_steps=kind == "promised") as meter:
+        loader = batches(clock, 3300, lambda number: 1e-4 if number < 3000 else 1e-3)
+        for number, _ in enumerate(meter.watch(loader)):
+            if number < 3000:
+                clock.sleep(2e-5)
+                continue
+            clock.sleep(0.015)
+            if kind != "untold":
+                meter.step()
+        found = meter.current()
+        summary = meter.summary()
+    assert found["samples_per_second"] == pytest.approx(4 / 0.016, rel=0.01)
+    assert summary.samples_per_second == pytest.approx(4 / 0.016, rel=0.01)
+    assert summary.stall_fraction == pytest.approx(1 / 16, rel=0.05)
+    rank = read_rank(tmp_path)
+    assert total(rank, "steps") == pytest.approx(300, abs=65)
+    assert total(rank, "samples") == 4 * total(rank, "fetches")
+    assert spans_of(rank)["resume"] == pytest.approx(3000 * 1.2e-4, abs=1.0)
+    [mark] = [mark for mark in rank.marks if mark.name == "resume"]
+    assert (mark.fetch, mark.text) == (3000, _SKIPPED)
+    [first] = [mark for mark in rank.marks if mark.name == "first_step"]
+    assert 0.36 <= first.t <= 0.36 + 6 * 0.016
+
+
+def test_a_device_that_works_while_the_host_runs_ahead_skips_nothing(tmp_path: Path) -> None:
+    """Graphs are launched in microseconds until the queue of the device is full."""
+    clock = Clock()
+    device = Device(clock, most_ahead=2.0)
+    with open_meter(tmp_path, clock, device=device) as meter:
+        for _ in meter.watch(batches(clock, 400, 1e-5)):
+            clock.sleep(1e-4)
+            device.run(0.02)
+    assert "resume" not in [mark.name for mark in read_rank(tmp_path).marks]
+
+
+@pytest.mark.parametrize("accumulation", [1, 8, 64])
+@pytest.mark.parametrize("ahead", [0, 1, 8])
+def test_accumulation_and_fetching_ahead_are_no_resume(accumulation: int, ahead: int) -> None:
+    tracker = StepTracker()
+    tracker.num_fetches = accumulation + ahead
+    for number in range(1, 5):
+        tracker.tell(float(number))
+        assert tracker.find_skipped() == 0
+        tracker.num_fetches += accumulation
+
+
+def test_what_is_logged_is_of_the_last_interval(tmp_path: Path) -> None:
+    clock = Clock()
+    logged = []
+    with open_meter(tmp_path, clock) as meter:
+        assert meter.interval() == {}
+        loader = batches(clock, 300, lambda number: 0.05 if number >= 200 else 0.0)
+        for number, _ in enumerate(meter.watch(loader), 1):
+            clock.sleep(0.05)
+            if number % 100 == 0:
+                logged.append(meter.interval())
+        assert meter.current()["stall_fraction"] == pytest.approx(1 / 4, abs=0.01)
+    assert [one["stall_fraction"] for one in logged] == pytest.approx([0, 0, 0.5], abs=0.01)
+    assert [one["samples_per_second"] for one in logged] == pytest.approx([80, 80, 40], rel=0.02)
+    assert "is_warming" not in logged[0]
+
+
+def test_waits_are_put_down_to_what_happened_in_them(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def collect(number: int) -> float:
+        if number == 60:
+            for phase in ("start", "stop"):
+                for callback in gc.callbacks:
+                    callback(phase, {"generation": 2, "collected": 0, "uncollectable": 0})
+                clock.sleep(0.125 if phase == "start" else 0)
+        if number in (30, 70):
+            meter.mark("shard", f"file {number}")
+        return 0.5 if number in (30, 40, 50, 60, 70) else 0.001
+
+    is_listening = len(gc.callbacks)
+    with open_meter(tmp_path, clock) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 100, collect))):
+            clock.sleep(0.01)
+            if number == 39:
+                with meter.span("checkpoint"):
+                    clock.sleep(1)
+            if number == 49:
+                meter.mark("refill")
+    found = causes(read_rank(tmp_path))
+    assert found == pytest.approx({"shard": 1.0, "checkpoint": 0.5, "refill": 0.5, "gc": 0.125})
+    assert len(gc.callbacks) == is_listening
+
+
+@pytest.mark.parametrize(("shuffle", "name"), [(None, "shard"), (7, "refill")])
+def test_our_reader_marks_its_files_and_windows_in_the_record(
+    tmp_path: Path, shuffle: int | None, name: str
+) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for path in files:
+        path.write_text('{"text": "row"}\n' * 40)
+    reader = open_dataset(files, batch_size=10, shuffle=shuffle)
+    with measure(tmp_path / "run", sample_system=False) as meter:
+        for _ in meter.watch(reader):
+            time.sleep(0.001)
+    list(reader)  # nobody listens any more
+    rank = read_run(tmp_path / "run").ranks[0]
+    marks = [mark for mark in rank.marks if mark.name == name]
+    if shuffle is None:
+        assert [mark.text for mark in marks] == [str(path) for path in files]
+        assert [mark.row for mark in marks] == [0, 40, 80]
+    assert marks
+    assert causes(rank)[name] > 0
+
+
+def test_the_rate_of_the_workers_is_seen_while_their_queue_has_room(tmp_path: Path) -> None:
+    """Two workers make 25 batches a second; the loop takes 20, then 50: the queue fills, then is
+    empty. While it is full they could do more than they do."""
+    clock = Clock()
+    made = 0.0
+    with open_meter(tmp_path, clock) as meter:
+        meter.settings(num_workers=2, prefetch_factor=8)
+        for number in range(600):
+            meter.fetch_begin(queue_depth=int(made))
+            missing = max(0.0, 1 - made) / 25
+            clock.sleep(missing)
+            made = min(16.0, made + missing * 25) - 1
+            meter.fetch_end(["row"])
+            work = 0.05 if number < 300 else 0.02
+            clock.sleep(work)
+            made = min(16.0, made + work * 25)
+    rank = read_rank(tmp_path)
+    produced, seconds = total(rank, "produced"), total(rank, "producing_seconds")
+    assert produced / seconds == pytest.approx(25, rel=0.05)
+    assert seconds < 0.9 * total(rank, "wall_seconds")
+    full = [block for block in rank.blocks if block.queue_depth and block.queue_depth > 15]
+    assert full
+    assert {block.produced for block in full} == {None}
+
+
+class _Loader:
+    """What a wrapper around a loader of torch's looks like from outside."""
+
+    def __init__(self, loader: Any) -> None:
+        self.iterable = loader
+
+    def __len__(self) -> int:
+        raise AssertionError("the length of a loader may be worth a whole plan")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.iterable)
+
+
+def test_a_watched_loader_tells_its_settings_its_queue_and_its_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        data_files = {"train": [str(tmp_path / "rows.jsonl"), "gone.jsonl"]}  # noqa: RUF012
+
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=1, prefetch_factor=3)
+    expected = {
+        "num_workers": 1,
+        "prefetch_factor": 3,
+        "batch_size": 4,
+        "pin_memory": False,
+        "persistent_workers": False,
+        "streaming": False,
+        "data_paths": [str(tmp_path / "rows.jsonl")],
+    }
+    assert read_loader(_Loader(loader)) == expected
+    assert read_loader(iter([1])) == read_loader(object()) == read_loader(None) == {}
+    with measure(tmp_path / "run", sample_system=False) as meter:
+        for _ in meter.watch(loader):
+            pass
+    rank = read_run(tmp_path / "run").ranks[0]
+    assert rank.values == expected
+    depths = [block.queue_depth for block in rank.blocks]
+    assert any(depth is not None for depth in depths)
+    with measure(tmp_path / "own", sample_system=False, data_paths=["mine"]) as meter:
+        list(meter.watch(loader))
+    assert read_run(tmp_path / "own").ranks[0].values["data_paths"] == ["mine"]
+
+
+def test_the_files_of_readers_and_of_hugging_face_s_datasets_are_found(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    paths = [str(tmp_path / f"{number}.jsonl") for number in range(3)]
+    for path in paths:
+        Path(path).write_text('{"text": "row"}\n' * 5)
+    assert find_data_paths(open_dataset(paths)) == paths
+    stream = datasets.load_dataset(
+        "json", data_files=paths, split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    )
+    assert set(paths) <= set(find_data_paths(stream.map(dict)))
+    seen = [find_shard(stream) for _ in stream]
+    assert (seen[0], seen[-1], sorted(set(seen))) == (0, 2, [0, 1, 2])
+    mapped = datasets.load_dataset(
+        "json", data_files=paths, split="train", cache_dir=str(tmp_path / "cache")
+    )
+    [path] = find_data_paths(mapped)
+    assert path.endswith(".arrow")
+
+
+def test_the_shards_of_a_stream_that_torch_reads_are_marked(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    from fast_axolotl.integrations.torch_meter import watch_torch
+
+    def rows(shards: list[int]) -> Iterator[dict[str, int]]:
+        for shard in shards:
+            time.sleep(0.02)
+            for row in range(8):
+                yield {"row": 8 * shard + row}
+
+    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2]})
+    loader = torch.utils.data.DataLoader(stream.map(dict), batch_size=4)
+    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
+        for _ in range(2):
+            for _ in loader:
+                time.sleep(0.001)
+    rank = read_run(tmp_path).ranks[0]
+    marks = [(mark.text, mark.row) for mark in rank.marks if mark.name == "shard"]
+    assert marks == [("shard 1", 8), ("shard 2", 16), ("shard 1", 32), ("shard 2", 40)]
+    assert causes(rank)["shard"] >= 4 * 0.02
+    assert causes(rank)["epoch"] >= 0.02
+    assert rank.values["num_shards"] == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1, "persistent_workers": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["watch", "torch", "torch with breaks"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_real_loader_that_plans_its_epochs_is_waited_for(
+    tmp_path: Path, options: dict[str, Any], way: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    from fast_axolotl.integrations.torch_meter import watch_torch
+
+    class Planned(torch.utils.data.BatchSampler):  # type: ignore[name-defined,misc]
+        def __iter__(self) -> Iterator[list[int]]:
+            time.sleep(0.1)
+            return iter([[number] for number in range(20)])
+
+    rows = torch.ones(20, 4)
+    plan = Planned(torch.utils.data.SequentialSampler(rows), 1, False)
+    loader = torch.utils.data.DataLoader(rows, batch_sampler=plan, **options)
+    checked = torch.utils.data.DataLoader(torch.ones(2, 4))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with measure(tmp_path, sample_system=False) as meter:
+        for _ in range(4):
+            if way == "watch":
+                for _ in meter.watch(loader):
+                    time.sleep(0.002)
+                continue
+            with watch_torch(meter):
+                for number, batch in enumerate(loader):
+                    model(batch).sum().backward()
+                    time.sleep(0.002)
+                    optimizer.step()
+                    if number == 18 and "breaks" in way:
+                        break
+                with torch.no_grad():
+                    for _ in checked:
+                        time.sleep(0.15)
+    rank = read_run(tmp_path).ranks[0]
+    assert [mark.name for mark in rank.marks].count("epoch") == 3
+    waited = sum(block.host_wait_seconds for block in rank.blocks if block.phase == "steady")
+    assert waited >= 3 * 0.1
+    assert causes(rank)["epoch"] >= 3 * 0.1
+    if way != "watch":
+        assert spans_of(rank)["evaluate"] >= 3 * 0.3
+        assert waited < 3 * 0.3
+
+
+def test_planning_leaves_a_real_device_idle(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    matrix = torch.randn(4096, 4096, device="cuda")
+
+    def work() -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(4):
+            torch.mm(matrix, matrix)
+        end.record()
+        return begin, end
+
+    class Planned:
+        def __iter__(self) -> Iterator[list[int]]:
+            time.sleep(PLAN)
+            return iter([[1]] * STEPS)
+
+    work()
+    torch.cuda.synchronize()
+    busy = []
+    begin = time.perf_counter()
+    with measure(tmp_path, sample_system=False) as meter:
+        for _ in range(6):
+            busy += [work() for _ in meter.watch(Planned())]
+        torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+    idle = 1 - sum(first.elapsed_time(last) for first, last in busy) / 1000 / took
+    assert device_stall(read_rank(tmp_path).blocks) == pytest.approx(idle, abs=0.03)
