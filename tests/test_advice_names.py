@@ -28,6 +28,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_workers": 2, "prefetch_factor": 256, "persistent_workers": True},
     {"num_workers": 8, "prefetch_factor": 2, "dispatcher": True},
     {"num_workers": 2, "prefetch_factor": 2, "config": {"streaming": True, "sample_packing": True}},
+    {"save_steps": 50, "eval_steps": 10, "dataset_is_prepared": True},
+    {"config": {"saves_per_epoch": 100, "evals_per_epoch": 100}},
     {"num_workers": 8, "config": {"streaming": True, "attn_implementation": "flash_attention_2"}},
 )
 
@@ -61,10 +63,14 @@ def all_actions(source: str) -> Iterator[str]:
         yield advice.feed(given)
         for action in (
             advice.compute_better,
+            advice.evaluate_less,
             advice.even_out,
             advice.lower_working_set,
             advice.read_less,
+            advice.resume_faster,
+            advice.save_less,
             advice.see_fetches,
+            advice.start_faster,
             advice.talk_less,
         ):
             yield action(given)

@@ -31,7 +31,7 @@ def two_ranks() -> RunRecord:
             wait=every(16, 0.05 + 0.3 * number),
             fetches=3000,
             settings={"num_workers": 0, "batch_size": 8, "data_paths": ["a.parquet"]},
-            spans={"evaluate": 0.5},
+            spans={"evaluate": 0.05},
         )
         for number in (0, 1)
     ]

@@ -72,6 +72,9 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         }
         if state.global_step:
             settings["resumed_at_step"] = state.global_step
+        for name, strategy in (("save", args.save_strategy), ("eval", args.eval_strategy)):
+            if getattr(strategy, "value", strategy) == "steps":
+                settings[f"{name}_steps"] = getattr(state, f"{name}_steps", None)
         if getattr(args, "sample_packing", None) is not None:
             settings["sample_packing"] = bool(args.sample_packing)
         padding = getattr(known.get("processing_class"), "pad_token_id", None)

@@ -13,11 +13,18 @@ from __future__ import annotations
 import math
 
 from fast_axolotl.measure.evidence import Evidence, about_seconds
-from fast_axolotl.record.thresholds import LOW_MFU, MUCH_IDLE, MUCH_PADDING, SMALL_MEMORY_SHARE
+from fast_axolotl.record.thresholds import (
+    LOST_TIME,
+    LOW_MFU,
+    MUCH_IDLE,
+    MUCH_PADDING,
+    SMALL_MEMORY_SHARE,
+)
 from fast_axolotl.record.units import format_share
 
 __all__ = [
     "compute_better",
+    "evaluate_less",
     "even_out",
     "feed",
     "free_processors",
@@ -25,7 +32,10 @@ __all__ = [
     "profile",
     "read_less",
     "resolve_contradiction",
+    "resume_faster",
+    "save_less",
     "see_fetches",
+    "start_faster",
     "talk_less",
 ]
 
@@ -257,6 +267,64 @@ def _pad_less(evidence: Evidence) -> str:
     if evidence.source == "transformers" and not evidence.is_stream:
         return 'set TrainingArguments(train_sampling_strategy="group_by_length")'
     return "put samples of like length into a batch, or pack them"
+
+
+# What to do about time beside the steps.
+
+
+def save_less(evidence: Evidence) -> str:
+    """Fewer, smaller or concurrent checkpoints."""
+    other = "save while training goes on: torch.distributed.checkpoint.async_save"
+    if evidence.source in ("axolotl", "transformers"):
+        only = _name_setting(evidence.source, "save_only_model", "true")
+        other = f"save less: {only} leaves out what a run is resumed from"
+    return f"Save less often: {_less_often(evidence, 'checkpoint', 'save')}. Or {other}."
+
+
+def evaluate_less(evidence: Evidence) -> str:
+    """Fewer or shorter evaluations."""
+    other = "evaluate on a part of the rows"
+    if evidence.source == "axolotl":
+        other += ", with a smaller val_set_size"
+    return f"Evaluate less often: {_less_often(evidence, 'evaluation', 'eval')}. Or {other}."
+
+
+def _less_often(evidence: Evidence, part: str, verb: str) -> str:
+    """The interval with which a part takes half of what makes it the limit."""
+    source, share = evidence.source, min(evidence.lost_share(part), 0.99)
+    times = max(2, math.ceil(share / (1.0 - share) / (LOST_TIME / 2)))
+    steps, per_epoch = evidence.number(f"{verb}_steps"), evidence.number(f"{verb}s_per_epoch")
+    if source == "axolotl" and per_epoch and per_epoch >= times:
+        return f"set {verb}s_per_epoch: {per_epoch // times} (now {per_epoch})"
+    if source in ("axolotl", "transformers") and steps:
+        setting = _name_setting(source, f"{verb}_steps", str(times * steps))
+        return f"set {setting} (now every {steps:,} steps)"
+    return f"leave {times} times as many steps between two"
+
+
+def start_faster(evidence: Evidence) -> str:
+    """Do once what is done before every run."""
+    if evidence.setting("dataset_is_prepared"):
+        return "Keep the model's files on a local disk (HF_HOME): the dataset is prepared already."
+    if evidence.source == "axolotl":
+        return "Prepare the data once: axolotl preprocess CONFIG, with dataset_prepared_path."
+    return "Prepare the data once and load the result: datasets' map(…).save_to_disk(…)."
+
+
+def resume_faster(evidence: Evidence) -> str:
+    """Go on without reading what was read before."""
+    if evidence.source == "axolotl":
+        return (
+            "Train on a prepared dataset, which skips rows without reading them: axolotl "
+            "preprocess CONFIG, with dataset_prepared_path."
+        )
+    first = "Use"
+    if evidence.source == "transformers":
+        first = "Set TrainingArguments(ignore_data_skip=True) to repeat rows of the epoch, or use"
+    return (
+        f"{first} a reader that resumes at its place: fast_axolotl.open_dataset, with state_dict "
+        "and load_state_dict."
+    )
 
 
 # What to do about late data.

@@ -8,6 +8,8 @@ from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
+from fast_axolotl.record.arithmetic import ratio
+from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.units import format_bytes, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
@@ -118,6 +120,27 @@ class Evidence:
     def number(self, name: str) -> int | None:
         """A setting that is a number."""
         return _whole(self.setting(name))
+
+    def lost_share(self, part: str) -> float:
+        """Of the wall clock; nothing where it was not divided."""
+        return ratio(self.figures.ledger.get(part), self.figures.duration_seconds) or 0.0
+
+    def lost_line(self, part: str) -> str:
+        """How much of the wall clock a part takes."""
+        seconds, whole = self.figures.ledger[part], self.figures.duration_seconds
+        return (
+            f"{LEDGER[part]}: {about_seconds(seconds)} of {about_seconds(whole)}, "
+            f"{format_share(self.lost_share(part))} of the wall clock"
+        )
+
+    def lost_lines(self, *, but: str) -> list[str]:
+        """Parts of the wall clock that are large, and not what the verdict is about."""
+        parts = ("checkpoint", "evaluation", "startup", "resume")
+        return [
+            self.lost_line(part)
+            for part in parts
+            if part != but and self.lost_share(part) >= thresholds.LOST_TIME
+        ]
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""

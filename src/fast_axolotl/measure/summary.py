@@ -5,6 +5,8 @@ The stall is the job's, and one rank decides about the data (see ``ranks``); tok
 bytes are summed over ranks.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
+
+Where a run has changed (see ``regimes``), its verdict is that of a summary of the steps since then.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
+from fast_axolotl.measure.ledger import add_ledger, find_clock
 from fast_axolotl.measure.loop_figures import (
     add_queue,
     add_reading,
@@ -33,12 +36,13 @@ from fast_axolotl.measure.ranks import (
     summarise_rank,
 )
 from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.regimes import find_regimes
 from fast_axolotl.measure.replicas import find_replicas
 from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
 from fast_axolotl.measure.trainer_audit import audit_trainer
-from fast_axolotl.measure.verdict import judge
+from fast_axolotl.measure.verdict import judge, judge_course
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
 from fast_axolotl.record.thresholds import CPU_LOST
@@ -58,8 +62,19 @@ _LOST_CHILD = re.compile(
 _SIGNALLED = re.compile(r"exit code (-\d+|1[3-5]\d)")
 
 
-def summarise(record: RunRecord) -> RunSummary:
-    """Every figure of a run, its verdict, and a reason for every figure that is missing."""
+def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
+    """Every figure of a run, its verdict, and a reason for every figure that is missing.
+
+    ``since`` leaves out the steps that ended before it, in seconds since 1970.
+    """
+    if since is not None:
+        later = {}
+        for number, rank in record.ranks.items():
+            begin = since - rank.start.time + 1e-3
+            blocks = [block for block in rank.blocks if block.t > begin]
+            phases = [phase for phase in rank.phases if phase.t > begin]
+            later[number] = replace(rank, blocks=blocks, phases=phases)
+        record = replace(record, ranks=later)
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
     chosen, job = fold_job(ranks)
     clocks = mean_clocks(ranks, list(record.systems.values()))
@@ -90,6 +105,17 @@ def summarise(record: RunRecord) -> RunSummary:
     builder.put_steady("straggler_fraction", straggler.fraction, straggler.reason)
     builder.values["straggler_part"] = straggler.part
     _add_overhead(builder, chosen)
+    add_ledger(builder, record, ranks, chosen, since)
+    begin, is_changed = find_clock(record, chosen)[0], False
+    if since is None:
+        builder.values["regimes"], is_changed = find_regimes(
+            ranks,
+            chosen,
+            begin=begin,
+            stall=builder.values["stall_fraction"],
+            tokens_per_second=builder.values["tokens_per_second"],
+            exposed=seen.exposed_communication_fraction,
+        )
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
     if chosen is not None:
@@ -114,7 +140,12 @@ def summarise(record: RunRecord) -> RunSummary:
         if system
         else "",
     )
-    return replace(draft, verdict=judge(evidence))
+    verdict = judge(evidence)
+    if draft.regimes[1:]:
+        since = begin + draft.regimes[-1].begin_seconds
+        late = summarise(record, since=since).verdict if is_changed else None
+        verdict = judge_course(verdict, draft, late)
+    return replace(draft, verdict=verdict)
 
 
 def _add_course(
@@ -138,13 +169,6 @@ def _add_course(
     errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end is not None}
     reason = "cut off" if None in ends or not ends else "finished"
     reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
-
-    lines: list[Any] = [end for end in ends if end is not None]
-    for rank in ranks:
-        own = rank.record
-        lines += [*own.blocks[-1:], *own.marks[-1:], *own.phases[-1:]]
-    for node in record.systems.values():
-        lines += [*node.samples[-1:], *filter(None, [node.end])]
 
     notes = list(record.notes)
     if ranks and len(ranks) < world_size:
@@ -172,7 +196,6 @@ def _add_course(
         is_finished=reason == "finished",
         end_reason=reason,
         error="" if reason == "finished" else errors.get(reason, ""),
-        duration_seconds=max([0.0, *(line.t for line in lines)]),
         world_size=world_size,
         settings=settings,
         environment=environment,

@@ -1,12 +1,16 @@
 """What bounds a run: one rule after the other, the first that holds decides.
 
-    memory → inconclusive → swap → cpu → io → data → communication → compute → mixed
+    memory → inconclusive → swap → cpu → checkpoint, evaluation → io → data → communication
+    → start-up → compute → mixed
 
 The order goes from what makes all other figures worthless to what is left over. A run that was
 killed for want of memory is told so, however short it was. A swapping or busy machine also looks
 like slow data, a full disk also looks like a slow loader: the cause comes first. Each
 verdict prints the figures it rests on with their thresholds and where those come from (see
 ``evidence``), and names one thing to change (see ``advice``).
+
+Checkpoints and evaluation decide where they cost more than waiting for data or communication does.
+Start-up decides where nothing inside the loop does. ``judge_course`` is for runs that changed.
 
 A run that cannot be judged (too short, warming up, its queue draining, or contradicting itself) is
 told how much longer it has to be, where that would help, and what the samples of the machine show
@@ -25,7 +29,8 @@ from dataclasses import replace
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
 from fast_axolotl.measure.steps import WARMUP_STEPS
-from fast_axolotl.record import Verdict, thresholds
+from fast_axolotl.record import RunSummary, Verdict, thresholds
+from fast_axolotl.record.summary import VerdictKind
 from fast_axolotl.record.units import count_words, format_bytes, format_share
 
 __all__ = [
@@ -35,11 +40,14 @@ __all__ = [
     "cpu",
     "data",
     "draining",
+    "interruption",
     "io",
     "judge",
+    "judge_course",
     "memory",
     "mixed",
     "short",
+    "startup",
     "swap",
     "unseen",
     "warming",
@@ -50,6 +58,24 @@ _ASKED = (
     f"{thresholds.LEAST_SECONDS:.0f} s"
 )
 _MOST_LETTERS = 200
+_LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
+    "checkpoint": ("checkpoint", "Checkpoints take", advice.save_less),
+    "evaluation": ("evaluation", "Evaluation takes", advice.evaluate_less),
+    "startup": ("startup", "Start-up takes", advice.start_faster),
+    "resume": ("startup", "Skipping what was trained on before takes", advice.resume_faster),
+}
+_MOST_REGIMES = 3
+"""Earlier ones that are named."""
+_OF_THE_WHOLE = ("inconclusive", "memory", "swap", "cpu")
+"""Verdicts that a change of the loop does not set aside."""
+_REGIME_WORDS = {
+    "compute": "the model was the limit",
+    "communication": "communication was the limit",
+    "data": "waiting for data",
+    "mixed": "no single limit",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+}
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -63,13 +89,17 @@ def judge(evidence: Evidence) -> Verdict:
         contradiction,
         swap,
         cpu,
+        interruption,
         io,
         data,
         communication,
+        startup,
         compute,
     )
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
     verdict = next(verdicts, None) or mixed(evidence)
+    lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
     figures = evidence.figures
     if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
         line = (
@@ -395,6 +425,66 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
         evidence=(waiting, *lines),
         action=advice.read_less(evidence),
     )
+
+
+# What costs the wall clock beside the steps, and when that changed.
+
+
+def interruption(evidence: Evidence) -> Verdict | None:
+    """Training stands still for checkpoints or evaluation, longer than it waits for data."""
+    seconds = evidence.figures.ledger
+    part = max(("checkpoint", "evaluation"), key=lambda name: seconds.get(name, 0.0))
+    losses = (seconds.get(name, 0.0) for name in ("data", "communication"))
+    if evidence.lost_share(part) < thresholds.LOST_TIME or seconds[part] <= max(losses):
+        return None
+    return _lost(evidence, part, "threshold 10 %: ours, the line of data")
+
+
+def startup(evidence: Evidence) -> Verdict | None:
+    """Much of the time goes before the first step, and nothing inside the loop is the limit."""
+    seconds = evidence.figures.ledger
+    part = max(("startup", "resume"), key=lambda name: seconds.get(name, 0.0))
+    is_long = seconds.get(part, 0.0) >= thresholds.LEAST_STARTUP_SECONDS
+    if evidence.lost_share(part) < thresholds.LOST_TIME or not is_long:
+        return None
+    return _lost(evidence, part, "threshold 10 % and 60 s: ours, short trials start up long")
+
+
+def _lost(evidence: Evidence, part: str, threshold: str) -> Verdict:
+    share = evidence.lost_share(part)
+    kind, what, advise = _LOST[part]
+    return Verdict(
+        kind=kind,
+        subtype="" if kind == part else part,
+        headline=f"{what} {format_share(share)} of the wall clock.",
+        evidence=(f"{evidence.lost_line(part)} ({threshold})", evidence.stall_line()),
+        action=advise(evidence),
+        gain=share / (1.0 - share) if share < 1.0 else None,
+    )
+
+
+def judge_course(verdict: Verdict, figures: RunSummary, late: Verdict | None) -> Verdict:
+    """The verdict on a run that has changed: ``late`` is that on its last regime, where it differs
+    from the whole."""
+    *earlier, last = figures.regimes
+    lines = []
+    if late is None or late.kind == "inconclusive" or verdict.kind in _OF_THE_WHOLE:
+        earlier = [regime for regime in figures.regimes if regime.kind != last.kind]
+    else:
+        since = f"Since step {last.first_step:,}, {about_seconds(last.begin_seconds)} in,"
+        headline = f"{since} {late.headline[:1].lower()}{late.headline[1:]}"
+        lines.append(
+            f"these figures are of the last {about_seconds(last.end_seconds - last.begin_seconds)}"
+            f"; the stall of the whole run is {format_share(figures.stall_fraction)}"
+        )
+        verdict = replace(late, headline=headline)
+    lines += [
+        f"from step {regime.first_step:,} on, for "
+        f"{about_seconds(regime.end_seconds - regime.begin_seconds)}: "
+        f"{_REGIME_WORDS[regime.kind]}, stall {format_share(regime.stall_fraction)}"
+        for regime in earlier[-_MOST_REGIMES:]
+    ]
+    return replace(verdict, evidence=(*verdict.evidence, *lines))
 
 
 # What bounds a run that can be judged.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fast_axolotl.record.units import format_value
 
-__all__ = ["FIGURES", "MATRIX", "PRIMARY", "Better", "Figure", "figures_table"]
+__all__ = ["FIGURES", "LEDGER", "MATRIX", "PRIMARY", "Better", "Figure", "figures_table"]
 
 Better = Literal["higher", "lower", ""]
 
@@ -496,6 +496,21 @@ MATRIX: tuple[Figure, ...] = tuple(
     )
 )
 """The rows of a matrix, in their order."""
+
+LEDGER: dict[str, str] = {
+    "compute": "compute",
+    "compute_and_communication": "compute and communication",
+    "communication": "exposed communication",
+    "data": "waiting for data",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "logging": "logging",
+    "startup": "start-up",
+    "resume": "resume",
+    "first_step": "first step (compilation)",
+    "other": "other",
+}
+"""The parts of the wall clock in their order, and what they are called."""
 
 PRIMARY = ("tokens_per_second", "samples_per_second", "rows_per_second", "duration_seconds")
 """Which figure answers whether an arm is faster: the first that both arms have."""

@@ -169,6 +169,8 @@ class RunRecord:
     """By the node that was watched."""
     notes: list[str] = field(default_factory=list)
     """What was wrong with the files, one sentence each."""
+    is_first_training: bool = True
+    """Whether the command's start is this training's: not of one that follows another."""
 
     @property
     def system(self) -> SystemRecord | None:

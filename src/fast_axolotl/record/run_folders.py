@@ -49,6 +49,7 @@ def read_training(folder: str | Path) -> RunRecord:
                 until = system.start.time + max((one.t for one in system.samples[-1:]), default=0.0)
                 if system.start.time <= begun <= until:
                     record.systems[node] = system
+                    record.is_first_training = False
     return record
 
 

@@ -19,6 +19,8 @@ __all__ = [
     "LEAST_FETCHES_SECONDS",
     "LEAST_SECONDS",
     "LEAST_SKEW_SHARE",
+    "LEAST_STARTUP_SECONDS",
+    "LOST_TIME",
     "LOW_MFU",
     "MEMORY_NEAR",
     "MOST_CONTRADICTION",
@@ -96,6 +98,12 @@ FREE_COMMUNICATION = 0.10
 """Share of the profiled time. Ours: half of the above."""
 LEAST_SKEW_SHARE = 0.5
 """Of communication, to be waiting for a slow rank. Ours: the larger part of it."""
+
+LOST_TIME = 0.10
+"""Share of the wall clock, for evaluation, checkpoints, start-up and resume. Ours: the line of
+data."""
+LEAST_STARTUP_SECONDS = 60.0
+"""Seconds. Ours: a short trial always has a large start-up."""
 
 MUCH_PADDING = 0.10
 """Share of positions. Ours: below it packing gains little."""

@@ -22,6 +22,7 @@ from fast_axolotl.record.units import (
     format_share,
 )
 from fast_axolotl.report import plot
+from fast_axolotl.report.content import VERDICTS, describe_regimes, verdict_title
 from fast_axolotl.report.plot import Chart, Curves, Figure, Legend, Scale
 
 __all__ = [
@@ -57,6 +58,12 @@ _UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COM
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASE_WORDS = {"warmup": "warm-up", "replay": "cached batch"}
 _WAIT_TICKS = [f"{count} {unit}" for unit in ("µs", "ms", "s") for count in (1, 10, 100)]
+
+_LEAST_LABELLED = 0.08
+"""Share of the time axis that the words on a regime take."""
+_REGIME_ROLES = {
+    kind: "muted" if look.tone == "plain" else look.tone for kind, look in VERDICTS.items()
+}
 
 Beyond = list[tuple[float, str, float]]
 """Points beyond the scale: when, at which step, and how long the longest one took."""
@@ -112,6 +119,8 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         chart.legend.append(Legend("wait", outlier, "mark"))
     if any("device" in one for one in stalls):
         chart.legend.append(Legend("host", "waiting by the host's clock", "dashed"))
+    if any(len(run.summary.regimes) > 1 for run in runs):
+        chart.legend.append(Legend("ink", "what bounds the run has changed"))
     if any(run.has("marks") for run in runs):
         chart.legend.append(Legend("accent", "new shard or epoch", "dashed"))
     for run, time in zip(runs, axes, strict=True):
@@ -126,6 +135,7 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 if number is None:
                     where = f"among steps {first:,} to {first + steps['steps'][row] - 1:,}"
                 beyond.append((steps["t"][row], where, high))
+        regimes = run.summary.regimes if len(run.summary.regimes) > 1 else ()
         marks = [t * times.by for one in run.series.get("marks", {}).values() for t in one["t"]]
         dotted: Figure = {"axis": "x", "alpha": 0.55, "layer": "below", "width": 1, "dash": "dot"}
         shapes = plot.phase_shapes(run, times)
@@ -136,6 +146,17 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         for phase in run.series.get("phases", []):
             name = html.escape(plot.plain_name(_PHASE_WORDS.get(phase["name"], phase["name"])))
             labels.append(plot.words(name, "muted", phase["begin"] * times.by, 1, xanchor="left"))
+        for number, regime in enumerate(regimes):
+            role, begin = _REGIME_ROLES[regime.kind], regime.begin_seconds * times.by
+            strip = {"x0": begin, "x1": regime.end_seconds * times.by, "y0": 0.33, "y1": 0.36}
+            fill = {"fillcolor": plot.colour(role, 0.8), "line": {"width": 0}}
+            shapes.append({"type": "rect", "xref": "x", "yref": "paper", **strip, **fill})
+            lasted = regime.end_seconds - regime.begin_seconds
+            if lasted >= _LEAST_LABELLED * regimes[-1].end_seconds:
+                title = verdict_title(regime.kind, "")
+                labels.append(plot.words(title, role, begin, 0.36, xanchor="left"))
+            if number:
+                shapes.append(plot.across(begin, "ink", axis="x", width=1.5))
         ends = [0, min(1.0, max(0.25, 1.15 * share))]
         layout = {
             "xaxis": {**time, "anchor": "y2"},
@@ -253,6 +274,7 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
     for name, marks in run.series.get("marks", {}).items():
         few = f", one in {marks['every']:,} drawn" if marks["every"] > 1 else ""
         parts.append(f"{marks['all']:,} {name} boundaries{few}.")
+    parts += [f"{', '.join(regime)}." for regime in describe_regimes(summary)]
     if beyond:
         _, where, high = max(beyond, key=lambda point: point[2])
         more = f" and {len(beyond) - 1:,} more points" if len(beyond) > 1 else ""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
-from fast_axolotl.record.units import format_duration
+from fast_axolotl.record.units import format_duration, format_share
 
 __all__ = [
     "VERDICTS",
@@ -22,7 +22,9 @@ __all__ = [
     "counted_runs",
     "describe_drawn",
     "describe_progress",
+    "describe_regimes",
     "describe_run",
+    "divide_clock",
     "find_alarms",
     "no_counted_run",
     "shown_run",
@@ -39,6 +41,9 @@ class VerdictLook(NamedTuple):
     tone: str
     """On a page."""
 
+
+_LEAST_PART = 0.0005
+"""Share of the wall clock below which a part is not named: it would read 0.0 %."""
 
 VERDICTS = {
     "inconclusive": VerdictLook("Inconclusive", "bold white on grey35", "plain"),
@@ -88,6 +93,30 @@ def verdict_title(kind: str, subtype: str) -> str:
     """``Data-bound (burst)``."""
     title = VERDICTS[kind].title
     return f"{title} ({subtype})" if subtype else title
+
+
+def divide_clock(summary: RunSummary) -> list[tuple[str, float, float]]:
+    """The parts of the wall clock that took any of it: name, seconds, share."""
+    whole = sum(summary.ledger.values())
+    return [
+        (part, seconds, seconds / whole)
+        for part, seconds in summary.ledger.items()
+        if seconds >= _LEAST_PART * whole > 0
+    ]
+
+
+def describe_regimes(summary: RunSummary) -> list[tuple[str, str, str]]:
+    """What bounded the run, from when on, and its stall then; none where that never changed."""
+    if len(summary.regimes) < 2:
+        return []
+    return [
+        (
+            f"{verdict_title(regime.kind, '')} from step {regime.first_step:,}",
+            f"{format_duration(regime.begin_seconds)} in",
+            f"stall {format_share(regime.stall_fraction)}",
+        )
+        for regime in summary.regimes
+    ]
 
 
 def counted_runs(arm: Arm) -> list[ArmRun]:

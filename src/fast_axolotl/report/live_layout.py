@@ -26,7 +26,7 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.content import VERDICTS, verdict_title
+from fast_axolotl.report.content import VERDICTS, describe_regimes, verdict_title
 from fast_axolotl.report.live_frame import Frame, RankLine
 from fast_axolotl.report.terminal import describe_left
 
@@ -225,7 +225,10 @@ def _figures(frame: Frame, width: int) -> list[Section]:
             drift = summary.queue_drift_per_step
             queue += [f"{drift:+.2g} a step"] if drift is not None and abs(drift) >= 0.01 else []
         sections.append((3, _stall(frame, width)))
+        regimes = describe_regimes(summary)
         rows += [
+            (3, "since", "since", list(regimes[-1]) if regimes else []),
+            (6, "before", "before", list(regimes[-2]) if regimes else []),
             (4, "rows/s", "rows/s", _rate_parts(frame, frame.rows_now, "rows_per_second")),
             (4, "tokens/s", "tokens/s", _rate_parts(frame, frame.tokens_now, "tokens_per_second")),
             (7, "step", "step", step),
@@ -405,10 +408,10 @@ def format_line(frame: Frame, *, ending: str = "") -> str:
     title, _, _ = _describe_verdict(frame)
     state, _ = describe_state(frame, ViewState(ending=ending))
     parts = [" · ".join(frame.stage)] if frame.stage else []
-    parts += [
-        f"{summary.duration_seconds:6.0f} s",
-        title or verdict_title(summary.verdict.kind, summary.verdict.subtype),
-    ]
+    verdict = title or verdict_title(summary.verdict.kind, summary.verdict.subtype)
+    if summary.regimes[1:] and not title:
+        verdict += f" since step {summary.regimes[-1].first_step:,}"
+    parts += [f"{summary.duration_seconds:6.0f} s", verdict]
     if state != "running":
         parts.append(state)
     if frame.step is not None:

@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.catalogue import FIGURES, LEDGER
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import Cell, ProtocolResult
 from fast_axolotl.record.units import count_words, format_date, format_duration, format_value
@@ -34,6 +35,7 @@ from fast_axolotl.report.content import (
     describe_drawn,
     describe_progress,
     describe_run,
+    divide_clock,
     find_alarms,
     no_counted_run,
     shown_run,
@@ -109,6 +111,9 @@ _TILES = (
     ("working_set_bytes", "working set"),
 )
 
+_ROLES = ("step", "step", "anon", "wait", "pss", "hwm", "good", "accent", "bad", "calls", "host")
+_PART_COLOURS = dict(zip(LEDGER, _ROLES, strict=True))
+
 _ONE_EACH = (
     "One run each: how much of a difference is chance cannot be told. "
     "fast-axolotl protocol repeats the runs and gives intervals."
@@ -144,6 +149,7 @@ def render_report(report: Report) -> str:
         if panel.figure is not None
     }
     protocol, matrix, tables = report.protocol, _matrix(report), _tables(report)
+    clock = _clock(report.runs)
     subtitle = [format_date(report.made)]
     about = protocol or (report.runs[0].summary if report.runs else None)
     if about is not None:
@@ -154,6 +160,7 @@ def render_report(report: Report) -> str:
     places = {
         "verdict": ("Verdict", True),
         "matrix": ("Matrix", matrix),
+        "clock": ("Wall clock", clock),
         "charts": ("Charts", charts),
         "figures": ("All figures", report.runs),
         "runs": ("Runs", protocol),
@@ -167,6 +174,7 @@ def render_report(report: Report) -> str:
         subtitle=" · ".join(subtitle),
         links=[(name, title) for name, (title, is_there) in places.items() if is_there],
         **(_run_parts(report.runs) if protocol is None else _protocol_parts(report, protocol)),
+        clock=clock,
         matrix=matrix,
         charts=charts,
         drawn=describe_drawn(report),
@@ -298,6 +306,37 @@ def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
     }
 
 
+def _clock(runs: Sequence[ReportRun]) -> dict[str, Any] | None:
+    """Where the time of the runs went: a bar for each, and a table with a column for each."""
+    named = [run for run in runs if run.summary.ledger]
+    divided = [divide_clock(run.summary) for run in named]
+    bars = []
+    for parts in divided:
+        ends = [0.0, *accumulate(100 * share for *_, share in parts)]
+        bars.append(
+            {
+                "parts": [
+                    (_PART_COLOURS[part], begin, 100 * share)
+                    for (part, _, share), begin in zip(parts, ends, strict=False)
+                ],
+                "words": ", ".join(
+                    f"{LEDGER[part]} {format_value(share, 'share')}" for part, _, share in parts
+                ),
+            }
+        )
+    rows = []
+    for part, label in LEDGER.items():
+        columns = [[one for one in parts if one[0] == part] for parts in divided]
+        if any(columns):
+            values = [
+                f"{format_value(one[0][2], 'share')} · {format_duration(one[0][1])}" if one else "–"
+                for one in columns
+            ]
+            rows.append((_PART_COLOURS[part], label, values))
+    names = [run.name for run in named]
+    return {"names": names, "bars": bars, "rows": rows} if rows else None
+
+
 def _matrix(report: Report) -> dict[str, Any] | None:
     """Every figure over all arms, or runs, beside each other; nothing for a single run."""
     protocol = report.protocol
@@ -380,7 +419,6 @@ def _tables(report: Report) -> list[dict[str, Any]]:
     courses = []
     for one in summaries:
         error = f": {one.error}" if one.error else ""
-        spans = (f"{name} {format_duration(value)}" for name, value in one.span_seconds.items())
         course = {
             "folder": one.run_dir,
             "started": format_date(one.started),
@@ -389,7 +427,6 @@ def _tables(report: Report) -> list[dict[str, Any]]:
             "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
             f"{format_duration(one.measured_seconds)}; "
             f"{count_words(one.warmup_steps, 'step')} of warm-up left out",
-            "spans taken out": " · ".join(spans) or "–",
             "FLOPs": one.flops_convention or "–",
             "notes": " ".join(f"{note}." for note in one.notes) or "–",
         }

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.units import (
     count_words,
     format_bytes,
@@ -25,7 +26,13 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.content import VERDICTS, find_alarms, verdict_title
+from fast_axolotl.report.content import (
+    VERDICTS,
+    describe_regimes,
+    divide_clock,
+    find_alarms,
+    verdict_title,
+)
 from fast_axolotl.report.figures import (
     GROUPS,
     NODE_COLUMNS,
@@ -89,9 +96,14 @@ def show_summary(
         of = {"": "", "rows": ", after a number of rows"}
         follows = of.get(summary.stall_period_of, f", with each {summary.stall_period_of}")
         course.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
-    spans = [f"{name} {format_seconds(value)}" for name, value in summary.span_seconds.items()]
-    if spans:
-        course.append(("taken out", " · ".join(spans)))
+    clock = [
+        f"{LEDGER[part]} {format_share(share)} ({format_seconds(seconds)})"
+        for part, seconds, share in divide_clock(summary)
+    ]
+    if clock:
+        course.append(("wall clock", " · ".join(clock)))
+    regimes = map(" · ".join, describe_regimes(summary))
+    course += [("" if at else "over time", text) for at, text in enumerate(regimes)]
     if summary.flops_convention:
         course.append(("FLOPs", summary.flops_convention))
     if summary.hwm_by_phase:
@@ -226,6 +238,8 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
             figures.append((label, text))
         elif name != "mfu":  # for those who asked for it
             missing.setdefault(missing_reason(summary, name), []).append(label)
+    clock = [f"{LEDGER[part]} {format_share(share)}" for part, _, share in divide_clock(summary)]
+    figures += [("wall clock", " · ".join(clock))] if clock else []
     print_rows(figures, "cyan")
     for reason, labels in missing.items():
         print_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)

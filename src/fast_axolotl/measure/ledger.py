@@ -1,0 +1,152 @@
+"""The wall clock of a run, divided once into named parts that add up to it.
+
+The clock is that of one machine, the one of the rank that decides: from the start of the command as
+its watcher saw it, or else of the first record, to the last line.
+
+    start-up │ first fetch ─ steps and waits ─ evaluation, checkpoints, … ─ last step │ other
+
+Ranks wait for each other, so a part costs the job what it costs the rank that takes longest for it:
+while rank 0 saves, the others wait in their next step. What is left of the loop is compute. Other
+ranks' waits for data show as communication in a profiler window, and are taken out of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fast_axolotl.measure.ranks import PhaseTotals, RankFigures
+from fast_axolotl.measure.summary_builder import SummaryBuilder
+from fast_axolotl.record import RunRecord
+from fast_axolotl.record.arithmetic import finite, ratio, total
+
+__all__ = ["add_ledger", "find_clock"]
+
+_PARTS_OF_SPANS = {
+    "evaluate": "evaluation",
+    "checkpoint": "checkpoint",
+    "log": "logging",
+    "resume": "resume",
+    "epoch": "data",
+}
+"""Spans of other names belong to the rest. Older records have the starts of epochs as a span."""
+
+
+def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, float]:
+    """When the run began, and the last that is known of it, in seconds since 1970.
+
+    Only by lines of one machine: clocks of several differ.
+    """
+    host = None if chosen is None else chosen.record.start.host
+    times, ends = [], []
+    for rank in record.ranks.values():
+        if rank.start.host == host:
+            times.append(rank.start.time)
+            last = [*rank.blocks[-1:], *rank.marks[-1:], *rank.phases[-1:], rank.end]
+            ends += [rank.start.time + line.t for line in last if line is not None]
+    for node, system in record.systems.items():
+        if host is None or (node == host and record.is_first_training):
+            times.append(system.start.time)
+            seen = [*system.samples[-1:], system.end]
+            ends += [system.start.time + line.t for line in seen if line is not None]
+    begin = min(times, default=0.0)
+    return begin, max([begin, *filter(lambda end: finite(end) is not None, ends)])
+
+
+def add_ledger(
+    builder: SummaryBuilder,
+    record: RunRecord,
+    ranks: Sequence[RankFigures],
+    chosen: RankFigures | None,
+    since: float | None = None,
+) -> None:
+    """The parts of the wall clock, and the goodput: tokens ÷ all of it.
+
+    ``since`` leaves out what came before, start-up included.
+    """
+    begin, end = find_clock(record, chosen)
+    begin = begin if since is None else max(begin, since)
+    whole = builder.values["duration_seconds"] = max(0.0, end - begin)
+    tokens, num_readers = _count_tokens(ranks)
+    num_models = builder.values.get("data_parallel_size")
+    if tokens is not None and num_models and num_readers > num_models:
+        # The ranks of one model see the same tokens.
+        tokens *= num_models / num_readers
+    builder.put("goodput_tokens_per_second", ratio(tokens, whole), "", "tokens")
+    if chosen is None or not whole:
+        return
+
+    phases = (chosen.warmup, chosen.steady, chosen.replay)
+    steps = sum(phase.wall_seconds for phase in phases)
+    own_waits = sum(map(_waits_of, phases))
+    stall = finite(builder.values["stall_fraction"]) or 0.0
+    job_waits = _waits_of(chosen.warmup) + stall * chosen.steady.wall_seconds
+    data = min(steps, max(job_waits, own_waits))
+
+    exposed = builder.values["exposed_communication_fraction"]
+    for window in chosen.record.windows[-1:]:
+        own = ratio(window.exposed_communication_seconds, window.wall_seconds)
+        exposed = exposed if own is None else own
+    communication = min(max(0.0, (exposed or 0.0) * steps - (data - own_waits)), steps - data)
+
+    spans = {name: max(_span(rank, name) for rank in ranks) for name in _PARTS_OF_SPANS}
+    loop = steps + sum(_span(chosen, name) for name in _PARTS_OF_SPANS)
+    startup, first_step = (0.0, 0.0) if since is not None else _find_start(chosen, begin, end)
+    is_apart = exposed is not None or builder.values["world_size"] < 2
+    parts = {
+        "compute" if is_apart else "compute_and_communication": max(
+            0.0, loop - data - communication - first_step - sum(spans.values())
+        ),
+        "communication": communication,
+        "data": data,
+        "evaluation": 0.0,
+        "checkpoint": 0.0,
+        "logging": 0.0,
+        "startup": startup,
+        "resume": 0.0,
+        "first_step": first_step,
+    }
+    for name, part in _PARTS_OF_SPANS.items():
+        parts[part] += spans[name]
+    known = sum(parts.values())
+    if known > whole:
+        # Times of a device, or of two files, overlap a little.
+        parts = {part: seconds * whole / known for part, seconds in parts.items()}
+    parts["other"] = max(0.0, whole - sum(parts.values()))
+    builder.values["ledger"] = parts
+
+
+def _find_start(rank: RankFigures, begin: float, end: float) -> tuple[float, float]:
+    """Seconds until the first fetch, and what the first step took beyond a usual one."""
+    origin, first = rank.record.start.time, next(iter(rank.record.blocks), None)
+    fetched = [mark.t for mark in rank.record.marks if mark.name == "first_fetch"]
+    if first is None:
+        return max(0.0, (origin + fetched[0] if fetched else end) - begin), 0.0
+    spans = total(first.spans.values()) or 0.0
+    took = (finite(first.wall_seconds) or 0.0) + spans
+    if not fetched:
+        return max(0.0, origin + (finite(first.t) or took) - took - begin), 0.0
+    # Spans before the first fetch are recorded with the first step.
+    early = min(max(0.0, took - ((finite(first.t) or took) - fetched[0])), spans)
+    extra, usual = 0.0, ratio(rank.own_seconds, rank.steady.steps)
+    if first.first_step == 0 and first.walls and first.hosts and usual is not None:
+        extra = max(0.0, (finite(first.walls[0]) or 0.0) - first.hosts[0] - usual)
+    return max(0.0, origin + fetched[0] - begin - early), extra
+
+
+def _waits_of(phase: PhaseTotals) -> float:
+    """Of the device where they are known, else of the host."""
+    return (phase.stall_fraction or 0.0) * phase.wall_seconds
+
+
+def _span(rank: RankFigures, name: str) -> float:
+    """Seconds of spans. What follows the last step, such as a last checkpoint, is a phase only."""
+    phases = (phase.seconds for phase in rank.record.phases if phase.name == name)
+    return max(rank.spans.get(name, 0.0), total(phases) or 0.0)
+
+
+def _count_tokens(ranks: Sequence[RankFigures]) -> tuple[float | None, int]:
+    """Real tokens of all steps, ``None`` where some were not counted; and how many ranks read."""
+    readers = [rank for rank in ranks if rank.warmup.fetches + rank.steady.fetches]
+    phases = [phase for rank in readers for phase in (rank.warmup, rank.steady) if phase.fetches]
+    counts = [phase.count("real_tokens") for phase in phases]
+    return (None if None in counts else total(counts)), len(readers)

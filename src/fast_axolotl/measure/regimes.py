@@ -1,0 +1,271 @@
+"""When what bounds a run changed: a run that was fine for hours can stall at its end.
+
+The steady steps are cut into at most 60 windows, each long enough to be judged. Three shares are
+known of a window: waiting for data, evaluation and checkpoints. A median over five neighbours drops
+what lasts less than three windows, such as the start of an epoch. The windows are then divided into
+stretches by least squares with a price for each stretch (optimal partitioning, Jackson et al.,
+2005). The noise that the price is counted in comes from the differences of neighbours, so a run
+whose waits come and go is one stretch.
+
+Each stretch is judged by its own sums. Neighbours that are bound by the same thing, or differ by
+less than five points, are one regime. A change is seen once it has lasted for a twentieth of the
+run, and for three windows at least.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+
+from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.record import Regime, StepBlock, thresholds
+from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.summary import VerdictKind
+
+__all__ = ["find_regimes"]
+
+_MOST_WINDOWS = 60
+_LEAST_WINDOWS = 3
+"""Of a regime."""
+_NEIGHBOURS = 5
+_LEAST_CHANGE = 0.05
+"""Points. Ours: the distance between free of a loss and bound by it."""
+_LEAST_NOISE = 0.02
+"""Share of time. Below it a difference does not matter."""
+_PRICE = 40.0
+"""Of a stretch, in squares of the noise. By simulation with noise of nine kinds: less than one
+steady run in a hundred is divided, and a stall of 45 % is seen in the last three windows of 60."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Sums over consecutive steps."""
+
+    begin: float
+    """Seconds since 1970."""
+    end: float
+    first_step: int
+    num_steps: int = 0
+    fetches: int = 0
+    wall_seconds: float = 0.0
+    span_seconds: float = 0.0
+    tokens: float = 0.0
+    """No number where some were not counted."""
+    waits: float = 0.0
+    """What the job lost to data, by the rank that waited longest; so the next two."""
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first, and the first that follows."""
+        return self.first_step, self.first_step + self.num_steps
+
+    @property
+    def seconds(self) -> float:
+        return self.wall_seconds + self.span_seconds
+
+    @property
+    def stall(self) -> float | None:
+        return ratio(min(self.waits, self.wall_seconds), self.wall_seconds)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        spans = (ratio(seconds, self.seconds) for seconds in (self.evaluation, self.checkpoint))
+        return tuple(share or 0.0 for share in (self.stall, *spans))
+
+    def join(self, other: _Stretch) -> _Stretch:
+        """Both as one."""
+        sums = {
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)[3:]
+        }
+        return _Stretch(self.begin, other.end, self.first_step, **sums)
+
+    def name(self, calm: VerdictKind) -> VerdictKind:
+        """What bounds it, as the verdict on a whole run has it."""
+        lost = max(self.evaluation, self.checkpoint)
+        if lost > self.waits and lost >= thresholds.LOST_TIME * self.seconds:
+            return "checkpoint" if self.checkpoint == lost else "evaluation"
+        stall = self.stall or 0.0
+        if stall >= thresholds.DATA_STALL:
+            return "data"
+        return "mixed" if stall >= thresholds.FREE_STALL else calm
+
+
+def find_regimes(
+    ranks: Sequence[RankFigures],
+    chosen: RankFigures | None,
+    *,
+    begin: float,
+    stall: float | None,
+    tokens_per_second: float | None,
+    exposed: float | None,
+) -> tuple[tuple[Regime, ...], bool]:
+    """The regimes of a run, and whether the last is another than that of the steady phase at large.
+
+    ``begin`` is when the run began, in seconds since 1970. The job's ``stall``,
+    ``tokens_per_second`` and ``exposed``, the share of exposed communication, are the whole run's.
+    """
+    blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
+    if chosen is None or not blocks:
+        return (), False
+    calm: VerdictKind = "compute"
+    """Of a stretch that loses no time to data, evaluation and checkpoints."""
+    if (exposed or 0.0) >= thresholds.BOUND_COMMUNICATION:
+        calm = "communication"
+    elif (exposed or 0.0) >= thresholds.FREE_COMMUNICATION or (exposed is None and ranks[1:]):
+        calm = "mixed"
+    if chosen.settings.get("dispatcher"):
+        ranks = [chosen]
+    is_device = chosen.steady.source == "device"
+    windows = _cut(blocks, chosen)
+    _add_losses(windows, ranks, is_device)
+    whole = _join(windows)
+    # Ranks that wait in different steps cost the job more than any of them waited.
+    scale = max(1.0, ratio(times(stall, whole.wall_seconds), whole.waits) or 0.0)
+    for window in windows:
+        window.waits *= scale
+    bounds = _divide(windows)
+    while len(bounds) > 2:
+        apart = []
+        for first, middle, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
+            one, other = _join(windows[first:middle]), _join(windows[middle:last])
+            is_same = one.name(calm) == other.name(calm)
+            apart.append(0.0 if is_same else _distance(one, other))
+        if min(apart) >= _LEAST_CHANGE:
+            break
+        del bounds[1 + apart.index(min(apart))]
+    # Look more closely at where they meet.
+    stretches = [_join(windows[first:last]) for first, last in pairwise(bounds)]
+    for bound, (one, other) in zip(bounds[1:], pairwise(stretches), strict=False):
+        first, last = windows[bound - 1].join(windows[bound]).steps
+        near = [block for block in blocks if first <= block.first_step < last]
+        fine = _cut(near, chosen, is_judged=False)
+        _add_losses(fine, ranks, is_device, scale)
+        errors = [
+            sum(_distance(window, one) ** 2 for window in fine[:place])
+            + sum(_distance(window, other) ** 2 for window in fine[place:])
+            for place in range(1, len(fine))
+        ]
+        if errors:
+            place = 1 + errors.index(min(errors))
+            windows[bound - 1 : bound + 1] = _join(fine[:place]), _join(fine[place:])
+            _add_losses(windows[bound - 1 : bound + 1], ranks, is_device, scale)
+    stretches = [_join(windows[first:last]) for first, last in pairwise(bounds)]
+    # The deciding rank's tokens stand for those of all.
+    all_ranks = ratio(tokens_per_second, chosen.rate("real_tokens"))
+
+    def describe(stretch: _Stretch) -> Regime:
+        return Regime(
+            begin_seconds=max(0.0, stretch.begin - begin),
+            end_seconds=max(0.0, stretch.end - begin),
+            first_step=stretch.first_step,
+            kind=stretch.name(calm),
+            stall_fraction=stretch.stall,
+            tokens_per_second=times(ratio(stretch.tokens, stretch.wall_seconds), all_ranks),
+        )
+
+    end, whole = stretches[-1], _join(windows)
+    is_changed = end.name(calm) != whole.name(calm) or _distance(end, whole) >= _LEAST_CHANGE
+    return tuple(map(describe, stretches)), is_changed
+
+
+def _distance(one: _Stretch, other: _Stretch) -> float:
+    return max(abs(a - b) for a, b in zip(one.shares, other.shares, strict=True))
+
+
+def _cut(
+    blocks: Sequence[StepBlock], chosen: RankFigures, *, is_judged: bool = True
+) -> list[_Stretch]:
+    """At most 60 windows of about equal length; each long enough to be judged, if it is to be."""
+    windows: list[_Stretch] = []
+    is_open = False
+    spans = [sum(finite(one) or 0.0 for one in block.spans.values()) for block in blocks]
+    walls = [finite(block.wall_seconds) or 0.0 for block in blocks]
+    length = (sum(walls) + sum(spans)) / _MOST_WINDOWS
+    for block, wall_seconds, span_seconds in zip(blocks, walls, spans, strict=True):
+        end = chosen.record.start.time + block.t
+        window = _Stretch(
+            begin=end - wall_seconds - span_seconds,
+            end=end,
+            first_step=block.first_step,
+            num_steps=block.steps,
+            fetches=block.fetches,
+            wall_seconds=wall_seconds,
+            span_seconds=span_seconds,
+            tokens=math.nan if block.real_tokens is None else block.real_tokens,
+        )
+        if is_open:
+            window = windows.pop().join(window)
+        windows.append(window)
+        is_long = thresholds.is_long_enough(window.fetches, window.seconds)
+        is_open = window.seconds < length or (is_judged and not is_long)
+    if is_open and windows[1:]:
+        windows[-2:] = [windows[-2].join(windows[-1])]
+    return windows
+
+
+def _add_losses(
+    windows: Sequence[_Stretch], ranks: Sequence[RankFigures], is_device: bool, scale: float = 1.0
+) -> None:
+    """What the job lost in each window: as much as the rank that lost most."""
+    for window in windows:
+        losses: list[tuple[float, ...]] = []
+        for rank in ranks:
+            own = rank.steady_blocks
+            ends = (bisect_left(own, at, key=_first_step) for at in window.steps)
+            within = own[slice(*ends)]
+            waits = (b.device_wait_seconds if is_device else b.host_wait_seconds for b in within)
+            spans = [block.spans for block in within if block.spans]
+            sums = (total(one.get(name) for one in spans) for name in ("evaluate", "checkpoint"))
+            losses.append(tuple(seconds or 0.0 for seconds in (total(waits), *sums)))
+        waited, window.evaluation, window.checkpoint = map(max, zip(*losses, strict=True))
+        window.waits = scale * waited
+
+
+def _first_step(block: StepBlock) -> int:
+    return block.first_step
+
+
+def _join(stretches: Sequence[_Stretch]) -> _Stretch:
+    *_, joined = accumulate(stretches, _Stretch.join)
+    return joined
+
+
+def _divide(windows: Sequence[_Stretch]) -> list[int]:
+    """Where stretches begin, and the end of the last: the cheapest way to divide the windows."""
+    count = len(windows)
+    if count < 2 * _LEAST_WINDOWS:
+        return [0, count]
+    # Sums of values and squares up to each window, of every share, in units of its noise.
+    sums: list[tuple[list[float], list[float]]] = []
+    for share in zip(*(window.shares for window in windows), strict=True):
+        firsts = (min(max(0, at - _NEIGHBOURS // 2), count - _NEIGHBOURS) for at in range(count))
+        calm = [statistics.median(share[first : first + _NEIGHBOURS]) for first in firsts]
+        jumps = sum((after - before) ** 2 for before, after in pairwise(share)) / (count - 1)
+        noise = max(_LEAST_NOISE, (jumps / 2) ** 0.5)
+        values = [value / noise for value in calm]
+        squares = (value * value for value in values)
+        sums.append(([0.0, *accumulate(values)], [0.0, *accumulate(squares)]))
+
+    def cost(first: int, last: int) -> float:
+        return sum(
+            squares[last] - squares[first] - (values[last] - values[first]) ** 2 / (last - first)
+            for values, squares in sums
+        )
+
+    best, came_from = [0.0] + [float("inf")] * count, [0] * (count + 1)
+    for last in range(_LEAST_WINDOWS, count + 1):
+        for first in range(last - _LEAST_WINDOWS + 1):
+            price = best[first] + cost(first, last) + _PRICE
+            if price < best[last]:
+                best[last], came_from[last] = price, first
+    bounds = [count]
+    while bounds[-1]:
+        bounds.append(came_from[bounds[-1]])
+    return bounds[::-1]

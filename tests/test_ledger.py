@@ -1,0 +1,400 @@
+"""The wall clock of a run, divided once: parts that add up, goodput, and the verdicts on them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import (
+    Mark,
+    ProfileWindow,
+    RankRecord,
+    RunRecord,
+    RunSummary,
+    read_run,
+)
+from fast_axolotl.record.catalogue import LEDGER
+from fast_axolotl.record.run_folders import read_training
+from fast_axolotl.report.page import render_report
+from fast_axolotl.report.show import show_short_summary, show_summary
+from support.children import FAST_AXOLOTL, run_child
+from support.records import START_TIME, make_rank, make_run, make_system, steady, write_run
+from support.reports import as_report, text_of
+
+AXOLOTL = {"source": "axolotl", "settings": {"config": {"saves_per_epoch": 100}}}
+
+
+def add_spans(
+    rank: RankRecord, spans: Mapping[str, float], *, start: float = 0.0, end: float = 0.0
+) -> RankRecord:
+    """Put stretches of time between the steps, evenly in ten pieces; and before and after them."""
+    every, late = max(1, len(rank.blocks) // 10), start
+    for number, block in enumerate(rank.blocks):
+        own = {}
+        if number % every == every - 1 and number // every < 10:
+            own = {name: seconds / 10 for name, seconds in spans.items()}
+        late += sum(own.values())
+        rank.blocks[number] = replace(block, t=block.t + late, spans=own)
+    rank.marks[:] = [Mark(t=start, name="first_fetch")]
+    if rank.end is not None:
+        rank.end = replace(rank.end, t=rank.end.t + late + end)
+    return rank
+
+
+def watched_from(rank: RankRecord, seconds: float) -> RunRecord:
+    """A run whose command began so long before the record."""
+    system = make_system(samples=1, end=None)
+    system.start = replace(system.start, time=START_TIME - seconds, source="run")
+    system.samples.clear()
+    return make_run(rank, system=system)
+
+
+def check_sum(summary: RunSummary) -> dict[str, float]:
+    """The parts that took any time, once they are in order and add up."""
+    assert sum(summary.ledger.values()) == pytest.approx(summary.duration_seconds, abs=1e-6)
+    assert all(seconds >= 0 for seconds in summary.ledger.values())
+    assert list(summary.ledger) == [part for part in LEDGER if part in summary.ledger]
+    return {part: seconds for part, seconds in summary.ledger.items() if seconds > 1e-6}
+
+
+def test_every_second_is_in_one_part() -> None:
+    rank = make_rank(wait=steady(0.2), fetches=6000, warmup_steps=0, tokens=100)
+    spans = {"evaluate": 10.0, "checkpoint": 20.0, "log": 5.0, "mine": 3.0}
+    summary = summarise(watched_from(add_spans(rank, spans, start=7.0, end=4.0), 30.0))
+    assert check_sum(summary) == pytest.approx(
+        {
+            "compute": 60.0,
+            "data": 15.0,
+            "evaluation": 10.0,
+            "checkpoint": 20.0,
+            "logging": 5.0,
+            "startup": 37.0,
+            "other": 7.0,
+        }
+    )
+    assert summary.duration_seconds == pytest.approx(154.0)
+    assert summary.tokens_per_second == pytest.approx(600_000 / 75)
+    assert summary.goodput_tokens_per_second == pytest.approx(600_000 / 154)
+
+
+def test_warm_up_waits_are_waits_and_starts_of_epochs_in_older_records_too() -> None:
+    rank = make_rank(wait=steady(0.5), fetches=600, warmup_steps=200)
+    parts = check_sum(summarise(make_run(add_spans(rank, {"epoch": 2.0}))))
+    assert parts == pytest.approx({"compute": 8.0, "data": 10.0})
+
+
+def test_what_a_run_skips_after_a_restart_is_resume() -> None:
+    summary = summarise(make_run(add_spans(make_rank(fetches=3000), {"resume": 90.0})))
+    assert check_sum(summary)["resume"] == pytest.approx(90.0)
+    assert (summary.verdict.kind, summary.verdict.subtype) == ("startup", "resume")
+
+
+@pytest.mark.parametrize("end", [None, "interrupted"])
+def test_a_run_that_was_cut_off_or_goes_on_adds_up(end: str | None) -> None:
+    rank = add_spans(make_rank(wait=steady(0.3), end=end), {"evaluate": 1.0}, start=2.0)
+    parts = check_sum(summarise(make_run(rank)))
+    assert parts["startup"] == pytest.approx(2.0)
+    assert parts["evaluation"] == pytest.approx(1.0)
+
+
+def test_before_the_first_fetch_all_is_start_up() -> None:
+    rank = make_rank(fetches=0, warmup_steps=0, end=None)
+    rank.add(Mark(t=12.0, name="note"))
+    assert check_sum(summarise(watched_from(rank, 30.0))) == {"startup": 42.0}
+
+
+def test_nobody_divides_the_clock_of_a_process_seen_from_outside() -> None:
+    summary = summarise(make_run(system=make_system()))
+    assert summary.ledger == {}
+    assert summary.duration_seconds == 60.0
+
+
+def test_an_evaluation_before_the_first_step_is_counted_once() -> None:
+    rank = make_rank(fetches=600)
+    rank.marks[:] = [Mark(t=9.0, name="first_fetch")]
+    rank.blocks[:] = [replace(block, t=block.t + 9.0) for block in rank.blocks]
+    rank.blocks[0] = replace(rank.blocks[0], spans={"evaluate": 8.0})
+    assert rank.end is not None
+    rank.end = replace(rank.end, t=rank.end.t + 9.0)
+    parts = check_sum(summarise(make_run(rank)))
+    assert parts == pytest.approx({"compute": 6.05, "evaluation": 8.0, "startup": 1.0})
+
+
+def test_a_first_step_that_compiles_is_apart() -> None:
+    rank = make_rank(fetches=600, warmup_steps=0)
+    first = rank.blocks[0]
+    walls = (30.0, *[0.01] * (first.steps - 1))
+    rank.blocks[0] = replace(
+        first, wall_seconds=sum(walls), walls=walls, hosts=(0.0,) * first.steps
+    )
+    rank.blocks[:] = [replace(block, t=block.t + 29.99) for block in rank.blocks]
+    assert rank.end is not None
+    rank.end, rank.marks[:] = replace(rank.end, t=36.0), [Mark(t=0.0, name="first_fetch")]
+    parts = check_sum(summarise(make_run(rank)))
+    assert parts["first_step"] == pytest.approx(30.0, abs=0.1)
+
+
+def test_while_one_rank_saves_all_the_others_wait() -> None:
+    ranks = [make_rank(rank=number, world_size=4, fetches=6000) for number in range(4)]
+    for rank in ranks[1:]:
+        # They wait for rank 0 inside of their next step.
+        rank.blocks[:] = [
+            replace(block, t=1.5 * block.t, wall_seconds=1.5 * block.wall_seconds)
+            for block in rank.blocks
+        ]
+        assert rank.end is not None
+        rank.end = replace(rank.end, t=1.5 * rank.end.t)
+    add_spans(ranks[0], {"checkpoint": 30.025})
+    summary = summarise(make_run(*ranks))
+    parts = check_sum(summary)
+    assert parts["checkpoint"] == pytest.approx(30.0, rel=0.01)
+    assert parts["compute_and_communication"] == pytest.approx(60.05, rel=0.01)
+    assert summary.verdict.kind == "checkpoint"
+
+
+def test_communication_is_apart_where_a_window_was_profiled() -> None:
+    rank = make_rank(wait=steady(0.1), world_size=2, fetches=6000, warmup_steps=0)
+    window = ProfileWindow(t=1.0, steps=2, wall_seconds=1.0, exposed_communication_seconds=0.25)
+    rank.add(window)
+    parts = check_sum(summarise(make_run(rank)))
+    wall = 60 / 0.9
+    expected = {"compute": 0.65 * wall, "communication": 0.25 * wall, "data": 0.1 * wall}
+    assert parts == pytest.approx(expected, rel=1e-3)
+
+
+def test_ranks_of_one_model_count_their_tokens_once() -> None:
+    parallel = {"tensor_parallel": 2, "context_parallel": 1, "pipeline_parallel": 1}
+    ranks = [
+        make_rank(rank=number, world_size=4, tokens=100, fetches=595, settings=parallel)
+        for number in range(4)
+    ]
+    summary = summarise(make_run(*ranks))
+    assert summary.data_parallel_size == 2
+    assert summary.goodput_tokens_per_second == pytest.approx(2 * 100 / 0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("nan", [math.nan, math.inf])
+def test_figures_that_are_no_numbers_do_not_reach_the_ledger(nan: float) -> None:
+    rank = make_rank(wait=steady(0.3))
+    rank.blocks[1] = replace(rank.blocks[1], wall_seconds=nan, host_wait_seconds=nan, t=nan)
+    rank.blocks[2] = replace(rank.blocks[2], spans={"evaluate": nan})
+    check_sum(summarise(make_run(rank)))
+
+
+def test_a_second_training_of_a_command_begins_with_itself(tmp_path: Path) -> None:
+    first = watched_from(make_rank(), 10.0)
+    assert first.system is not None
+    first.system.samples.extend(make_system(samples=600).samples)
+    write_run(tmp_path / "run", first)
+    later = make_rank()
+    later.start = replace(later.start, time=START_TIME + 300)
+    write_run(tmp_path / "run-2", make_run(later))
+    assert summarise(read_training(tmp_path / "run")).ledger["startup"] == pytest.approx(10.0)
+    summary = summarise(read_training(tmp_path / "run-2"))
+    assert summary.ledger["startup"] == 0.0
+    assert summary.duration_seconds == pytest.approx(6.05)
+
+
+def test_the_clock_is_that_of_one_machine() -> None:
+    """Two nodes whose clocks are an hour apart; the rank that waits is on the second."""
+    systems, ranks = {}, []
+    for number, node in enumerate(("a", "b")):
+        rank = make_rank(rank=number, world_size=2, wait=steady(0.3 * number))
+        rank.start = replace(rank.start, host=node, time=START_TIME + 3600 * number)
+        system = make_system(samples=1, end=None)
+        begin = rank.start.time - 20 - number
+        systems[node] = replace(system, start=replace(system.start, host=node, time=begin))
+        ranks.append(rank)
+    summary = summarise(replace(make_run(*ranks), systems=systems))
+    assert check_sum(summary)["startup"] == pytest.approx(21.0)
+    assert summary.duration_seconds == pytest.approx(21.0 + 6.05 / 0.7, rel=0.01)
+
+
+# Verdicts
+
+
+def test_checkpoints_that_take_longer_than_the_steps_are_the_verdict() -> None:
+    rank = make_rank(own_seconds=0.5, fetches=1195, **AXOLOTL)  # 600 s
+    verdict = summarise(make_run(add_spans(rank, {"checkpoint": 720.0}))).verdict
+    assert verdict.kind == "checkpoint"
+    assert verdict.headline == "Checkpoints take 54.5 % of the wall clock."
+    assert "saves_per_epoch: 4 (now 100)" in verdict.action
+    assert verdict.gain == pytest.approx(720 / 600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spans", "stall", "kind"),
+    [
+        ({"evaluate": 20.0}, 0.0, "evaluation"),
+        ({"evaluate": 20.0, "checkpoint": 30.0}, 0.0, "checkpoint"),
+        ({"checkpoint": 20.0}, 0.4, "data"),
+        ({"checkpoint": 80.0}, 0.4, "checkpoint"),
+        ({"checkpoint": 5.0}, 0.0, "compute"),
+        ({"log": 60.0}, 0.0, "compute"),
+    ],
+)
+def test_the_larger_loss_decides(spans: dict[str, float], stall: float, kind: str) -> None:
+    rank = make_rank(wait=steady(stall), fetches=6000)
+    verdict = summarise(make_run(add_spans(rank, spans))).verdict
+    assert verdict.kind == kind
+    if kind == "data":
+        assert verdict.evidence[-1].startswith("checkpoints: 20 s of")
+
+
+@pytest.mark.parametrize(
+    ("before", "stall", "kind"),
+    [
+        (300.0, 0.0, "startup"),
+        (300.0, 0.07, "startup"),
+        (300.0, 0.3, "data"),
+        (50.0, 0.0, "compute"),
+        (5.0, 0.0, "compute"),
+    ],
+)
+def test_start_up_decides_where_nothing_in_the_loop_does(
+    before: float, stall: float, kind: str
+) -> None:
+    rank = make_rank(wait=steady(stall), fetches=6000, **AXOLOTL)
+    verdict = summarise(watched_from(add_spans(rank, {}), before)).verdict
+    assert verdict.kind == kind
+    if kind == "startup":
+        assert "axolotl preprocess" in verdict.action
+    else:
+        assert ("start-up:" in " ".join(verdict.evidence)) == (before > 10)
+
+
+# Real runs
+
+
+def test_the_parts_of_a_real_trainer_are_what_its_own_clock_says(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    from fast_axolotl.integrations.transformers_meter import MeterCallback
+
+    truth = {"evaluation": 0.0, "checkpoint": 0.0, "data": 0.0}
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __init__(self, count: int, seconds: float) -> None:
+            self.count, self.seconds = count, seconds
+
+        def __len__(self) -> int:
+            return self.count
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            begin = time.perf_counter()
+            time.sleep(self.seconds)
+            truth["data"] += (time.perf_counter() - begin) if self.count == 60 else 0.0
+            ids = torch.arange(16) % 50
+            return {"input_ids": ids, "labels": ids}
+
+    class Trainer(transformers.Trainer):  # type: ignore[name-defined,misc]
+        def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+            begin = time.perf_counter()
+            time.sleep(0.3)
+            super()._save_checkpoint(*arguments, **named)
+            truth["checkpoint"] += time.perf_counter() - begin
+
+        def _evaluate(self, *arguments: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            found = super()._evaluate(*arguments, **named)
+            truth["evaluation"] += time.perf_counter() - begin
+            return found
+
+        def training_step(self, *arguments: Any, **named: Any) -> Any:
+            time.sleep(0.02)
+            return super().training_step(*arguments, **named)
+
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+        )
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        per_device_train_batch_size=2,
+        max_steps=30,
+        eval_strategy="steps",
+        eval_steps=10,
+        eval_on_start=True,
+        save_strategy="steps",
+        save_steps=15,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Rows(60, 0.01),
+        eval_dataset=Rows(10, 0.02),
+        callbacks=[MeterCallback(tmp_path / "run", sample_system=False)],
+    )
+    begin = time.perf_counter()
+    trainer.train()
+    took = time.perf_counter() - begin
+    summary = summarise(read_run(tmp_path / "run"))
+    parts = check_sum(summary)
+    assert summary.duration_seconds == pytest.approx(took, rel=0.2)
+    assert parts["evaluation"] == pytest.approx(truth["evaluation"], rel=0.05)
+    assert parts["checkpoint"] == pytest.approx(truth["checkpoint"], rel=0.05)
+    assert truth["data"] <= parts["data"] <= 1.2 * truth["data"] + 0.2
+    assert parts["compute"] >= 0.6
+    assert parts.get("other", 0.0) < 0.15 * took
+
+
+def test_start_up_counts_from_the_start_of_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time; begin = time.time()\n"
+        "time.sleep(1.0)\n"
+        "from fast_axolotl.measure import measure\n"
+        "with measure(os.environ['FAST_AXOLOTL_MEASURE']) as meter:\n"
+        "    print(time.time() - begin)\n"
+        "    for _ in meter.watch(range(20)):\n"
+        "        time.sleep(0.01)\n"
+        "    with meter.span('checkpoint'):\n"
+        "        time.sleep(0.5)\n"
+        "    time.sleep(0.6)\n"
+    )
+    command = [*FAST_AXOLOTL, "run", "--measure", "--no-accelerate", "-q", "--output", "run", "--"]
+    done = run_child(*command, sys.executable, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    parts = check_sum(summarise(read_run(tmp_path / "run")))
+    before = float(done.stdout.splitlines()[-1])
+    # The interpreter starts before the script's first line.
+    assert before <= parts["startup"] <= before + 2.0
+    assert parts["checkpoint"] == pytest.approx(0.5, rel=0.1)
+    assert parts["other"] >= 0.6
+
+
+# What is shown
+
+
+def test_the_ledger_is_shown_in_the_terminal_and_on_the_page() -> None:
+    rank = make_rank(wait=steady(0.2), fetches=6000, warmup_steps=0)
+    record = watched_from(add_spans(rank, {"checkpoint": 20.0, "evaluate": 10.0}), 20.0)
+    summary = summarise(record)
+    for text in (text_of(show_summary, summary), text_of(show_short_summary, summary, record)):
+        words = " ".join(text.split())
+        for part in ("compute 48.0 %", "waiting for data 12.0 %", "checkpoints 16.0 %"):
+            assert part in words
+    page = render_report(as_report(record))
+    assert 'aria-label="compute 48.0 %, waiting for data 12.0 %, evaluation 8.0 %' in page
+    assert '<rect x="48.00%"' in page
+    assert "16.0 % · 20.0 s" in page
+    outside = render_report(as_report(make_run(system=make_system())))
+    assert 'id="clock"' not in outside
