@@ -3,7 +3,11 @@ into, chosen by the settings that were recorded.
 
 Data that comes late is the larger half. A loader that is too slow on average needs more processes,
 or less to do a row. One that is fast enough and comes in bursts needs a queue as deep as a burst.
-Work that is done once in a long while no queue hides: it has to be cut up.
+Work that is done once in a long while no queue hides: it has to be cut up. Batches that are ready
+and still cost time are expensive to hand over from process to process.
+
+An ``Action`` has the gain that it can bring at most, from the stall and what the action removes of
+it. What is not recorded is not stated: an unknown number of workers is not none.
 
 Names hold for Axolotl 0.19, transformers 5 and torch 2; a test looks them up there.
 """
@@ -11,24 +15,28 @@ Names hold for Axolotl 0.19, transformers 5 and torch 2; a test looks them up th
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence, about_seconds
 from fast_axolotl.record.thresholds import (
+    CPU_LOST,
     LOST_TIME,
     LOW_MFU,
     MUCH_IDLE,
     MUCH_PADDING,
     SMALL_MEMORY_SHARE,
 )
-from fast_axolotl.record.units import format_share
+from fast_axolotl.record.units import count_words, format_bytes, format_seconds, format_share
 
 __all__ = [
+    "Action",
     "compute_better",
     "evaluate_less",
     "even_out",
     "feed",
     "free_processors",
     "lower_working_set",
+    "possible_gain",
     "profile",
     "read_less",
     "resolve_contradiction",
@@ -51,6 +59,23 @@ STREAMED_PACK_ROWS = 10_000
 """Axolotl's default of ``streaming_multipack_buffer_size``."""
 MAP_ROWS = 1_000
 """Default batch of ``datasets.map``."""
+MOST_BY_ONE_CAUSE = 0.5
+"""Share of the waiting that one cause has to hold to be acted on. Ours: the larger part of it."""
+LARGE_BATCH_BYTES = 64_000_000
+"""Of one batch. Ours: copying it takes 10 ms or more, whatever it is made of."""
+
+
+class Action(NamedTuple):
+    """One change, and the share by which throughput can grow at most if it works."""
+
+    text: str
+    gain: float | None = None
+    """``None``: not known."""
+
+
+def possible_gain(share: float) -> float | None:
+    """What it brings at most to remove this share of the time."""
+    return share / (1.0 - share) if 0.0 <= share < 1.0 else None
 
 
 # How a setting is called where it is set: in Axolotl's YAML, HF's arguments, or torch's loader.
@@ -89,22 +114,18 @@ def see_fetches(evidence: Evidence) -> str:
         return "Iterate with meter.watch(loader), so that fetches are timed."
     if evidence.source in ("", "watch"):
         return (
-            "Run it with fast-axolotl run --measure -- COMMAND, or wrap the loader in the code: "
+            "Run it with fast-axolotl measure -- COMMAND, or wrap the loader in the code: "
             "for batch in meter.watch(loader)."
         )
-    call = "measure(RUN)"
-    if evidence.source == "run":
-        # Its folder is there already, and its process tree is sampled from outside.
-        call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'
     return (
-        "Wrap the loader in the code, since no torch DataLoader was read in training: "
-        f"with {call} as meter, for batch in meter.watch(loader)."
+        "Wrap the loader in the code, because no torch DataLoader was read in training: "
+        "with measure(RUN) as meter, for batch in meter.watch(loader)."
     )
 
 
 def profile() -> str:
     """Make communication visible."""
-    return "Record a profiler window: fast-axolotl run --measure --profile-steps 5 -- COMMAND."
+    return "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
 
 
 def lower_working_set(evidence: Evidence) -> str:
@@ -187,78 +208,132 @@ def resolve_contradiction(evidence: Evidence, apart: float) -> str:
     if apart <= 0:
         return "Replay more than one batch, of the usual length: meter.watch(loader, replay=200)."
     workers = evidence.number("num_workers")
+    if workers is None or workers == 1:
+        return (
+            "Leave a core to the loader: torch.set_num_threads(CORES − 1) in training, or "
+            "OMP_NUM_THREADS in its environment, and compare."
+        )
     if not workers:
         setting = _name_loader(evidence.source, num_workers=1)
         return f"Set {setting}; the loader then no longer shares the interpreter with the model."
-    if workers == 1:
-        return (
-            "Leave a core to the worker: torch.set_num_threads(CORES − 1) in training, or "
-            "OMP_NUM_THREADS in its environment, and compare."
-        )
     setting = _name_loader(evidence.source, num_workers=workers // 2)
     return f"Leave cores to the model: set {setting} (now {workers}), and compare."
 
 
-def talk_less(evidence: Evidence) -> str:
-    """Communicate less often."""
-    source, count = evidence.source, 2 * (evidence.number("gradient_accumulation") or 1)
-    if source in ("axolotl", "transformers"):
-        change = f"Set {_name_setting(source, 'gradient_accumulation_steps', str(count))}"
-    elif source == "lightning":
-        change = f"Set Trainer(accumulate_grad_batches={count})"
+def talk_less(evidence: Evidence) -> Action:
+    """Communicate less often, or less."""
+    source, exposed = evidence.source, evidence.exposed
+    stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
+    if not is_fsdp and stage < 2:
+        count = 2 * (evidence.number("gradient_accumulation") or 1)
+        if source in ("axolotl", "transformers"):
+            change = f"Set {_name_setting(source, 'gradient_accumulation_steps', str(count))}"
+        elif source == "lightning":
+            change = f"Set Trainer(accumulate_grad_batches={count})"
+        else:
+            change = f"Call optimizer.step() every {count} batches, with model.no_sync() between"
+        return Action(
+            f"{change}; gradients are then exchanged half as often. The total batch doubles, so "
+            "check the learning rate.",
+            possible_gain(exposed / 2),
+        )
+    sharded = "FSDP" if is_fsdp else f"ZeRO-{stage}"
+    why = f"{sharded} communicates in every micro-batch, so accumulation does not reduce it"
+    larger, is_known_to_fit = _raise_batch(evidence)
+    if is_known_to_fit:
+        return Action(f"{larger} {why}.", possible_gain(exposed / 2))
+    if stage > 2:
+        change = "use ZeRO-2 (zero2.json) if the parameters fit on every GPU"
+    elif stage == 2:
+        change = "use ZeRO-1 (zero1.json), under which accumulation helps, if gradients fit"
     else:
-        change = f"Call optimizer.step() every {count} batches, with model.no_sync() between"
-    return (
-        f"{change}; gradients are then exchanged half as often, and the total batch is twice as "
-        "large."
-    )
+        setting = "fsdp_config: {reshard_after_forward: false}"
+        if source == "transformers":
+            setting = 'TrainingArguments(fsdp_config={"reshard_after_forward": False})'
+        hybrid = "shard inside each node only (hybrid sharding)"
+        if source == "axolotl":
+            hybrid = "set dp_shard_size to the GPUs of a node and dp_replicate_size to the nodes"
+        change = f"set {setting} if the parameters fit on every GPU; or with several nodes {hybrid}"
+    return Action(f"{why}: {change}. {larger}", possible_gain(exposed))
 
 
-def even_out(evidence: Evidence) -> str:
+def even_out(evidence: Evidence) -> Action:
     """Make ranks take the same time."""
     rates = [rank.tokens_per_second for rank in evidence.figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
-    slow = evidence.slow_rank
+    slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
     if evidence.holds_up:
-        slow = evidence.figures.straggler_rank
+        slow, lost = evidence.figures.straggler_rank, evidence.figures.straggler_fraction or 0.0
         is_uneven = evidence.figures.straggler_part == "tokens"
     if is_uneven and not evidence.setting("sample_packing"):
-        return f"Give every rank as many tokens: {_pad_less(evidence)}."
-    return (
+        return Action(
+            f"Give every rank the same number of tokens: {_pad_less(evidence)}.",
+            possible_gain(lost),
+        )
+    return Action(
         f"Look at the machine of rank {slow}: its GPU's clocks and power (nvidia-smi "
-        "-q -d PERFORMANCE), other programs on its cores."
+        "-q -d PERFORMANCE), other programs on its cores.",
+        possible_gain(lost),
     )
 
 
-def compute_better(evidence: Evidence) -> str:
+def compute_better(evidence: Evidence) -> Action:
     """Leave the data alone, and where something else is plain, name it."""
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
-    larger = f"a larger {_name_batch_size(source)}"
-    is_trainer = source in ("axolotl", "transformers")
+    change, is_known_to_fit = _raise_batch(evidence)
+    gain = None
     if padding is not None and padding >= MUCH_PADDING and not evidence.setting("sample_packing"):
-        change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}"
+        gain = possible_gain(padding)
+        change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}."
     elif idle is not None and idle >= MUCH_IDLE:
-        if evidence.setting("torch_compile"):
-            change = f"set {larger}"
-        elif is_trainer:
-            change = f"set {_name_setting(source, 'torch_compile', 'true')}, or {larger}"
-        else:
-            change = f"call torch.compile(model), or set {larger}"
-        change = f"The device idles {format_share(idle)} between kernels: {change}"
+        gain = possible_gain(idle)
+        if not evidence.setting("torch_compile") and not is_known_to_fit:
+            compiled = "Call torch.compile(model)"
+            if source in ("axolotl", "transformers"):
+                compiled = f"Set {_name_setting(source, 'torch_compile', 'true')}"
+            change = f"{compiled}. {change}"
+        change = f"The device is idle {format_share(idle)} of the time between kernels. {change}"
     elif mfu is not None and mfu < LOW_MFU:
-        kernel = str(evidence.setting("attn_implementation") or "")
-        has_kernel = kernel not in ("", "eager", "sdpa") or evidence.setting("flash_attention")
-        if has_kernel or not is_trainer:
-            change = f"set {larger}"
-        elif source == "axolotl":
-            change = f"set attn_implementation: flash_attention_2, or {larger}"
-        else:
-            change = f'load the model with attn_implementation="flash_attention_2", or set {larger}'
-        change = f"MFU is low: {change}"
+        if evidence.setting("attn_implementation") == "eager":
+            # sdpa has flash kernels, too; eager attention is slow whatever the batch.
+            setting = 'attn_implementation="sdpa"'
+            setting = "attn_implementation: sdpa" if source == "axolotl" else setting
+            change = f"Set {setting}: eager attention writes the whole attention matrix. {change}"
+        change = f"MFU is low. {change}"
     else:
-        return "Leave the data path as it is: a faster loader would change nothing."
-    return f"Leave the data path as it is. {change}."
+        return Action("Leave the data path as it is: a faster loader would change nothing.")
+    return Action(f"Leave the data path as it is. {change}", gain)
+
+
+def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
+    """A larger micro-batch, and whether the memory of the GPU is known to allow it.
+
+    By a linear estimate that errs on the safe side: all of the memory is taken to grow with the
+    batch, though weights and optimizer state do not.
+    """
+    name, figures = _name_batch_size(evidence.source), evidence.figures
+    size = evidence.number("micro_batch_size") or evidence.number("batch_size")
+    cuda = evidence.setting("cuda_memory")
+    used, free = figures.gpu_memory_bytes, figures.gpu_free_bytes
+    if isinstance(cuda, dict) and cuda.get("total") and cuda.get("allocated_peak"):
+        used = int(cuda["allocated_peak"])
+        # What the allocator holds and the run does not use can be used; what others hold cannot.
+        spare = int(cuda.get("reserved_peak") or used) - used
+        free = int(cuda["total"]) - used if free is None else free + spare
+    if not size or not used or free is None:
+        unknown = "whether it fits is not known, because GPU memory was not recorded"
+        return f"Try a larger {name}: {unknown}.", False
+    more = min(size, math.floor(free / (used / size)))
+    if more < 1:
+        need = f"one sample more may take {format_bytes(used / size)}"
+        return f"Do not raise {name}: {format_bytes(free)} of GPU memory are free, {need}.", False
+    accumulation = evidence.number("gradient_accumulation") or 1
+    caveat = "the total batch grows, so check the learning rate"
+    if more == size and accumulation % 2 == 0:
+        caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the total batch"
+    room = f"{format_bytes(free)} of free GPU memory are enough"
+    return f"Raise {name} from {size} to {size + more}, for which {room}; {caveat}.", True
 
 
 def _pad_less(evidence: Evidence) -> str:
@@ -266,7 +341,7 @@ def _pad_less(evidence: Evidence) -> str:
         return "set sample_packing: true"
     if evidence.source == "transformers" and not evidence.is_stream:
         return 'set TrainingArguments(train_sampling_strategy="group_by_length")'
-    return "put samples of like length into a batch, or pack them"
+    return "put samples of similar length into a batch, or pack them"
 
 
 # What to do about time beside the steps.
@@ -330,21 +405,32 @@ def resume_faster(evidence: Evidence) -> str:
 # What to do about late data.
 
 
-def feed(evidence: Evidence) -> str:
-    """What to change for waits by rate, in bursts, or once in a while."""
+def feed(evidence: Evidence) -> Action:
+    """What to change for waits by rate, in bursts, once in a while, or for ready batches."""
+    collected = evidence.figures.waits_by_cause.get("gc", 0.0)
+    if collected >= MOST_BY_ONE_CAUSE:
+        return Action(
+            f"Python's garbage collector causes {format_share(collected)} of the waiting: have the "
+            "collate function return tensors or arrays, not many Python objects; or call "
+            "gc.freeze() before training.",
+            possible_gain(evidence.stall * collected),
+        )
     packs_a_stream = (
         evidence.source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing")
     )
     is_ours = evidence.setting("dataset_use_rust_streaming")
     follows_files = evidence.figures.stall_period_of in ("epoch", "shard")
-    if packs_a_stream and not is_ours and evidence.pattern != "rate" and not follows_files:
+    in_rhythm = evidence.pattern in ("burst", "periodic")
+    if packs_a_stream and not is_ours and in_rhythm and not follows_files:
         # Axolotl packs so many rows of a stream, then so many more.
         has_workers = evidence.number("num_workers")
         loader = "" if has_workers else _name_loader(evidence.source, num_workers=1)
-        return (
-            f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}."
+        return Action(
+            f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}.",
+            possible_gain(evidence.stall),
         )
-    return {"burst": _deepen, "periodic": _spread}.get(evidence.pattern, _speed_up)(evidence)
+    actions = {"burst": _deepen, "periodic": _spread, "handover": _hand_over}
+    return actions.get(evidence.pattern, _speed_up)(evidence)
 
 
 def _use_our_reader(evidence: Evidence, *more: str) -> str:
@@ -353,59 +439,119 @@ def _use_our_reader(evidence: Evidence, *more: str) -> str:
     return f"set {', '.join(filter(None, settings))}, and start Axolotl by fast-axolotl run --"
 
 
-def _speed_up(evidence: Evidence) -> str:
+def _speed_up(evidence: Evidence) -> Action:
     """The loader is too slow on average."""
     source, world = evidence.source, evidence.figures.world_size
-    workers = evidence.number("num_workers") or 0
-    stall = min(evidence.stall, 0.95)
+    workers = evidence.number("num_workers")
+    stall, all_of_it = min(evidence.stall, 0.95), possible_gain(evidence.stall)
+    throttled = evidence.figures.cpu_throttled_share
+    if throttled is not None and throttled >= CPU_LOST:
+        return Action(
+            "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu): it refuses "
+            f"{format_share(throttled)} of the processor time, so more workers do not help.",
+            all_of_it,
+        )
     # Where the loop itself reads, reading takes stall ÷ (1 − stall) times as long as the model.
     wanted = _at_least(workers / (1.0 - stall)) if workers else _at_least(stall / (1 - stall)) + 1
-    cores = evidence.cores or max(MOST_UNSEEN_WORKERS, 2 * workers)
+    cores = evidence.cores or max(MOST_UNSEEN_WORKERS, 2 * (workers or 0))
     shards = evidence.number("num_shards")
     most = min(cores, shards or cores)
     is_dispatched = evidence.setting("dispatcher") and world > 1
+    if workers is None:
+        return Action(
+            f"Load data in more worker processes, up to {most}: "
+            f"{_name_loader(source, num_workers=min(wanted, most))}. How many there are now was "
+            "not recorded.",
+            all_of_it,
+        )
     if workers < most:
         count = min(max(workers + 1, wanted), most)
+        # The workers share the reading, and the step is as long as the longer of both.
+        reading = stall / count if not workers else workers / count
+        gain = 1.0 / max(1.0 - stall, reading) - 1.0
         if not workers:
-            why = "now the training process itself reads"
-        elif count < wanted:
-            limit = "shards" if count == shards else "cores"
-            why = f"now {workers}, and there are {limit} for {count}"
+            why = "data is currently loaded in the main process (0 workers)"
         else:
-            why = f"now {workers}, and {workers} ÷ (1 − stall) keep up"
+            few = "one worker" if workers == 1 else f"{workers} workers"
+            why = f"{few} cannot keep up; about {workers / (1.0 - stall):.1f} are needed"
+            if count < wanted:
+                why += f", and there are {'shards' if count == shards else 'cores'} for {count}"
         if is_dispatched:
             why += f". They work on rank 0, which reads for all {world} ranks"
-        return f"Set {_name_loader(source, num_workers=count)}; {why}."
+        return Action(f"Set {_name_loader(source, num_workers=count)}: {why}.", gain)
     if shards and (shards < workers or shards < cores):
-        return (
-            "Divide the data into more shards (files; num_shards of to_iterable_dataset): "
-            f"{workers} workers share {shards}, and each takes one at least."
+        return Action(
+            "Divide the data into more shards (files; num_shards of to_iterable_dataset): each "
+            f"worker takes at least one, and {count_words(workers, 'worker')} have {shards} now.",
+            all_of_it,
         )
     if is_dispatched:
         dispatch_off = {
             "axolotl": "accelerator_config: {dispatch_batches: false}",
             "transformers": 'TrainingArguments(accelerator_config={"dispatch_batches": False})',
         }.get(source, "DataLoaderConfiguration(dispatch_batches=False) of accelerate")
-        return (
+        return Action(
             f"Let every rank read its own share: {dispatch_off}; but only if the data has more "
-            f"files than there are ranks ({world}), else each rank reads everything."
+            f"files than there are ranks ({world}), else each rank reads everything.",
+            all_of_it,
         )
     ranks, cores_there = evidence.local_ranks or world, evidence.figures.environment.get("cores")
     full = f"{workers} workers fill {cores_there} cores"
     if ranks > 1 and not evidence.setting("dispatcher"):
-        full = f"{workers} workers a rank, and {ranks} ranks, fill {cores_there} cores"
+        full = f"{workers} workers per rank, and {ranks} ranks, fill {cores_there} cores"
     cheaper = "tokenise once beforehand, with datasets' map(…).save_to_disk(…)"
     if source == "axolotl":
-        cheaper = (
-            "prepare the rows beforehand (axolotl preprocess), with dataset_prepared_path on a "
-            "fast device"
-        )
+        cheaper = "prepare the rows beforehand: axolotl preprocess, with dataset_prepared_path"
         if evidence.is_stream and not evidence.setting("dataset_use_rust_streaming"):
             cheaper = _use_our_reader(evidence)
-    return f"Make reading cheaper, since {full}: {cheaper}."
+        elif evidence.setting("dataset_is_prepared"):
+            cheaper = _load_prepared_faster(evidence)
+    return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
 
 
-def _deepen(evidence: Evidence) -> str:
+def _load_prepared_faster(evidence: Evidence) -> str:
+    """Rows are tokenised already: what is left is to read, to collate and to hand them over."""
+    if evidence.figures.replacements == ():
+        return "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
+    return (
+        "the rows are prepared already, so keep dataset_prepared_path on a local disk or in memory "
+        "(/dev/shm)"
+    )
+
+
+def _hand_over(evidence: Evidence) -> Action:
+    """Batches are ready, and it takes time to get them from a worker into the training process."""
+    figures, source = evidence.figures, evidence.source
+    workers, gain = evidence.number("num_workers"), possible_gain(evidence.stall)
+    wait = evidence.stall * figures.measured_seconds / max(1, figures.fetches)
+    num_bytes = None
+    if figures.bytes_per_second is not None:
+        num_bytes = figures.bytes_per_second * figures.measured_seconds / max(1, figures.fetches)
+    if num_bytes is not None and num_bytes >= LARGE_BATCH_BYTES:
+        return Action(
+            f"Hand over fewer bytes: a batch has {format_bytes(num_bytes)}. Drop the columns that "
+            "the model does not use, and use smaller types (int32, uint8). More workers do not "
+            "help.",
+            gain,
+        )
+    none = _name_loader(source, num_workers=0)
+    if evidence.setting("dataset_is_prepared"):
+        return Action(
+            f"Set {none}: the rows are prepared, so a batch is cheap to make in the main process. "
+            "More workers do not help.",
+            gain,
+        )
+    fewer = "have the collate function return a few large tensors, not many small ones or lists"
+    if workers and evidence.cores is not None and workers >= evidence.cores:
+        fewer = "leave a core to the main process (fewer workers, OMP_NUM_THREADS=1)"
+    return Action(
+        f"Set {none} if a batch takes less than {format_seconds(wait)} to make, which is what its "
+        f"hand-over costs; else {fewer}. More workers do not help.",
+        gain,
+    )
+
+
+def _deepen(evidence: Evidence) -> Action:
     """A queue that holds as many batches as come between two waits."""
     figures, workers = evidence.figures, evidence.number("num_workers")
     period, stall = figures.stall_period_fetches, min(evidence.stall, 0.95)
@@ -433,34 +579,43 @@ def _deepen(evidence: Evidence) -> str:
     else:
         values["prefetch_factor"] = max(2, math.ceil(wanted / each))
         ready = each * values["prefetch_factor"]
+    # A queue hides as much of a wait as it holds of it, and no more than the loader gives.
+    hidden = evidence.stall * min(1.0, ready / wanted)
+    gain = possible_gain(hidden)
+    if gain is not None and figures.reader_ratio is not None:
+        gain = min(gain, max(0.0, figures.reader_ratio - 1.0))
     effect = f"and hide waits {apart}" if ready >= wanted else f"of {wanted} between two waits"
     setting = _name_loader(evidence.source, **values)
-    return f"Set {setting}; {ready} batches are then ready, {effect}."
+    return Action(f"Set {setting}: {ready} batches are then ready, {effect}.", gain)
 
 
-def _spread(evidence: Evidence) -> str:
+def _spread(evidence: Evidence) -> Action:
     """Make the unit of work behind a rare, long wait smaller."""
     source, figures = evidence.source, evidence.figures
+    by_cause = figures.waits_by_cause.get(figures.stall_period_of, 1.0)
+    gain = possible_gain(evidence.stall * by_cause)
     if figures.stall_period_of == "epoch":
-        return _join_epochs(evidence)
+        return Action(_join_epochs(evidence), gain)
     if figures.stall_period_of == "shard":
-        return "Write the data in smaller shards: each wait comes with a new one."
+        return Action("Write the data in smaller shards: each wait comes with a new one.", gain)
     if source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing"):
         now = evidence.number("streaming_multipack_buffer_size") or STREAMED_PACK_ROWS
         fewer = max(LEAST_PACK_ROWS, now // 10)
         if fewer < now:
             setting = _name_setting(source, "streaming_multipack_buffer_size", str(fewer))
-            return f"Pack fewer rows at a time: set {setting} (now {now:,})."
+            return Action(f"Pack fewer rows at a time: set {setting} (now {now:,}).", gain)
     rows = figures.stall_period_rows
     if source != "axolotl" and rows is not None and abs(rows - MAP_ROWS) <= 0.05 * MAP_ROWS:
-        return (
-            "Work in smaller units: every 1,000 rows is the default batch of datasets' map; give "
-            "map(batched=True, batch_size=100)."
+        return Action(
+            "Work in smaller units: 1,000 rows is the default batch of datasets' map; use "
+            "map(batched=True, batch_size=100).",
+            gain,
         )
     unit = f"every {rows:,.0f} samples" if rows is not None else "at these distances"
-    return (
+    return Action(
         f"Look at what is done {unit} (a map over a batch of rows, a shuffle buffer, a row group) "
-        "and make that unit smaller."
+        "and make that unit smaller.",
+        gain,
     )
 
 

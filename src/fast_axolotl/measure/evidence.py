@@ -10,7 +10,7 @@ from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import LEDGER
-from fast_axolotl.record.units import format_bytes, format_share
+from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
 
@@ -64,8 +64,18 @@ class Evidence:
 
     @property
     def pattern(self) -> str:
-        """When the waits come, as a subtype of the verdict: burst, periodic, or rate."""
-        name = self.figures.stall_pattern
+        """When the waits come, as a subtype of the verdict: handover, burst, periodic, or rate.
+
+        A batch that is ready when its fetch begins has only to be handed over. The queue is full on
+        average, and waits are spread: where one worker of many is late and the others' batches are
+        ready, most fetches do not wait.
+        """
+        figures, name = self.figures, self.figures.stall_pattern
+        depth, median = figures.queue_depth, figures.wait_p50_seconds
+        mean = self.stall * figures.measured_seconds / max(1, figures.fetches)
+        full = thresholds.FULL_QUEUE * (figures.queue_capacity or math.inf)
+        if depth is not None and depth >= full and median is not None and median >= mean / 2:
+            return "handover"
         return name if name in ("burst", "periodic") else "rate"
 
     @property
@@ -238,12 +248,15 @@ class Evidence:
         depth, capacity = self.figures.queue_depth, self.figures.queue_capacity
         lines = []
         if headroom is not None:
-            word = "more than" if headroom >= 1 else "less than"
             lines.append(
-                f"alone, the loader gives {headroom:.2f} times what the model takes: {word} it"
+                f"alone, the loader delivers {headroom:.2f} times what the model could consume"
             )
         if depth is not None and capacity:
-            lines.append(f"{depth:.1f} of {capacity} batches are ready on average")
+            full = ""
+            if self.pattern == "handover":
+                wait = format_seconds(self.figures.wait_p50_seconds)
+                full = f" (threshold 75 %: ours), and the median fetch still takes {wait}"
+            lines.append(f"{depth:.1f} of {capacity} batches are ready when a fetch begins{full}")
         if cached is not None:
             lines.append(f"with a cached batch a step is {format_share(cached)} shorter")
         return lines

@@ -58,6 +58,8 @@ _ASKED = (
     f"{thresholds.LEAST_SECONDS:.0f} s"
 )
 _MOST_LETTERS = 200
+_LEAST_GAIN = 0.01
+"""Below it nobody would see it."""
 _LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
     "checkpoint": ("checkpoint", "Checkpoints take", advice.save_less),
     "evaluation": ("evaluation", "Evaluation takes", advice.evaluate_less),
@@ -101,6 +103,12 @@ def judge(evidence: Evidence) -> Verdict:
     lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
     figures = evidence.figures
+    if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
+        # Checkpoints, evaluation and start-up lie outside of the steps that tokens/s are of.
+        is_outside = verdict.kind in ("checkpoint", "evaluation", "startup")
+        rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
+        expected = f"Expect up to +{100 * verdict.gain:,.0f} % {rate}."
+        verdict = replace(verdict, action=f"{verdict.action} {expected}")
     if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
         line = (
             f"the record has no end, and {format_share(figures.limit_share)} of the memory limit "
@@ -119,7 +127,7 @@ def judge(evidence: Evidence) -> Verdict:
         verdict,
         headline=f"An error ended the run before it could be judged: {error}.",
         evidence=(verdict.headline, *verdict.evidence),
-        action=f"Mend the error first, then measure again: {error}.",
+        action=f"Fix the error first, then measure again: {error}.",
         seconds_needed=None,
     )
 
@@ -424,6 +432,7 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
         headline=headline,
         evidence=(waiting, *lines),
         action=advice.read_less(evidence),
+        gain=advice.possible_gain(evidence.stall) if evidence.stall else None,
     )
 
 
@@ -495,12 +504,14 @@ def data(evidence: Evidence) -> Verdict | None:
     figures = evidence.figures
     if evidence.stall < thresholds.DATA_STALL:
         return None
-    stall = format_share(figures.stall_fraction)
+    stall = f"{format_share(figures.stall_fraction)} of the time is spent waiting for data."
     headlines = {
-        "rate": f"The loader is too slow: {stall} of the time goes into waiting for data.",
-        "burst": f"The data comes in bursts: {stall} of the time goes into waiting for it.",
-        "periodic": f"Now and then the data is late by much: {stall} of the time goes into it.",
+        "rate": f"The loader is too slow: {stall}",
+        "burst": f"Data comes in bursts: {stall}",
+        "periodic": f"Data is very late now and then: {stall}",
+        "handover": f"Batches are ready, but expensive to hand over: {stall}",
     }
+    action, gain = advice.feed(evidence)
     return Verdict(
         kind="data",
         subtype=evidence.pattern,
@@ -514,7 +525,8 @@ def data(evidence: Evidence) -> Verdict | None:
             *evidence.hidden_lines(),
             *evidence.cpu_lines(),
         ),
-        action=advice.feed(evidence),
+        action=action,
+        gain=gain,
     )
 
 
@@ -539,12 +551,14 @@ def communication(evidence: Evidence) -> Verdict | None:
         headline = (
             f"The ranks wait for rank {evidence.slow_rank}, which comes last to their collectives."
         )
+    action, gain = _communicate_better(evidence)
     return Verdict(
         kind="communication",
         subtype="skew" if _is_skewed(evidence) else "network",
         headline=headline,
         evidence=(*lines, evidence.stall_line()),
-        action=_communicate_better(evidence),
+        action=action,
+        gain=gain,
     )
 
 
@@ -552,7 +566,7 @@ def _is_skewed(evidence: Evidence) -> bool:
     return evidence.skew_share is not None and evidence.skew_share >= thresholds.LEAST_SKEW_SHARE
 
 
-def _communicate_better(evidence: Evidence) -> str:
+def _communicate_better(evidence: Evidence) -> advice.Action:
     return advice.even_out(evidence) if _is_skewed(evidence) else advice.talk_less(evidence)
 
 
@@ -575,6 +589,8 @@ def compute(evidence: Evidence) -> Verdict | None:
             f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
         )
     headline = "The model is the limit: it hardly ever waits for data."
+    better = advice.even_out if evidence.holds_up else advice.compute_better
+    action, gain = better(evidence)
     return Verdict(
         kind="compute",
         headline=_straggling(evidence) if evidence.holds_up else headline,
@@ -585,7 +601,8 @@ def compute(evidence: Evidence) -> Verdict | None:
             *evidence.drain_lines(),
             *evidence.cpu_lines(),
         ),
-        action=advice.even_out(evidence) if evidence.holds_up else advice.compute_better(evidence),
+        action=action,
+        gain=gain,
     )
 
 
@@ -598,7 +615,7 @@ def mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
     stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
-    lines = [evidence.stall_line("less than 5 % is free of it, 10 % or more is bound by it")]
+    lines = [evidence.stall_line("under 5 % is fine; 10 % or more is data-bound")]
     if figures.exposed_communication_fraction is not None:
         lines.append(
             f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
@@ -610,19 +627,19 @@ def mixed(evidence: Evidence) -> Verdict:
         headline, action = _straggling(evidence), advice.even_out(evidence)
     elif figures.stall_fraction is None:
         headline = "No single limit: the stall is not known."
-        action = advice.see_fetches(evidence)
+        action = advice.Action(advice.see_fetches(evidence))
     elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):
         headline = f"No single limit: {exposed} of the time only communication runs."
         action = _communicate_better(evidence)
     elif is_waiting:
-        headline = f"No single limit: {stall} of the time goes into waiting for data."
+        headline = f"No single limit: {stall} of the time is spent waiting for data."
         action = advice.feed(evidence)
     else:
         headline = "Not the data: the model or the communication, which were not told apart."
         lines.append(
             f"{figures.world_size} ranks, and no profiler window that shows their communication"
         )
-        action = advice.profile()
+        action = advice.Action(advice.profile())
     return Verdict(
         kind="mixed",
         headline=headline,
@@ -633,5 +650,6 @@ def mixed(evidence: Evidence) -> Verdict:
             *evidence.pattern_lines(),
             *evidence.hidden_lines(),
         ),
-        action=action,
+        action=action.text,
+        gain=action.gain,
     )

@@ -13,6 +13,7 @@ __all__ = [
     "DRAINED_SHARE",
     "FREE_COMMUNICATION",
     "FREE_STALL",
+    "FULL_QUEUE",
     "HIDDEN_WAIT",
     "LEAST_FALL_BATCHES",
     "LEAST_FETCHES",
@@ -60,6 +61,9 @@ DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
 dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
 REFILLED_SHARE = 0.1
 """Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
+FULL_QUEUE = 0.75
+"""Share of its capacity from which a ready queue is full. Ours: of four batches of one worker,
+three are ready when the fourth is asked for."""
 
 DISK_NEAR, DISK_FULL = 0.70, 0.90
 """Share of capacity. Queueing (M/M/1): a request takes 1 ÷ (1 − share) as long as on an idle disk,

@@ -1,0 +1,297 @@
+"""Advice that holds: what is promised against what following it gave, and what is never stated.
+
+The first half runs real DataLoaders whose costs are known. A model is a sleep, and so is a slow
+dataset, so that a busy machine changes little.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.measure import advice, measure
+from fast_axolotl.measure.advice import Action, possible_gain
+from fast_axolotl.measure.evidence import Evidence
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.measure.verdict import judge
+from fast_axolotl.record import RunSummary, Verdict
+from support.records import every, make_profiled_run, make_rank, make_run, steady
+
+OWN_SECONDS, LOAD_SECONDS = 0.006, 0.012
+GIGABYTE = 1_000_000_000
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+"""Workers that sleep need no cores of their own."""
+
+
+class Slow:
+    """Rows that take long to make; or one in so many takes as long as all of them."""
+
+    def __init__(self, one_in: int = 1) -> None:
+        self.one_in = one_in
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        time.sleep(LOAD_SECONDS * self.one_in if index % self.one_in == 0 else 0.0)
+        return torch.ones(8)
+
+    def __len__(self) -> int:
+        return 260
+
+
+class Splintered(Slow):
+    """Rows of many small tensors: cheap to make, and each is handed over by itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        return [torch.tensor(number) for number in range(30)]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., RunSummary]]:
+    """A real loop over a DataLoader with so many workers, and what is measured of it."""
+    data = pytest.importorskip("torch.utils.data")
+    from fast_axolotl.integrations.torch_meter import watch_torch
+
+    def run(dataset: Slow, workers: int) -> RunSummary:
+        folder = tmp_path / f"{type(dataset).__name__}-{workers}"
+        loader = data.DataLoader(dataset, batch_size=1, num_workers=workers, collate_fn=_first)
+        meter = measure(folder, sample_system=False, environment={"cores": 4})
+        with meter, watch_torch(meter):
+            for _ in loader:
+                time.sleep(OWN_SECONDS)
+        return meter.summary()
+
+    return run
+
+
+def _first(rows: list[Any]) -> Any:
+    return rows[0]
+
+
+def check_promise(before: RunSummary, after: RunSummary) -> None:
+    """What following the advice gave is not above what was promised, and not far below."""
+    promised = before.verdict.gain
+    assert promised is not None
+    assert f"Expect up to +{100 * promised:,.0f} % steps/s." in before.verdict.action
+    assert before.steps_per_second is not None
+    assert after.steps_per_second is not None
+    given = after.steps_per_second / before.steps_per_second - 1
+    assert promised / 3 <= given <= 1.3 * (1 + promised) - 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_as_many_workers_as_are_advised_give_about_what_is_promised(
+    train: Callable[..., RunSummary], workers: int
+) -> None:
+    before = train(Slow(), workers)
+    assert (before.verdict.kind, before.verdict.subtype) == ("data", "rate")
+    found = re.search(r"num_workers=(\d+)\)", before.verdict.action)
+    assert found is not None
+    check_promise(before, train(Slow(), int(found[1])))
+
+
+def test_a_full_queue_is_a_matter_of_handing_over_and_not_of_workers(
+    train: Callable[..., RunSummary],
+) -> None:
+    before = train(Splintered(), 1)
+    assert (before.verdict.kind, before.verdict.subtype) == ("data", "handover")
+    assert "DataLoader(num_workers=0) if a batch takes less than" in before.verdict.action
+    assert "More workers do not help" in before.verdict.action
+    assert any("of 2 batches are ready" in line for line in before.verdict.evidence)
+    check_promise(before, train(Splintered(), 0))
+
+
+def test_a_worker_that_is_late_while_the_others_are_ready_is_no_matter_of_handing_over(
+    train: Callable[..., RunSummary],
+) -> None:
+    # One of three workers makes every long row; the queues of the other two are full.
+    summary = train(Slow(one_in=3), 3)
+    assert summary.queue_depth is not None
+    assert summary.queue_depth > 3
+    assert summary.verdict.kind == "data"
+    assert summary.verdict.subtype != "handover"
+
+
+def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evidence:
+    """Figures of a run with these settings; what is no setting is a figure."""
+    names = RunSummary.__dataclass_fields__
+    settings = {name: value for name, value in values.items() if name not in names}
+    summary = summarise(make_run(make_rank(wait=steady(stall), settings=settings, source=source)))
+    figures = {name: value for name, value in values.items() if name in names}
+    return Evidence(figures=replace(summary, **figures), source=source, slow_rank=1)
+
+
+def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdict:
+    return judge(evidence(source, stall, **values))
+
+
+def test_an_unknown_number_of_workers_is_not_none() -> None:
+    action = verdict("loop", 0.3).action
+    assert "How many there are now was not recorded." in action
+    assert "0 workers" not in action
+    assert (
+        "currently loaded in the main process (0 workers)"
+        in verdict(stall=0.3, num_workers=0).action
+    )
+    assert "num_workers" not in advice.resolve_contradiction(evidence("loop"), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("stall", "workers", "cores", "gain"),
+    [
+        # The stall goes: 0.3 ÷ 0.7.
+        (0.3, 1, 8, 3 / 7),
+        # Reading takes 9 times as long as the model, and 4 workers take 9 ÷ 4 of it.
+        (0.9, 0, 4, 10 / (9 / 4) - 1),
+        # Twice the workers, twice the pace.
+        (0.8, 2, 4, 1.0),
+        # No worker more: what makes reading cheaper takes the whole stall away at most.
+        (0.5, 4, 4, 1.0),
+    ],
+)
+def test_the_gain_of_more_workers_is_what_they_can_read(
+    stall: float, workers: int, cores: int, gain: float
+) -> None:
+    found = verdict(stall=stall, num_workers=workers, environment={"cores": cores})
+    assert found.gain == pytest.approx(gain, rel=0.02)
+    assert f"Expect up to +{100 * gain:.0f} % steps/s." in found.action
+
+
+def test_the_gain_is_in_tokens_where_tokens_are_counted() -> None:
+    assert verdict(stall=0.375, num_workers=0, tokens_per_second=9.0).action.endswith(
+        "Expect up to +60 % tokens/s."
+    )
+
+
+def test_a_queue_that_hides_a_part_of_a_wait_gives_that_part() -> None:
+    settings = {"num_workers": 1, "prefetch_factor": 2, "config": {"streaming": True}}
+    rank = make_rank(wait=every(32, 0.3), fetches=3000, settings=settings, source="axolotl")
+    found = summarise(make_run(rank)).verdict
+    assert "16 batches are then ready, of 32 between two waits" in found.action
+    assert found.gain == pytest.approx(0.15 / 0.85, rel=0.02)
+    given = Evidence(figures=replace(summarise(make_run(rank)), reader_ratio=1.05), source="loop")
+    assert judge(given).gain == pytest.approx(0.05), "no more than the loader gives"
+
+
+def test_nothing_is_promised_where_nothing_is_known_or_gained() -> None:
+    assert [possible_gain(share) for share in (0.0, 0.5, 1.0)] == [0.0, 1.0, None]
+    assert verdict().gain is None
+    assert "Expect" not in verdict().action
+
+
+def test_under_a_quota_no_workers_are_advised() -> None:
+    found = verdict(stall=0.8, num_workers=2, cpu_throttled_share=0.3)
+    action = found.action
+    assert found.kind == "data", "the quota does not explain all of it"
+    assert "Raise the CPU quota" in action
+    assert "refuses 30.0 % of the processor time, so more workers do not help" in action
+    assert "dataloader_num_workers" not in action
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
+    full = {"num_workers": 8, "dataset_is_prepared": is_prepared}
+    action = verdict(stall=0.4, **full).action
+    assert ("axolotl preprocess" in action) is not is_prepared
+    assert ("the rows are prepared already" in action) is is_prepared
+    # What this package makes cheaper comes first, where it is not in use.
+    action = verdict(stall=0.4, replacements=(), **full).action
+    assert ("fast-axolotl run --" in action) is is_prepared
+    action = verdict(stall=0.4, queue_depth=4.0, queue_capacity=4, **full).action
+    assert ("Set dataloader_num_workers: 0: the rows are prepared" in action) is is_prepared
+
+
+def test_large_batches_that_are_ready_have_to_become_smaller() -> None:
+    found = verdict(stall=0.4, queue_depth=4.0, queue_capacity=4, bytes_per_second=6e10)
+    assert found.subtype == "handover"
+    assert "Hand over fewer bytes: a batch has 1 GB" in found.action
+
+
+def test_the_garbage_collector_is_named_where_it_causes_the_waiting() -> None:
+    found = verdict(stall=0.4, waits_by_cause={"gc": 0.75, "epoch": 0.1}, num_workers=1)
+    assert "Python's garbage collector causes 75.0 % of the waiting" in found.action
+    assert found.gain == pytest.approx(0.3 / 0.7)
+    assert "gc.freeze()" not in verdict(stall=0.4, waits_by_cause={"gc": 0.3}).action
+
+
+def communicate(**settings: Any) -> Action:
+    record = make_profiled_run((0.4,), (0.4,), settings=settings, source="axolotl")
+    found = summarise(record).verdict
+    assert found.kind == "communication"
+    return Action(found.action, found.gain)
+
+
+@pytest.mark.parametrize("settings", [{}, {"deepspeed_stage": 1}, {"fsdp": False}])
+def test_accumulation_halves_communication_where_gradients_are_exchanged_once_a_step(
+    settings: dict[str, Any],
+) -> None:
+    action = communicate(gradient_accumulation=4, **settings)
+    assert "gradient_accumulation_steps: 8" in action.text
+    assert "learning rate" in action.text
+    assert action.gain == pytest.approx(0.2 / 0.8, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"fsdp": True}, "reshard_after_forward: false"),
+        ({"deepspeed_stage": 2}, "ZeRO-1"),
+        ({"deepspeed_stage": 3}, "ZeRO-2"),
+    ],
+)
+def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
+    settings: dict[str, Any], expected: str
+) -> None:
+    action = communicate(gradient_accumulation=4, **settings)
+    assert expected in action.text
+    assert "gradient_accumulation_steps: 8" not in action.text
+    assert "accumulation does not reduce it" in action.text
+    assert action.gain == pytest.approx(0.4 / 0.6, rel=0.02)
+    roomy = {"total": 80 * GIGABYTE, "allocated_peak": 20 * GIGABYTE}
+    action = communicate(gradient_accumulation=4, batch_size=2, cuda_memory=roomy, **settings)
+    assert action.text.startswith("Raise micro_batch_size from 2 to 4")
+    assert "halve gradient_accumulation_steps (now 4)" in action.text
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ({}, "whether it fits is not known, because GPU memory was not recorded"),
+        (
+            {"gpu_memory_bytes": 76 * GIGABYTE, "gpu_free_bytes": 4 * GIGABYTE},
+            "Do not raise micro_batch_size: 4 GB of GPU memory are free, one sample more may "
+            "take 19 GB",
+        ),
+        (
+            {"gpu_memory_bytes": 40 * GIGABYTE, "gpu_free_bytes": 40 * GIGABYTE},
+            "Raise micro_batch_size from 4 to 8, for which 40 GB of free GPU memory are enough; "
+            "the total batch grows, so check the learning rate.",
+        ),
+        (
+            # The allocator holds 70 GB, of which the run needed 40.
+            {
+                "gpu_memory_bytes": 71 * GIGABYTE,
+                "gpu_free_bytes": 9 * GIGABYTE,
+                "cuda_memory": {
+                    "total": 80 * GIGABYTE,
+                    "reserved_peak": 70 * GIGABYTE,
+                    "allocated_peak": 40 * GIGABYTE,
+                },
+            },
+            "Raise micro_batch_size from 4 to 7, for which 39 GB",
+        ),
+    ],
+)
+def test_a_larger_micro_batch_is_advised_only_where_memory_is_known_to_allow_it(
+    memory: dict[str, Any], expected: str
+) -> None:
+    assert expected in verdict(mfu=0.1, batch_size=4, **memory).action
