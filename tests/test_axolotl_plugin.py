@@ -216,16 +216,20 @@ class TestMeter:
         trainings.train("plugin", plugins=[PLUGIN], fast_axolotl_measure=True)
         record = read_run(trainings.folder / "plugin" / "fast-axolotl-measure")
         self.check(record)
+        assert {"collators", "fetch", "sampler"} <= set(record.ranks[0].values["replacements"])
         assert record.ranks[0].values["data_paths"] == [str(trainings.folder / "prepared")]
         last = trainings.last_log("plugin")
         for name in ("stall_fraction", "tokens_per_second", "working_set_gb"):
             assert last[f"fast_axolotl/{name}"] >= 0
 
-    def test_run_measures_an_axolotl_that_is_left_as_it_is(self, trainings: Trainings) -> None:
+    def test_measure_leaves_axolotl_as_it_is(self, trainings: Trainings) -> None:
         folder = trainings.folder / "record"
-        flags = ("--measure", "--no-accelerate", "--output", str(folder), "--")
-        done = trainings.train("stock", *FAST_AXOLOTL, "run", *flags)
+        command = (*FAST_AXOLOTL, "measure", "--output", str(folder), "--")
+        # The plugin in the configuration does not change that.
+        done = trainings.train("stock", *command, plugins=[PLUGIN])
         self.check(read_run(folder))
+        assert read_run(folder).ranks[0].values["replacements"] == []
+        assert "replacements active       none" in done.stderr
         assert "fast-axolotl: used" not in done.stderr
         assert "Inconclusive" in done.stderr
         assert "fast_axolotl/stall_fraction" in trainings.last_log("stock")

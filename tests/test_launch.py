@@ -134,6 +134,18 @@ def test_zero_turns_everything_off(run: Run) -> None:
     )
 
 
+def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run) -> None:
+    look = "import importlib.util; assert importlib.util.find_spec('axolotl')"
+    stand_in = (
+        "import fast_axolotl.axolotl as host; from fast_axolotl.axolotl.patching import Patch; "
+        "host._STATE.patchwork.patches = lambda: (Patch('a', 'active', '', 'm:a', 2),)"
+    )
+    done = run("--", sys.executable, "-c", f"{look}; {stand_in}")
+    assert (done.returncode, "used" in done.stderr) == (0, False), done.stderr
+    done = run("--", sys.executable, "-c", f"import axolotl; {stand_in}")
+    assert done.stderr.splitlines()[-1] == "fast-axolotl: used a ×2"
+
+
 def test_a_command_beside_our_python_is_found_without_path() -> None:
     assert find_program(Path(sys.executable).name, {"PATH": "/nowhere"}) == sys.executable
 

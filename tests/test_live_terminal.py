@@ -272,30 +272,40 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         assert len(verdict.splitlines()) <= 24
         assert "what the command printed:" in log
         assert "batch 100" in log, "the end of the output of a command that failed comes last"
-        assert "keeps the keyboard" not in log, "it has trained"
+        assert "the command failed with exit code 7; its last lines:" in log
+        assert "captures the keyboard" not in log
         assert one.is_put_back()
     assert (tmp_path / "run" / "log.txt").read_text().startswith("batch 0\n")
     assert sorted(read_run(tmp_path / "run").ranks) == [0]
 
 
 @pytest.mark.parametrize(
-    ("code", "is_told"),
+    ("code", "how", "hint"),
     [
-        ("input('name? ')", True),
-        ("import sys; sys.exit(not sys.stdin.read())", True),
-        ("import sys; sys.stdin.read()", False),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", False),
+        ("input('name? ')", "failed with exit code 1; its last lines:", "the live view captures"),
+        (
+            "import sys; sys.exit(not sys.stdin.read())",
+            "failed with exit code 1 and printed nothing",
+            "if it reads input: the live view captures",
+        ),
+        ("import no_such_module", "failed with exit code 1; its last lines:", ""),
+        ("import sys; sys.stdin.read()", "", ""),
+        ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15", ""),
     ],
 )
-def test_a_command_that_fails_for_want_of_its_keyboard_is_told_so(
-    tmp_path: Path, code: str, is_told: bool
+def test_a_command_that_fails_at_once_is_told_how_and_the_keyboard_only_where_it_wanted_it(
+    tmp_path: Path, code: str, how: str, hint: str
 ) -> None:
-    flags = ("--live", "--no-accelerate", "--quiet", "--output", "run")
-    with Terminal(tmp_path, "run", *flags, "--", sys.executable, "-c", code) as one:
+    flags = ("--live", "--quiet", "--output", "run")
+    with Terminal(tmp_path, "measure", *flags, "--", sys.executable, "-c", code) as one:
         one.wait()
-        hint = "--live keeps the keyboard: the command's stdin was empty; run it without --live\r\n"
-        assert plain(one.text).endswith(hint) is is_told
-        assert ("keeps the keyboard" in one.text) is is_told
+        end = plain(one.text).partition("what the command printed:")[2]
+        assert (f"fast-axolotl: the command {how}" in end) is bool(how)
+        assert ("ModuleNotFoundError: No module named 'no_such_module'" in end) is (
+            "no_such_module" in code
+        )
+        assert f"fast-axolotl: {hint}" in f"{end}fast-axolotl: "
+        assert ("keyboard" in end) is bool(hint)
 
 
 def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_terminal(

@@ -230,6 +230,7 @@ def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> No
     ("command", "words"),
     [
         ("fast-axolotl run --measure -- python a.py", "measures by itself: leave --measure out"),
+        ("fast-axolotl measure -- python a.py", "measures by itself: leave measure out"),
         ("python -m fast_axolotl run --output=x -- a", "measures by itself: leave --output=x out"),
         ("fast-axolotl run -q -- python a.py", "measures by itself: leave -q out"),
         ("python a.py >log.txt", "no shell runs the command, which has '>'"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.run_folders import find_folders, next_folder
+from fast_axolotl.record.run_folders import find_folders, next_folder, share_record
 from fast_axolotl.system import node_name
 from support.children import (
     FAST_AXOLOTL,
@@ -276,17 +278,12 @@ class StandIn:
         self.folders: list[Path] = []
 
 
-def test_a_trainer_gets_a_callback_unless_it_has_one_whose_folder_is_then_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trainer_gets_a_callback_unless_it_has_one(tmp_path: Path) -> None:
     attachment = Attachment(Order(run_dir=str(tmp_path / "run")))
     first, second = (attachment.callback_for([object()], StandIn) for _ in range(2))
     # Trainers of one process share the count of trainings.
     assert first.folders is second.folders
-    assert attachment.callback_for([StandIn(tmp_path / "run")], StandIn) is None
-    assert capsys.readouterr().err == ""
     assert attachment.callback_for([StandIn("mine")], StandIn) is None
-    assert "which records into mine: see fast-axolotl show mine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -350,18 +347,118 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     system = read_run(tmp_path / "run").system
     assert system is not None
     assert (system.start.source, system.end is not None) == ("run", True)
-    told = [line for line in done.stderr.splitlines() if "measure() records into own" in line]
+    told = [line for line in done.stderr.splitlines() if "records into own by itself" in line]
     assert len(told) == (folder == '"own"')
-    call = 'measure(os.environ["FAST_AXOLOTL_MEASURE"])'
-    assert (call in done.stderr) == (folder == '"own"')
+    # What is recorded into another folder shows in the run's, too.
     found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
-    assert (found is None) == (folder == '"own"')
-    assert found is None or found > 0.3
+    assert found is not None
+    assert found > 0.3
     # A meter that samples by itself did not see the start of its process.
     with measure(tmp_path / "alone") as meter:
         list(meter.watch([[1, 2]] * 3))
     reasons = read_figures(tmp_path / "alone").reasons
     assert reasons["start_to_step_seconds"] == "nobody watched the process from its start"
+
+
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_a_shared_record_is_followed_as_it_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if not has_hard_links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    with measure(tmp_path / "own", sample_system=False, environment={}) as meter:
+        assert share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "run")
+        list(meter.watch([["row"]] * 5))
+    assert total(read_run(tmp_path / "run").ranks[0], "steps") == 5
+    assert not share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "run")
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    assert not share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "no-links")
+
+
+OWN = """
+import sys, time, torch
+from torch.utils.data import DataLoader
+loader = DataLoader([torch.ones(4)] * 60, batch_size=2)
+if sys.argv[1] == "trainer":
+    from transformers import Trainer, TrainingArguments
+    from fast_axolotl.integrations.transformers_meter import MeterCallback
+    class Model(torch.nn.Linear):
+        def forward(self, x): return {"loss": super().forward(x).sum()}
+    rows = [{"x": torch.ones(4)}] * 60
+    arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=2, report_to=[],
+        num_train_epochs=1, use_cpu=True, save_strategy="no", disable_tqdm=True)
+    Trainer(Model(4, 1), arguments, train_dataset=rows, callbacks=[MeterCallback("own")]).train()
+else:
+    from fast_axolotl import measure
+    with measure("own") as meter:
+        for batch in meter.watch(loader):
+            time.sleep(0.001)
+    if sys.argv[1] == "both":
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("how", "source"), [("loop", "loop"), ("trainer", "transformers"), ("both", "torch")]
+)
+def test_a_program_with_a_meter_of_its_own_is_shown_by_the_run_around_it(
+    tmp_path: Path, how: str, source: str
+) -> None:
+    if how == "trainer":
+        pytest.importorskip("transformers")
+    (tmp_path / "own.py").write_text(OWN)
+    command = ("measure", "--output", "run", "--", sys.executable, "own.py", how)
+    done = run_child(*FAST_AXOLOTL, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = read_run(tmp_path / "run")
+    assert record.ranks[0].start.source == source
+    # The last step of a plain loop has no end; of one that tells its steps, it has.
+    assert total(record.ranks[0], "steps") in (29, 30)
+    assert record.system is not None
+    assert total(read_run(tmp_path / "own").ranks[0], "steps") in (29, 30)
+    told = done.stderr.count("records into own by itself")
+    assert told == 1
+    assert "no torch DataLoader" not in done.stderr
+
+
+AXOLOTL_STAND_IN = """
+import sys
+from fast_axolotl import measure
+from fast_axolotl.axolotl import _STATE, status
+class Patchwork:
+    def patches(self):
+        from fast_axolotl.axolotl.patching import Patch
+        return (Patch("dedupe", "active", "", "m:a"), Patch("save", "waiting", "", "m:b"))
+if status().installed:
+    _STATE.patchwork = Patchwork()
+with measure("own", sample_system=False) as meter:
+    for batch in meter.watch([[1, 2]] * 3):
+        pass
+print(meter.summary().replacements)
+"""
+
+
+def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Path) -> None:
+    done = run_python(AXOLOTL_STAND_IN, cwd=tmp_path)
+    assert done.stdout == "('dedupe',)\n", done.stderr
+    assert "set FAST_AXOLOTL=0 in the environment to measure Axolotl as it is" in done.stderr
+    off = run_child(
+        *FAST_AXOLOTL, "measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN, cwd=tmp_path
+    )
+    assert off.stdout == "()\n", off.stderr
+    assert "Axolotl runs as it is: nothing is replaced" in off.stderr
+    assert "FAST_AXOLOTL=0" not in off.stderr
+    shown = run_child(*FAST_AXOLOTL, "show", "own", cwd=tmp_path).stdout
+    assert re.search(r"replacements active +none\n", shown)
 
 
 @NEEDS_TORCH

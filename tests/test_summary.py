@@ -94,6 +94,7 @@ def full_run() -> RunRecord:
                 "prefetch_factor": 2,
                 "sample_packing": True,
                 "tensor_parallel": 1,
+                "replacements": ["fetch"],
             },
             rows=16,
             produced=10,

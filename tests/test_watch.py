@@ -59,8 +59,8 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert "until the time was up" in table
     for label in ("working set", "mapped files", "CPU refused", "read request", "pressure"):
         assert label in table
-    assert "nobody sees stall, rows, tokens, steps or MFU" in table
-    assert "fast-axolotl run --measure -- COMMAND" in table
+    assert "Stall, rows, tokens, steps and MFU are not visible from outside" in table
+    assert "fast-axolotl measure -- COMMAND" in table
     record = read_run(tmp_path / "run").system
     assert record is not None
     assert len(record.samples) == 2

@@ -185,7 +185,8 @@ def _hook_all(*, is_late: bool = False) -> None:
         _switch_off(_STATE.patchwork)
 
         def say_use() -> None:
-            line = use_line(status().patches)
+            # Somebody may have looked whether Axolotl is installed, and not used it.
+            line = use_line(status().patches) if "axolotl" in sys.modules else ""
             if line:
                 print(f"fast-axolotl: {line}", file=sys.stderr)
 

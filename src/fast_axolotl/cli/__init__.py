@@ -22,7 +22,14 @@ from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
 from fast_axolotl.cli.protocol import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
 from fast_axolotl.cli.read import READ_EXAMPLES, read
 from fast_axolotl.cli.report import REPORT_EXAMPLES, report
-from fast_axolotl.cli.run import RUN_EXAMPLES, STATUS_EXAMPLES, run, status
+from fast_axolotl.cli.run import (
+    MEASURE_EXAMPLES,
+    RUN_EXAMPLES,
+    STATUS_EXAMPLES,
+    measure,
+    run,
+    status,
+)
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
 from fast_axolotl.cli.watch import WATCH_EXAMPLES, watch
@@ -45,10 +52,9 @@ app.command(epilog=READ_EXAMPLES)(read)
 app.command(epilog=DEDUPE_EXAMPLES)(dedupe)
 app.command(epilog=WARMUP_EXAMPLES)(warmup)
 # What follows the first word belongs to the command that is run, flags included.
-app.command(
-    epilog=RUN_EXAMPLES,
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
-)(run)
+_OF_A_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+app.command(epilog=RUN_EXAMPLES, context_settings=_OF_A_COMMAND)(run)
+app.command(epilog=MEASURE_EXAMPLES, context_settings=_OF_A_COMMAND)(measure)
 app.command(epilog=STATUS_EXAMPLES)(status)
 app.command(epilog=WATCH_EXAMPLES)(watch)
 app.command(epilog=SHOW_EXAMPLES)(show)

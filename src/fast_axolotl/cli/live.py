@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.cli.options import say
+
 if TYPE_CHECKING:
     from fast_axolotl.record import RunRecord
     from fast_axolotl.record.follower import ProtocolFollower, RunFollower
@@ -28,7 +30,9 @@ _DEAD_SECONDS = 10.0
 _NEXT_SECONDS = 20.0
 """Without another run of a protocol whose process is not seen here, for it to count as ended."""
 _FAILED_LINES = 20
-_NO_KEYBOARD = "--live keeps the keyboard: the command's stdin was empty; run it without --live"
+_NO_KEYBOARD = (
+    "the live view captures the keyboard, so the command's stdin was empty: run it without --live"
+)
 _END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|terminal)", re.I)
 """In what a command prints that wanted to read."""
 
@@ -153,23 +157,24 @@ class LiveRun:
                 time.sleep(0.1 if was_running else 0.0)
 
     def print_end(self, code: int) -> None:
-        """Where the output is; of a command that failed, its end, and what may have led to it."""
+        """Where the output is; if the command failed, its exit code and the end of its output."""
         from fast_axolotl.protocol.child import read_last_lines
 
         if self._log is None:
             return
-        print(f"fast-axolotl: what the command printed: {self._log}", file=sys.stderr)
+        say(f"what the command printed: {self._log}")
+        if code == 0:
+            return
         lines = read_last_lines(self._log, _FAILED_LINES)
-        if code != 0 and not self._is_log_shown:
+        how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        say(f"the command {how}{'; its last lines:' if lines else ' and printed nothing'}")
+        if not self._is_log_shown:
             for line in lines:
                 print(line, file=sys.stderr)
-        if code != 0 and "stdin" in self.streams:
-            # One that has trained does not ask any more, unless it says so; nor does one that was
-            # ended by a signal.
-            has_asked = any(_END_OF_INPUT.search(line) for line in lines)
-            is_killed = code < 0 or code > 128
-            if has_asked or not (is_killed or any(self._folder.glob("rank-*.jsonl"))):
-                print(f"fast-axolotl: {_NO_KEYBOARD}", file=sys.stderr)
+        if "stdin" in self.streams and any(_END_OF_INPUT.search(line) for line in lines):
+            say(_NO_KEYBOARD)
+        elif "stdin" in self.streams and not lines and 0 < code < 128:
+            say(f"if it reads input: {_NO_KEYBOARD}")
         sys.stderr.flush()
 
 

@@ -1,7 +1,7 @@
-"""``fast-axolotl run`` and ``fast-axolotl status``: Axolotl, accelerated, and what that means.
+"""``fast-axolotl run``, ``measure`` and ``status``: a command accelerated, measured, or both.
 
-With ``--measure`` any command is measured: this process stays, watches from outside, and ends as
-the command does, with the verdict on stderr.
+A measured command is a child: this process stays, samples it from outside, and ends as the command
+does, with the verdict on stderr. ``measure`` never changes what it measures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import Order
 
-__all__ = ["RUN_EXAMPLES", "STATUS_EXAMPLES", "run", "status"]
+__all__ = ["MEASURE_EXAMPLES", "RUN_EXAMPLES", "STATUS_EXAMPLES", "measure", "run", "status"]
 
 RUN_EXAMPLES = "\n\n".join(
     [
@@ -40,17 +40,45 @@ RUN_EXAMPLES = "\n\n".join(
         "  srun fast-axolotl run --measure --output runs/two-nodes -- torchrun … train.py",
     ]
 )
+MEASURE_EXAMPLES = "\n\n".join(
+    [
+        "Examples:",
+        "  fast-axolotl measure -- axolotl train config.yml",
+        "  fast-axolotl measure --live -- python train.py",
+        "  fast-axolotl measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
+    ]
+)
 STATUS_EXAMPLES = "Examples:\n\n  fast-axolotl status\n\n  fast-axolotl status --json"
 
 
+Command = Annotated[
+    list[str], typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND")
+]
+Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+]
+PeakTflops = Annotated[
+    float | None,
+    typer.Option(help="Peak of one device, if its name is not known here.", min=0.001),
+]
+ProfileSteps = Annotated[
+    int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
+]
+Matmul = Annotated[
+    bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show."),
+]
+
+
 def run(
-    command: Annotated[
-        list[str],
-        typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND"),
-    ],
+    command: Command,
     skip: Annotated[
-        str | None,
-        typer.Option(help="Replacements to leave out, names with commas between: see status."),
+        str | None, typer.Option(help="Comma-separated replacements to skip: see status.")
     ] = None,
     accelerate: Annotated[
         bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
@@ -58,47 +86,35 @@ def run(
     measure: Annotated[
         bool, typer.Option("--measure", help="Record the run and print what bounds it.")
     ] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Measure, and show the figures as they come.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
-    ] = None,
+    live: Live = False,
+    output: Output = None,
     data_path: DataPath = None,
-    peak_tflops: Annotated[
-        float | None,
-        typer.Option(help="Of one device, where its name is not known here.", min=0.001),
-    ] = None,
-    profile_steps: Annotated[
-        int, typer.Option(help="Run so many steps under torch's profiler, once.", min=0)
-    ] = 0,
-    matmul: Annotated[
-        bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
-    ] = False,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show."),
-    ] = False,
+    peak_tflops: PeakTflops = None,
+    profile_steps: ProfileSteps = 0,
+    matmul: Matmul = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
 
-    Nothing has to be edited: it survives accelerate launch, torchrun and spawned workers.
+    You edit nothing: it survives accelerate launch, torchrun and spawned workers.
 
-    One line tells what is replaced, and what is not and why; another, at the end, what was used.
+    One line says what is replaced, and what is not and why. If Axolotl was used, a line at the end
+    says which replacements answered.
 
-    With --measure, what trains in there is measured, be it Axolotl, transformers, Lightning or a
-    loop over a torch DataLoader, and of any command its memory, disk and GPU.
+    --measure accelerates and measures, and the record names the replacements. To measure the
+    command as it is, use fast-axolotl measure.
 
-    With --live, the figures are shown while they come; what the command prints goes to log.txt in
-    the record's folder, and its last lines are shown, too. The keyboard is the view's then: a
-    command that asks for input finds none, and needs --measure instead.
+    With --live, the figures are shown as they come. What the command prints goes to log.txt in the
+    record's folder, and its last lines are shown. The live view captures the keyboard: for a
+    command that reads input, use --measure instead.
 
     FAST_AXOLOTL=0 in the environment turns the acceleration off.
     """
+    from fast_axolotl.axolotl import SWITCH
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.integrations.launch import (
         Order,
+        axolotl_version,
         cannot_start,
         end_as,
         find_program,
@@ -129,7 +145,7 @@ def run(
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    say(status_line(environment))
+    say(status_line(environment) if accelerate else "Axolotl runs as it is: nothing is replaced")
     if order is None:
         sys.stdout.flush()
         try:
@@ -137,7 +153,9 @@ def run(
             os.execve(program, command, environment)
         except OSError as error:
             _refuse(cannot_start(program, error), error)
-    say(f"measuring into {order.run_dir}")
+    is_changed = environment.get(SWITCH) != "0" and axolotl_version() is not None
+    note = "; for Axolotl as it is, use fast-axolotl measure" if is_changed else ""
+    say(f"measuring into {order.run_dir}{note}")
     begin = time.time()
     try:
         code, view = _supervise(program, command, environment, order, live=live)
@@ -151,6 +169,41 @@ def run(
         # Last, so that the error of a command that failed is not pushed out of sight.
         view.print_end(code)
     end_as(code)
+
+
+def measure(
+    command: Command,
+    live: Live = False,
+    output: Output = None,
+    data_path: DataPath = None,
+    peak_tflops: PeakTflops = None,
+    profile_steps: ProfileSteps = 0,
+    matmul: Matmul = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a command and leave it as it is: record the run and print what bounds it.
+
+    Nothing is replaced in any process that it starts. This is the baseline to compare an
+    accelerated run with; fast-axolotl run --measure accelerates and measures.
+
+    Training is measured from inside, whether it is Axolotl, transformers, Lightning or a loop over
+    a torch DataLoader. Of every command, memory, disk and GPU are measured.
+
+    With --live, the figures are shown as they come. What the command prints goes to log.txt in the
+    record's folder. The live view captures the keyboard.
+    """
+    run(
+        command,
+        accelerate=False,
+        measure=True,
+        live=live,
+        output=output,
+        data_path=data_path,
+        peak_tflops=peak_tflops,
+        profile_steps=profile_steps,
+        matmul=matmul,
+        quiet=quiet,
+    )
 
 
 def status(as_json: ResultAsJson = False) -> None:

@@ -51,8 +51,8 @@ _TABLE = {
 }
 """What is printed at the end; the last row where there is a GPU."""
 _ELSEWHERE = (
-    "From outside nobody sees stall, rows, tokens, steps or MFU. For these, start the command "
-    "with\nfast-axolotl run --measure -- COMMAND"
+    "Stall, rows, tokens, steps and MFU are not visible from outside. To get them, start the "
+    "command with\nfast-axolotl measure -- COMMAND"
 )
 
 

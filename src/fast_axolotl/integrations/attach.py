@@ -14,7 +14,6 @@ A process that never trains writes nothing.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -69,9 +68,13 @@ class Attachment:
         """Once torch's loaders are loaded: a plain loop opens a meter with its first fetch."""
         from fast_axolotl.integrations.torch_meter import TorchWatch
 
-        def open_loop_meter() -> Meter:
+        def open_loop_meter() -> Meter | None:
             from fast_axolotl.integrations.training_meter import open_meter
+            from fast_axolotl.measure.meter import is_fetching
 
+            if is_fetching():
+                # The loop measures itself: meter.watch(loader).
+                return None
             return open_meter(
                 self._order.run_dir,
                 source="torch",
@@ -105,19 +108,9 @@ class Attachment:
         self._settings.update(recorded_settings(builder.cfg))
 
     def callback_for(self, callbacks: Sequence[Any], kind: type[Any]) -> Any | None:
-        """A callback to join a trainer's; ``None`` where a meter of the user's own is there."""
-        from fast_axolotl.integrations.training_meter import read_rank
-
-        present: list[Any] = [item for item in callbacks if isinstance(item, kind)]
-        for callback in present:
-            if callback.run_dir.absolute() != Path(self._order.run_dir) and read_rank()[0] == 0:
-                folder = shlex.quote(str(callback.run_dir))
-                print(
-                    f"fast-axolotl: this training has a MeterCallback of its own, which records "
-                    f"into {folder}: see fast-axolotl show {folder}",
-                    file=sys.stderr,
-                )
-        if present:
+        """A callback to join a trainer's; ``None`` where a meter of the user's own is there, whose
+        record shows in the folder of the run, too."""
+        if any(isinstance(item, kind) for item in callbacks):
             return None
         callback = kind(**asdict(self._order), settings=self._settings)
         # A second trainer of this process must not take the first one's folder.

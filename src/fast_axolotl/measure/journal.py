@@ -62,7 +62,7 @@ class Journal:
         self._is_mark_of_phase = True
         self._wall_clock = wall_clock
         self._date = wall_clock()
-        path = folder / f"rank-{rank}.jsonl"
+        self.path = path = folder / f"rank-{rank}.jsonl"
         owner = find_owner(path)
         refusal = ""
         if isinstance(owner, Start):

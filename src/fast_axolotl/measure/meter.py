@@ -21,6 +21,7 @@ import gc
 import itertools
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -49,13 +50,16 @@ from fast_axolotl.record import (
     SystemSample,
     read_run,
 )
+from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.system import READING_LISTENERS, describe
 
-__all__ = ["Meter", "measure"]
+__all__ = ["Meter", "is_fetching", "measure"]
 
 _MEASURE = "FAST_AXOLOTL_MEASURE"
 """Names the folder of the measured run that this process is part of. Who started it, ``run`` or
 ``protocol``, samples the process tree from outside."""
+_RUN = "FAST_AXOLOTL_RUN"
+"""``1`` in what ``fast-axolotl run`` starts, which has said what it replaces."""
 
 _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
@@ -136,6 +140,8 @@ def measure(
     if accumulation > 1 or told_steps:
         known["gradient_accumulation"] = accumulation
     meter.settings(**known)
+    meter.note_replacements()
+    _show_in_run(journal)
     if journal.is_refused:
         return meter
     # A trainer that does not know the local rank says −1: the first of the node to come samples.
@@ -152,21 +158,34 @@ def measure(
                 source="meter",
             )
         )
-    measured_run = os.environ.get(_MEASURE, "")
-    is_own_folder = False
-    with suppress(OSError):  # the folder we are in was removed
-        is_own_folder = bool(measured_run) and (
-            os.path.realpath(measured_run) == os.path.realpath(run_dir)
-        )
-    if measured_run and not is_own_folder and source == "loop" and journal.rank == 0:
-        with suppress(OSError, ValueError):
-            print(
-                f"fast-axolotl: measure() records into {run_dir}, not into {measured_run}, the "
-                f'folder of this run: for that, call measure(os.environ["{_MEASURE}"]); for the '
-                f"record made now, see fast-axolotl show {shlex.quote(str(run_dir))}",
-                file=sys.stderr,
-            )
     return meter
+
+
+def _show_in_run(journal: Journal) -> None:
+    """Have a program's own record show in the folder of the measured run that it is part of."""
+    run = os.environ.get(_MEASURE, "")
+    if not run or journal.is_refused:
+        return
+    with suppress(OSError):  # the folder we are in was removed
+        # A run's later trainings are recorded beside the first, in RUN-2, RUN-3, ….
+        own = rf"{re.escape(os.path.realpath(run))}(-\d+)?"
+        if re.fullmatch(own, os.path.realpath(journal.folder)):
+            return
+        where = f": see fast-axolotl show {shlex.quote(str(journal.folder))}"
+        if share_record(journal.path, run):
+            where = f", and {run} holds the same record"
+        if journal.rank == 0:
+            _say(f"this program records into {journal.folder} by itself{where}")
+
+
+def is_fetching() -> bool:
+    """Whether a meter of this process is timing a fetch now."""
+    return any(meter.is_fetching for meter in _meters())
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # a closed stderr ends nothing
+        print(f"fast-axolotl: {line}", file=sys.stderr)
 
 
 def _guarded(method: _Method) -> _Method:
@@ -233,6 +252,11 @@ class Meter:
         _meters().add(self)
         if _see_collection not in gc.callbacks:
             gc.callbacks.append(_see_collection)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a fetch has begun and not ended."""
+        return self._is_fetching and not self.is_quiet
 
     def __enter__(self) -> Meter:
         return self
@@ -423,6 +447,23 @@ class Meter:
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
+    def note_replacements(self) -> None:
+        """Note which functions of Axolotl this package has replaced in this process by now.
+
+        Nothing is imported for it: where the package that replaces them is not loaded, none are.
+        """
+        replacing = sys.modules.get("fast_axolotl.axolotl")
+        patches = () if replacing is None else replacing.status().patches
+        active = [patch.name for patch in patches if patch.state == "active"]
+        known = self._journal.values.get("replacements", [])
+        if active and not known and self.rank == 0 and os.environ.get(_RUN) != "1":
+            _say(
+                f"the run measured in {self.run_dir} has functions of Axolotl replaced by this "
+                "package: set FAST_AXOLOTL=0 in the environment to measure Axolotl as it is"
+            )
+        self._journal.settings({"replacements": list(dict.fromkeys([*known, *active]))})
+
+    @_guarded
     def reason(self, field: str, sentence: str) -> None:
         """Note why a figure is not measured."""
         self._journal.reason(field, sentence)
@@ -603,6 +644,7 @@ class Meter:
         if step is not None:
             if step.number == 0:
                 self._journal.mark("first_step", at=step.end, step=0)
+                self.note_replacements()
             self._queue.add(step)
 
     def _begin_steady(self) -> None:
@@ -654,6 +696,7 @@ class Meter:
     @_guarded
     def _finish(self) -> None:
         self._end_span()
+        self.note_replacements()
         self._take(self._tracker.finish())
         self._queue.finish()
         self._explain_no_device()

@@ -11,6 +11,7 @@ Where a run has changed (see ``regimes``), its verdict is that of a summary of t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -190,6 +191,10 @@ def _add_course(
             for rank in ranks
             if rank.steady.fetches and not rank.is_long_enough
         ]
+    settings.pop("replacements", None)
+    replaced = [rank.settings["replacements"] for rank in ranks if "replacements" in rank.settings]
+    names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
+    builder.put("replacements", names, "the record does not name them")
     builder.values.update(
         run_dir=record.path,
         started=min(dates),

@@ -19,8 +19,8 @@ __all__ = ["MATTERS", "PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_comman
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
-_MEASURES = ("--measure", "--live", "--output", "--quiet", "-q")
-"""Options of ``fast-axolotl run`` that would take the record away from the protocol."""
+_MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
+"""What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
 _TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile-steps", "--output")
 
 PAIRS = 5
@@ -186,6 +186,8 @@ def _options_of_run(command: Sequence[str]) -> list[str] | None:
             break
     else:
         return None
+    if tuple(command[at + 1 : at + 2]) == ("measure",):
+        return ["measure"]
     if tuple(command[at + 1 : at + 2]) != ("run",):
         return None
     options = []

@@ -13,13 +13,40 @@ from pathlib import Path
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.folder import RunRecord, read_run
 
-__all__ = ["choose_training", "find_folders", "next_folder", "read_training", "read_trainings"]
+__all__ = [
+    "choose_training",
+    "find_folders",
+    "next_folder",
+    "read_training",
+    "read_trainings",
+    "share_record",
+]
 
 
 def next_folder(run_dir: str | Path, number: int) -> Path:
     """The folder of the ``number``-th training of a run: the first gets the name given."""
     folder = Path(run_dir)
     return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+
+
+def share_record(path: Path, run_dir: str | Path) -> bool:
+    """Have the file of a rank show in the folder of a run, too; ``False`` where that has its own,
+    or has no links.
+
+    A link, so that whoever follows or reads the run's folder finds what is being written elsewhere.
+    """
+    shared = Path(run_dir) / path.name
+    try:
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        shared.hardlink_to(path)
+    except FileExistsError:
+        return False
+    except OSError:  # another file system, or one without hard links
+        try:
+            shared.symlink_to(path.absolute())
+        except OSError:
+            return False
+    return True
 
 
 def find_folders(run_dir: str | Path, since: float = 0.0) -> list[Path]:

@@ -135,8 +135,8 @@ class RunSummary:
     node: str = ""
     """The machine whose memory, processors, disk, swap and GPUs the figures are of: where there
     are several, the one under most pressure."""
-    replacements: tuple[str, ...] = ()
-    """Functions of Axolotl that this package had replaced."""
+    replacements: tuple[str, ...] | None = None
+    """Functions of Axolotl that this package had replaced; ``None``: the record does not tell."""
 
     steps: int
     fetches: int

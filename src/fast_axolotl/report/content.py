@@ -23,6 +23,7 @@ __all__ = [
     "describe_drawn",
     "describe_progress",
     "describe_regimes",
+    "describe_replacements",
     "describe_run",
     "divide_clock",
     "find_alarms",
@@ -179,6 +180,11 @@ def describe_progress(protocol: ProtocolResult) -> str:
 def no_counted_run(protocol: ProtocolResult) -> str:
     """Why an arm has no figures."""
     return "No counted run yet." if describe_progress(protocol) else "No run counts."
+
+
+def describe_replacements(summary: RunSummary) -> str:
+    """The functions of Axolotl that were replaced; a dash where the record does not tell."""
+    return "–" if summary.replacements is None else ", ".join(summary.replacements) or "none"
 
 
 def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:

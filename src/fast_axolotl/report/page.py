@@ -34,6 +34,7 @@ from fast_axolotl.report.content import (
     counted_runs,
     describe_drawn,
     describe_progress,
+    describe_replacements,
     describe_run,
     divide_clock,
     find_alarms,
@@ -427,6 +428,7 @@ def _tables(report: Report) -> list[dict[str, Any]]:
             "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
             f"{format_duration(one.measured_seconds)}; "
             f"{count_words(one.warmup_steps, 'step')} of warm-up left out",
+            "replacements active": describe_replacements(one),
             "FLOPs": one.flops_convention or "–",
             "notes": " ".join(f"{note}." for note in one.notes) or "–",
         }

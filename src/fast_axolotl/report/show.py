@@ -29,6 +29,7 @@ from fast_axolotl.record.units import (
 from fast_axolotl.report.content import (
     VERDICTS,
     describe_regimes,
+    describe_replacements,
     divide_clock,
     find_alarms,
     verdict_title,
@@ -92,6 +93,8 @@ def show_summary(
             f"{count_words(summary.warmup_steps, 'step')} of warm-up left out",
         ),
     ]
+    if summary.replacements is not None:
+        course.append(("replacements active", describe_replacements(summary)))
     if summary.stall_pattern:
         of = {"": "", "rows": ", after a number of rows"}
         follows = of.get(summary.stall_period_of, f", with each {summary.stall_period_of}")
@@ -241,6 +244,8 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
     clock = [f"{LEDGER[part]} {format_share(share)}" for part, _, share in divide_clock(summary)]
     figures += [("wall clock", " · ".join(clock))] if clock else []
     print_rows(figures, "cyan")
+    if summary.replacements is not None:
+        console.print(Text(f"replacements active: {describe_replacements(summary)}"))
     for reason, labels in missing.items():
         print_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)
     notes = [("note", note) for note in summary.notes[:_MOST_NOTES]]
