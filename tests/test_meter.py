@@ -496,7 +496,7 @@ def test_the_device_and_the_memory_that_torch_took_of_it_are_recorded(
     assert known["device_uuid"] == "GPU-12-34"
     assert known["cuda_memory"] == {"total": 80, "reserved_peak": 70, "allocated_peak": 60}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    assert record_loop(tmp_path / "none", 20, 0.01).values == {}
+    assert record_loop(tmp_path / "none", 20, 0.01).values == {"replacements": []}
 
 
 def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ STREAMED_PACK_ROWS = 10_000
 """Axolotl's default of ``streaming_multipack_buffer_size``."""
 MAP_ROWS = 1_000
 """Default batch of ``datasets.map``."""
-MOST_BY_ONE_CAUSE = 0.5
-"""Share of the waiting that one cause has to hold to be acted on. Ours: the larger part of it."""
+MUCH_COLLECTED = 0.3
+"""Share of the waiting that the garbage collector has to cause to be acted on. Ours: no queue and
+no worker removes it."""
 LARGE_BATCH_BYTES = 64_000_000
 """Of one batch. Ours: copying it takes 10 ms or more, whatever it is made of."""
 
@@ -408,7 +409,7 @@ def resume_faster(evidence: Evidence) -> str:
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, once in a while, or for ready batches."""
     collected = evidence.figures.waits_by_cause.get("gc", 0.0)
-    if collected >= MOST_BY_ONE_CAUSE:
+    if collected >= MUCH_COLLECTED:
         return Action(
             f"Python's garbage collector causes {format_share(collected)} of the waiting: have the "
             "collate function return tensors or arrays, not many Python objects; or call "
