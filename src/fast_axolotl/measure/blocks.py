@@ -392,6 +392,11 @@ class StepQueue:
         self.fold(all_steps=True)
         self._blocks.flush()
 
+    def close(self) -> None:
+        """Let go of the device and of all events."""
+        self._steps.clear()
+        self._events = None
+
 
 def _round(seconds: float) -> float:
     return round(seconds, 6)

@@ -570,6 +570,8 @@ class Meter:
         if self._sampler is not None:
             self._sampler.stop()
         self._journal.end(reason, error, self._overhead_seconds, self._tracker.num_fetches)
+        self._queue.close()
+        self._fetch_event = self._span_event = None
 
     def go_quiet(self) -> None:
         """Measure nothing more and leave the record alone: what a forked child does."""
