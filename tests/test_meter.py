@@ -19,11 +19,10 @@ import pytest
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
-from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
 from fast_axolotl.record.folder import system_file
+from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
 from fast_axolotl.system import node_name
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
@@ -189,9 +188,12 @@ def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path)
 def test_a_device_that_appears_later_is_timed_from_there_on(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock)
-    asked = iter([None] * 8)
+    appears = clock.now + 1.5
     with measure(
-        tmp_path, clock=clock, events=lambda: next(asked, device), sample_system=False
+        tmp_path,
+        clock=clock,
+        events=lambda: device if clock.now > appears else None,
+        sample_system=False,
     ) as meter:
         run_loop(meter, clock, batches(clock, 60, 0.01))
     blocks = read_rank(tmp_path).blocks
@@ -641,27 +643,26 @@ def test_a_day_of_samples_keeps_memory_flat(tmp_path: Path) -> None:
     assert max(sizes) - sizes[0] < 100_000
 
 
-def test_a_day_of_short_steps_fits_into_fifty_megabytes(tmp_path: Path) -> None:
-    """An hour of 50 ms steps is written; then the day goes on at the size of its last lines.
-
-    A sampler writes at most 9 MB a day beside it.
-    """
+def test_a_day_takes_few_lines_and_keeps_the_wait_of_every_step(tmp_path: Path) -> None:
     clock = Clock()
-    meter = open_meter(tmp_path, clock, told_steps=True)
-    run_day(meter, clock, 3600, step_seconds=0.05)
-    meter.close()
+    with open_meter(tmp_path, clock, told_steps=True, world_size=64) as meter:
+        run_day(meter, clock, 86_400, step_seconds=0.5)
+        assert meter._blocks.block_seconds == 60
     blocks = read_rank(tmp_path).blocks
-    size = (tmp_path / "rank-0.jsonl").stat().st_size
-    a_line = size / len(blocks)
-    journal = Journal(tmp_path / "b", rank=0, environment={}, clock=clock, wall_clock=clock)
-    builder = BlockBuilder(journal, lambda: None)
-    journal._writer.num_bytes, seconds = size, 3600.0
-    while seconds < 86_400:
-        seconds += builder.block_seconds
-        journal._writer.num_bytes += round(a_line)
-    journal._writer.close()
-    assert journal.num_bytes < 35e6
-    assert builder.block_seconds < 30
+    assert len(blocks) < 3000
+    assert (tmp_path / "rank-0.jsonl").stat().st_size < 4e6
+    condensed = [WAIT_SECONDS[byte] for block in blocks for byte in decode_waits(block.step_waits)]
+    waited = sum(block.host_wait_seconds for block in blocks)
+    assert len(condensed) == sum(block.steps for block in blocks) == meter._tracker.num_steps
+    assert sum(condensed) == pytest.approx(waited, rel=WAIT_ERROR)
+    # The longest wait of a thousand steps is seen as such, hours into the run.
+    late = blocks[-60:]
+    longest = sum(WAIT_SECONDS[max(decode_waits(block.step_waits))] > 0.38 for block in late)
+    assert longest == len({slow.fetch // 997 for block in late for slow in block.slow})
+    # Histograms of waits come late, and whole.
+    counts = [sum(block.host_waits.values()) for block in blocks]
+    assert sum(counts) == sum(block.fetches for block in blocks)
+    assert counts.count(0) > len(blocks) / 2
 
 
 def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ run. Nothing here synchronises: an event is asked whether it has passed, and rea
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
 
 Destroying an event calls CUDA, and CUDA aborts a forked child that calls it. So no event is ever
-destroyed in a child, whoever lets go of it there: a DataLoader worker that drops its parent's meter,
-the garbage collector, the end of the interpreter.
+destroyed in a child, whoever lets go of it there: a DataLoader worker that drops the meter of its
+parent, the garbage collector, the end of the interpreter.
 """
 
 from __future__ import annotations

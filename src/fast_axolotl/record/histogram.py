@@ -34,9 +34,9 @@ class Histogram:
 
     def merge(self, counts: Mapping[str, int]) -> None:
         """Add the counts of another one, as written."""
-        for key, count in counts.items():
-            index = int(key)
-            self.counts[index] = self.counts.get(index, 0) + count
+        own = self.counts
+        for index, count in zip(map(int, counts), counts.values(), strict=True):
+            own[index] = own.get(index, 0) + count
 
     def take(self) -> dict[str, int]:
         """The counts as they are written; the histogram is empty afterwards."""
