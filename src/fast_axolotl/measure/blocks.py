@@ -137,6 +137,8 @@ class _Block(_StepSums):
         self.walls: list[float] = []
         self.hosts: list[float] = []
         self.devices: list[float] = []
+        self.forward_seconds: float | None = 0.0
+        """``None`` where a step has none."""
         self.step_waits: list[float] = []
         """Of every single step: of the device where it is known, else of the host."""
 
@@ -156,6 +158,11 @@ class _Block(_StepSums):
             self.walls.append(wall)
             self.hosts.append(host_wait)
             self.devices.append(device_wait or 0.0)
+        forward = step.forward_seconds
+        if forward is None or self.forward_seconds is None:
+            self.forward_seconds = None
+        else:
+            self.forward_seconds += forward
         self.step_waits.append(host_wait if device_wait is None else device_wait)
 
     def line(self, t: float, *, with_singles: bool, **values: Any) -> StepBlock:
@@ -187,6 +194,7 @@ class _Block(_StepSums):
             produced=self.produced if self.producing_seconds else None,
             producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
+            forward_seconds=None if self.forward_seconds is None else _round(self.forward_seconds),
             step_times=self.step_times.take(),
             slow=tuple(
                 SlowFetch(fetch=fetch, row=row, seconds=_round(seconds))

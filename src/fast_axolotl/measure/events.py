@@ -64,7 +64,8 @@ class CudaEvents:
         self.failure = ""
         self._cuda = cuda
         self._native = native
-        self._pool: list[Any] = []
+        self._pool: set[Any] = set()
+        """An event that ends one stretch of time and begins another comes back twice."""
         self._stream: Any = None
         self._stream_key: Any = None
 
@@ -104,7 +105,7 @@ class CudaEvents:
         except RuntimeError as error:
             self._fail(error)
             return None
-        self._pool += pair
+        self._pool.update(pair)
         return max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
