@@ -172,6 +172,16 @@ def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(
     assert all(wall >= 0 for block in blocks for wall in block.walls or ())
 
 
+def test_a_wait_that_the_device_does_not_notice_takes_one_event(tmp_path: Path) -> None:
+    clock = Clock()
+    for wait, events in ((0.02, 1), (0.3, 2)):
+        device = Device(clock, most_ahead=0.15)
+        with open_meter(tmp_path / str(wait), clock, device=device) as meter:
+            for _ in meter.watch(batches(clock, 100, wait)):
+                device.run(0.064)
+        assert device.num_recorded == pytest.approx(100 * events, abs=15)
+
+
 @pytest.mark.parametrize("fetched_first", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_step_has_the_time_of_all_its_forward_passes(

@@ -101,7 +101,7 @@ class CudaEvents:
         try:
             if not last.query():
                 return None
-            found = first.elapsed_time(last) / 1000.0
+            found = 0.0 if first is last else first.elapsed_time(last) / 1000.0
         except RuntimeError as error:
             self._fail(error)
             return None

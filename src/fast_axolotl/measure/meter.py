@@ -637,7 +637,7 @@ class Meter:
         start, self._fetch_start = self._fetch_start, None
         self._is_fetching = self._is_early = False
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
-        pair = self._queue.pair(self._fetch_event)
+        pair = self._queue.wait_pair(self._fetch_event)
         self._forward_start = now, None if pair is None else pair[1]
         return host_wait_seconds, pair
 
