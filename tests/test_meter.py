@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import platform
@@ -720,6 +721,18 @@ def test_a_day_takes_few_lines_and_keeps_the_wait_of_every_step(tmp_path: Path) 
     counts = [sum(block.host_waits.values()) for block in blocks]
     assert sum(counts) == sum(block.fetches for block in blocks)
     assert counts.count(0) > len(blocks) / 2
+
+
+def test_a_trainer_that_logs_every_step_of_a_day_does_not_fill_the_disk(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for step in range(86_400):
+            clock.sleep(1)
+            meter.log(step, {"loss": 1.0})
+    logged = [line.step for line in read_rank(tmp_path).logs]
+    assert logged[:10_000] == list(range(10_000))
+    assert (tmp_path / "rank-0.jsonl").stat().st_size < 3.2e6
+    assert max(after - before for before, after in itertools.pairwise(logged)) <= 61
 
 
 def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:

@@ -127,11 +127,8 @@ class BatchCounter:
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
             shape = getattr(ids, "shape", None)
             if shape:
-                num_bytes = 0
-                for column in batch.values():
-                    num_bytes += getattr(column, "nbytes", 0)
                 found = BatchCount(
-                    samples=shape[0], num_bytes=num_bytes, padded_tokens=math.prod(shape)
+                    samples=shape[0], num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
                 )
                 if _is_on_host(ids):
                     self._count_arrays(batch, shape, found, is_looked_at=is_looked_at)
@@ -274,29 +271,27 @@ def fingerprint(batch: Any, number: int) -> str:
 
 def _count_samples(batch: Any) -> int:
     """Items along the first dimension; one for an item that is no batch."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 1
+    if isinstance(batch, Mapping):
+        first = next(iter(batch.values()), None)
+        return len(first) if isinstance(first, list | tuple) else _count_samples_of(first, 1)
     rows = getattr(batch, "num_rows", None)
     if isinstance(rows, int):
         return rows
-    if isinstance(batch, Mapping):
-        first = next(iter(batch.values()), None)
-        if isinstance(first, list | tuple):
-            return len(first)
-        return _count_samples(first) if hasattr(first, "shape") else 1
     if isinstance(batch, list | tuple):
-        first = batch[0] if batch else None
-        return _count_samples(first) if hasattr(first, "shape") else len(batch)
-    return 1
+        return _count_samples_of(batch[0] if batch else None, len(batch))
+    return _count_samples_of(batch, 1)
+
+
+def _count_samples_of(array: Any, otherwise: int) -> int:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        return otherwise
+    return int(shape[0]) if len(shape) else 1
 
 
 def _count_bytes(batch: Any) -> int | None:
     """Bytes of the arrays; ``None`` where there are none."""
-    found = getattr(batch, "nbytes", None)
-    if isinstance(found, int):
-        return found
-    parts: Any = ()
+    parts: Any = (batch,)
     if isinstance(batch, Mapping):
         parts = batch.values()
     elif isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
