@@ -273,20 +273,19 @@ def _count_samples(batch: Any) -> int:
     """Items along the first dimension; one for an item that is no batch."""
     if isinstance(batch, Mapping):
         first = next(iter(batch.values()), None)
-        return len(first) if isinstance(first, list | tuple) else _count_samples_of(first, 1)
+        if isinstance(first, list | tuple):
+            return len(first)
+        return _count_samples(first) if hasattr(first, "shape") else 1
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
     rows = getattr(batch, "num_rows", None)
     if isinstance(rows, int):
         return rows
     if isinstance(batch, list | tuple):
-        return _count_samples_of(batch[0] if batch else None, len(batch))
-    return _count_samples_of(batch, 1)
-
-
-def _count_samples_of(array: Any, otherwise: int) -> int:
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        return otherwise
-    return int(shape[0]) if len(shape) else 1
+        first = batch[0] if batch else None
+        return _count_samples(first) if hasattr(first, "shape") else len(batch)
+    return 1
 
 
 def _count_bytes(batch: Any) -> int | None:
