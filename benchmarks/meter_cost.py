@@ -29,7 +29,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.record import read_run
 
 PARTS = ("fetch", "long")
-_SEGMENTS, _SEGMENT_STEPS = 8, 40
+_SEGMENTS, _SEGMENT_STEPS = 4, 100
 _WARM_STEPS = 5
 """At the start of each segment, left out."""
 _RANKS = 64
@@ -69,12 +69,12 @@ def _run_fetches(folder: Path, tell: Tell) -> Case:
                 place = folder / name.replace(" ", "")
                 found = _compare(train, workers, is_synchronised, place)
                 measurements.append(Measurement(name=name, values=found))
-                costs.append(found["hooks_microseconds"])
+                costs.append(found["hooks"])
     most = 150.0 if is_gpu else 60.0
     device = torch.cuda.get_device_name(0) if is_gpu else "CPU"
     return Case(
         name="fetch",
-        text=f"a small model on {device}, microseconds of a fetch",
+        text=f"a small model on {device}, µs a fetch; counting and events: mean of a call",
         rows=_SEGMENTS * _SEGMENT_STEPS,
         unit="steps",
         measurements=measurements,
@@ -139,6 +139,7 @@ def _compare(train: Train, workers: int, is_synchronised: bool, folder: Path) ->
     steps: dict[bool, list[float]] = {False: [], True: []}
     costs: list[float] = []
     own: list[float] = []
+    parts: dict[str, list[float]] = {"counting": [], "events": []}
     for number in range(_SEGMENTS):
         for is_measured in (False, True) if number % 2 else (True, False):
             if not is_measured:
@@ -149,17 +150,20 @@ def _compare(train: Train, workers: int, is_synchronised: bool, folder: Path) ->
                 with metered as meter, _timed(TorchWatch(meter)) as timer:
                     begun = train(_SEGMENT_STEPS, workers, is_synchronised)
                 costs += timer.costs()[_WARM_STEPS:]
+                for name, seconds in parts.items():
+                    seconds.append(statistics.mean(getattr(timer, name)[_WARM_STEPS:]))
                 end = read_run(place).ranks[0].end
                 own.append(end.overhead_seconds / end.overhead_fetches if end else 0.0)
             pairs = zip(begun[_WARM_STEPS:], begun[_WARM_STEPS + 1 :], strict=False)
             steps[is_measured] += [after - before for before, after in pairs]
     plain = statistics.median(steps[False])
     return {
-        "hooks_microseconds": statistics.median(costs) / _MICROSECOND,
-        "hooks_mean_microseconds": statistics.mean(costs) / _MICROSECOND,
-        "own_account_microseconds": statistics.median(own) / _MICROSECOND,
-        "slower_microseconds": (statistics.median(steps[True]) - plain) / _MICROSECOND,
-        "step_milliseconds": plain * 1000,
+        "hooks": statistics.median(costs) / _MICROSECOND,
+        "hooks_mean": statistics.mean(costs) / _MICROSECOND,
+        **{name: statistics.median(means) / _MICROSECOND for name, means in parts.items()},
+        "own_account": statistics.median(own) / _MICROSECOND,
+        "step_longer_by": (statistics.median(steps[True]) - plain) / _MICROSECOND,
+        "step": plain / _MICROSECOND,
     }
 
 
@@ -170,6 +174,8 @@ class _HookTimer:
         self.inner: list[float] = []
         self.outer: list[float] = []
         self.others: list[float] = []
+        self.counting: list[float] = []
+        self.events: list[float] = []
 
     def timed(self, call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -199,6 +205,10 @@ def _timed(watch: Any) -> Iterator[_HookTimer]:
     timer = _HookTimer()
     for name in ("optimizer_step", "backward_begin", "backward_end"):
         setattr(watch, name, timer.timed(getattr(watch, name), timer.others))
+    meter = watch.meter
+    meter._counter.count = timer.timed(meter._counter.count, timer.counting)
+    for name in ("record", "pair", "wait_pair"):
+        setattr(meter._queue, name, timer.timed(getattr(meter._queue, name), timer.events))
     original = Iterators.__next__
     Iterators.__next__ = timer.timed(original, timer.inner)
     watch.start()

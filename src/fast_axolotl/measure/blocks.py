@@ -55,6 +55,8 @@ _OUTLIER_SCORE = 3.5
 _SCORE_SCALE = 0.6745
 _LEAST_SLOW_SECONDS = 1e-4
 _SLOW_SHARE_OF_STEP = 0.05
+_SLOW_GROWTH = 1.05
+"""So much longer must the run be before it is settled anew which waits are slow."""
 
 _RATES = {
     "samples_per_second": "samples",
@@ -226,6 +228,8 @@ class BlockBuilder:
         self._histograms_due = 0.0
         self._slow_seconds: float | None = None
         """From which wait on a fetch is slow."""
+        self._slow_due = 0
+        """The step at which that is settled anew."""
         self._owed_seconds = 0.0
 
     @property
@@ -288,6 +292,7 @@ class BlockBuilder:
         self._sums.clear()
         self._taken = (None, _StepSums())
         self._waits, self._host_waits, self._device_waits = Histogram(), Histogram(), Histogram()
+        self._slow_due = 0
 
     def flush(self, *, is_whole: bool = True) -> None:
         """Write what there is, and settle from which wait on a fetch is slow.
@@ -312,6 +317,9 @@ class BlockBuilder:
             values["step_waits"] = encode_waits(block.step_waits)
         with_singles = journal.num_bytes < _SINGLES_BYTES
         journal.write(block.line(t, with_singles=with_singles, **values))
+        if block.last.number < self._slow_due:
+            return
+        self._slow_due = round(_SLOW_GROWTH * block.last.number)
         median = self._waits.quantile(0.5)
         sums = self._sums.get("steady") or self._sums.get("warmup")
         if median is None or sums is None:

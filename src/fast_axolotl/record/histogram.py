@@ -35,7 +35,8 @@ class Histogram:
     def merge(self, counts: Mapping[str, int]) -> None:
         """Add the counts of another one, as written."""
         own = self.counts
-        for index, count in zip(map(int, counts), counts.values(), strict=True):
+        for key, count in counts.items():
+            index = int(key)
             own[index] = own.get(index, 0) + count
 
     def take(self) -> dict[str, int]:
