@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fast_axolotl.measure.events import CudaEvents, find_events
+from support.children import run_child
 
 
 class Event:
@@ -115,3 +118,149 @@ def test_there_is_no_device_before_torch_has_initialised_it(
     assert isinstance(find_events(), CudaEvents)
     cuda.is_initialized = lambda: False
     assert find_events() is None
+
+
+FORKING = '''
+import gc, os, sys
+from types import SimpleNamespace
+from fast_axolotl.measure import measure
+from fast_axolotl.measure.events import CudaEvents
+
+MAIN = os.getpid()
+
+class Event:
+    """Like CUDA's: destroying it in a forked process is fatal."""
+
+    def __init__(self, enable_timing):
+        pass
+
+    def record(self, stream):
+        pass
+
+    def query(self):
+        return is_done
+
+    def elapsed_time(self, other):
+        return 1.0
+
+    def __del__(self):
+        if os.getpid() != MAIN:
+            os.write(2, b"destroyed in a child\\n")
+            os.abort()
+
+cuda = SimpleNamespace(Event=Event, current_stream=lambda: "stream")
+is_done = True
+
+def train(name, steps=50):
+    meter = measure(f"{sys.argv[1]}/{name}", events=lambda: CudaEvents(cuda), sample_system=False)
+    for number, _ in enumerate(meter.watch([["row"]] * steps)):
+        if number == 10:
+            with meter.span("evaluate"):
+                pass
+    return meter
+
+def fork(depth=2):
+    """A child drops all it has inherited, as a worker of a loader may, and has a child itself."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        meters.clear()
+        gc.collect()
+        if depth:
+            fork(depth - 1)
+        gc.collect()
+        if depth % 2:
+            sys.exit(0)
+        import atexit
+        atexit._run_exitfuncs()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        os._exit(1)
+
+def living():
+    gc.collect()
+    return sum(isinstance(item, Event) for item in gc.get_objects())
+
+meters = {}
+meters["open"] = train("open")
+fork()
+meters["open"].close()
+assert living() == 0, living()
+fork()
+with train("finished"):
+    pass
+with train("again"):
+    pass
+fork()
+gc.disable()
+is_done = False
+train("dropped").itself = None
+stuck = train("in a cycle")
+stuck.itself = stuck
+meters["waits"] = train("waits")
+del stuck
+fork()
+meters["waits"].close()
+meters.clear()
+assert living() == 0, living()
+'''
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_no_event_is_destroyed_in_a_child_whoever_drops_it(tmp_path: Path) -> None:
+    done = run_child(sys.executable, "-c", FORKING, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+ON_DEVICE = '''
+import gc, sys
+import torch
+from torch.utils.data import DataLoader
+from fast_axolotl.integrations.torch_meter import watch_torch
+from fast_axolotl.measure import measure
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.ones(8)
+
+def train(model, name, workers, context):
+    """One cell of a notebook: a meter of its own, a loader of its own."""
+    loader = DataLoader(
+        Rows(), batch_size=2, num_workers=workers, multiprocessing_context=context
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with measure(f"{sys.argv[1]}/{name}", sample_system=False) as meter, watch_torch(meter):
+        for batch in loader:
+            model(batch.to(sys.argv[2])).sum().backward()
+            optimizer.step()
+    return meter
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 8).to(sys.argv[2])
+    kept = [train(model, f"warm-{number}", 0, None) for number in range(2)]
+    lost = measure(f"{sys.argv[1]}/lost", sample_system=False)
+    for _ in lost.watch([["row"]] * 20):
+        pass
+    lost.itself = lost
+    del lost
+    for context in ("fork", "spawn", "forkserver"):
+        for number in range(2):
+            summary = train(model, f"{context}-{number}", 2, context).summary()
+            assert summary.fetches
+            assert summary.stall_source == ("device" if sys.argv[2] == "cuda" else "host")
+'''
+
+
+def test_on_a_device_loaders_live_through_measurements_one_after_the_other(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")
+    script = tmp_path / "notebook.py"
+    script.write_text(ON_DEVICE)
+    done = run_child(sys.executable, str(script), str(tmp_path), "cuda", timeout=300)
+    assert done.returncode == 0, done.stderr

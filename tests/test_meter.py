@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import platform
@@ -19,11 +20,10 @@ import pytest
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
-from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
 from fast_axolotl.record.folder import system_file
+from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
 from fast_axolotl.system import node_name
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
@@ -173,6 +173,63 @@ def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(
     assert all(wall >= 0 for block in blocks for wall in block.walls or ())
 
 
+def test_a_wait_that_the_device_does_not_notice_takes_one_event(tmp_path: Path) -> None:
+    clock = Clock()
+    for wait, events in ((0.02, 1), (0.3, 2)):
+        device = Device(clock, most_ahead=0.15)
+        with open_meter(tmp_path / str(wait), clock, device=device) as meter:
+            for _ in meter.watch(batches(clock, 100, wait)):
+                device.run(0.064)
+        assert device.num_recorded == pytest.approx(100 * events, abs=15)
+
+
+@pytest.mark.parametrize("fetched_first", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_step_has_the_time_of_all_its_forward_passes(
+    tmp_path: Path, fetched_first: bool, on_device: bool
+) -> None:
+    """Four micro-batches, of 10 ms forward and 20 ms backward each; then the optimizer.
+
+    The host queues a pass within 1 ms where there is a device.
+    """
+    clock = Clock()
+    device = Device(clock, most_ahead=0.5) if on_device else None
+
+    def work(seconds: float) -> None:
+        clock.sleep(0.001 if device else seconds)
+        if device is not None:
+            device.run(seconds)
+
+    def fetch() -> None:
+        meter.fetch_begin()
+        clock.sleep(0.002)
+        meter.fetch_end(["row"])
+
+    def run() -> None:
+        work(0.010)
+        meter.backward_begin()
+        work(0.020)
+        meter.backward_end()
+
+    with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
+        for _ in range(100):
+            for order in ([fetch] * 4 + [run] * 4) if fetched_first else [fetch, run] * 4:
+                order()
+            work(0.030)
+            meter.step()
+            with meter.span("log"):
+                clock.sleep(0.001)
+    blocks = steady(tmp_path)
+    assert sum(block.steps for block in blocks) == 95
+    for block in blocks:
+        # What the host does before it queues the first pass is idle time of an idle device.
+        assert block.forward_seconds == pytest.approx(0.040 * block.steps, rel=0.03)
+    clock = Clock()
+    with open_meter(tmp_path / "none", clock, device=device) as meter:
+        run_loop(meter, clock, batches(clock, 40, 0.1))
+    assert {block.forward_seconds for block in read_rank(tmp_path / "none").blocks} == {None}
+
+
 def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock)
@@ -189,9 +246,12 @@ def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path)
 def test_a_device_that_appears_later_is_timed_from_there_on(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock)
-    asked = iter([None] * 8)
+    appears = clock.now + 1.5
     with measure(
-        tmp_path, clock=clock, events=lambda: next(asked, device), sample_system=False
+        tmp_path,
+        clock=clock,
+        events=lambda: device if clock.now > appears else None,
+        sample_system=False,
     ) as meter:
         run_loop(meter, clock, batches(clock, 60, 0.01))
     blocks = read_rank(tmp_path).blocks
@@ -641,27 +701,38 @@ def test_a_day_of_samples_keeps_memory_flat(tmp_path: Path) -> None:
     assert max(sizes) - sizes[0] < 100_000
 
 
-def test_a_day_of_short_steps_fits_into_fifty_megabytes(tmp_path: Path) -> None:
-    """An hour of 50 ms steps is written; then the day goes on at the size of its last lines.
-
-    A sampler writes at most 9 MB a day beside it.
-    """
+def test_a_day_takes_few_lines_and_keeps_the_wait_of_every_step(tmp_path: Path) -> None:
     clock = Clock()
-    meter = open_meter(tmp_path, clock, told_steps=True)
-    run_day(meter, clock, 3600, step_seconds=0.05)
-    meter.close()
+    with open_meter(tmp_path, clock, told_steps=True, world_size=64) as meter:
+        run_day(meter, clock, 86_400, step_seconds=0.5)
+        assert meter._blocks.block_seconds == 60
     blocks = read_rank(tmp_path).blocks
-    size = (tmp_path / "rank-0.jsonl").stat().st_size
-    a_line = size / len(blocks)
-    journal = Journal(tmp_path / "b", rank=0, environment={}, clock=clock, wall_clock=clock)
-    builder = BlockBuilder(journal, lambda: None)
-    journal._writer.num_bytes, seconds = size, 3600.0
-    while seconds < 86_400:
-        seconds += builder.block_seconds
-        journal._writer.num_bytes += round(a_line)
-    journal._writer.close()
-    assert journal.num_bytes < 35e6
-    assert builder.block_seconds < 30
+    assert len(blocks) < 3000
+    assert (tmp_path / "rank-0.jsonl").stat().st_size < 4e6
+    condensed = [WAIT_SECONDS[byte] for block in blocks for byte in decode_waits(block.step_waits)]
+    waited = sum(block.host_wait_seconds for block in blocks)
+    assert len(condensed) == sum(block.steps for block in blocks) == meter._tracker.num_steps
+    assert sum(condensed) == pytest.approx(waited, rel=WAIT_ERROR)
+    # The longest wait of a thousand steps is seen as such, hours into the run.
+    late = blocks[-60:]
+    longest = sum(WAIT_SECONDS[max(decode_waits(block.step_waits))] > 0.38 for block in late)
+    assert longest == len({slow.fetch // 997 for block in late for slow in block.slow})
+    # Histograms of waits come late, and whole.
+    counts = [sum(block.host_waits.values()) for block in blocks]
+    assert sum(counts) == sum(block.fetches for block in blocks)
+    assert counts.count(0) > len(blocks) / 2
+
+
+def test_a_trainer_that_logs_every_step_of_a_day_does_not_fill_the_disk(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for step in range(86_400):
+            clock.sleep(1)
+            meter.log(step, {"loss": 1.0})
+    logged = [line.step for line in read_rank(tmp_path).logs]
+    assert logged[:10_000] == list(range(10_000))
+    assert (tmp_path / "rank-0.jsonl").stat().st_size < 3.2e6
+    assert max(after - before for before, after in itertools.pairwise(logged)) <= 61
 
 
 def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:

@@ -146,11 +146,11 @@ def test_a_stateful_loader_is_told_and_resumed(meter: FakeMeter) -> None:
 
 def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
     hooks = ("__next__", "__init__", "_reset")
-    before = [getattr(ITERATOR, name) for name in hooks]
+    before = [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward]
     with watch_torch(meter), watch_torch(FakeMeter()):
-        during = [getattr(ITERATOR, name) for name in hooks]
+        during = [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward]
     assert not any(one is other for one, other in zip(during, before, strict=True))
-    assert [getattr(ITERATOR, name) for name in hooks] == before
+    assert [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward] == before
     train(DataLoader(Numbers(4), batch_size=4), a_model()[1])
     assert meter.told == []
 
@@ -334,6 +334,36 @@ def test_waits_and_steps_of_a_loop_end_up_in_its_record(tmp_path: Path) -> None:
     assert waited / sum(block.wall_seconds for block in steady) > 0.3
     assert rank.values["num_workers"] == 0
     assert end_of(tmp_path) == ("finished", "")
+
+
+def test_a_backward_pass_inside_another_is_part_of_it(meter: FakeMeter) -> None:
+    model, _ = a_model()
+    rows = torch.ones(2, 4, requires_grad=True)
+    with watch_torch(meter):
+        # Recomputes the forward pass inside of the backward pass, and runs another one for it.
+        checkpoint = torch.utils.checkpoint.checkpoint
+        checkpoint(model, rows, use_reentrant=True).sum().backward()
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            torch.ones(1).backward()
+        model(rows).sum().backward()
+        thread = threading.Thread(target=lambda: model(rows).sum().backward())
+        train(DataLoader(Numbers(4), batch_size=4))
+        thread.start()
+        thread.join()
+    assert meter.passes == ["begin", "end"] * 3
+
+
+def test_the_forward_time_of_a_loop_ends_up_in_its_record(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+    model.register_forward_hook(lambda *_: time.sleep(0.004))
+    model.weight.register_hook(lambda _: time.sleep(0.008))
+    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
+        train(DataLoader(Numbers(96), batch_size=4), optimizer, model=model)
+    blocks = read_run(tmp_path).ranks[0].blocks
+    forward = sum(block.forward_seconds or 0.0 for block in blocks)
+    others = sum(block.wall_seconds - block.host_wait_seconds for block in blocks) - forward
+    assert forward >= 24 * 0.004
+    assert others >= 24 * 0.008
 
 
 def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(

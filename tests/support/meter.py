@@ -32,8 +32,7 @@ class Device:
         self.clock = clock
         self.most_ahead = most_ahead
         self.free_at = clock.now
-        self.num_asked = 0
-        self.num_read = 0
+        self.num_recorded = 0
 
     def run(self, seconds: float) -> None:
         """Queue work; the host blocks where the queue is full."""
@@ -44,14 +43,13 @@ class Device:
         self.clock.now = max(self.clock.now, self.free_at)
 
     def record(self) -> float:
+        self.num_recorded += 1
         return max(self.clock.now, self.free_at)
 
     def has_passed(self, event: float) -> bool:
-        self.num_asked += 1
         return event <= self.clock.now
 
     def seconds(self, pair: tuple[float, float]) -> float | None:
-        self.num_read += 1
         return pair[1] - pair[0] if pair[1] <= self.clock.now else None
 
     def settle(self, event: float, seconds: float) -> None:

@@ -10,6 +10,10 @@ The wait for an epoch's first batch begins when the epoch before ends, or else w
 begins to be made: samplers plan and shuffle in there, and workers are started. In a plain loop,
 ``torch.save`` is a checkpoint.
 
+While a meter watches, ``torch.autograd.backward`` is replaced, too: where a backward pass begins,
+the forward pass of a batch has ended. A backward pass inside another one, as activation
+checkpointing makes them, is part of that one.
+
 Not a training fetch, and left out: one without gradients, or of a dataset that no optimizer step
 has followed, once one is known that steps follow (the loop is evaluating; the time until the next
 training fetch becomes a span); one inside another, one in another thread than the training's, one
@@ -102,6 +106,7 @@ class TorchWatch:
         self._profile_steps = profile_steps
         self._thread: int | None = None
         self._is_inside = False
+        self._is_backward = False
         self._has_stepped = False
         self._settings: dict[str, Any] = {}
         self._shard: int | None = None
@@ -141,6 +146,9 @@ class TorchWatch:
         saver = _SAVERS[0] if _SAVERS and not _WATCHES else None
         if saver is not None and getattr(torch.save, "__wrapped__", None) is saver:
             torch.save = _SAVERS.pop()
+        backward = _BACKWARDS[0] if _BACKWARDS and not _WATCHES else None
+        if backward and getattr(torch.autograd.backward, "__wrapped__", None) is backward:
+            torch.autograd.backward = _BACKWARDS.pop()
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
@@ -202,6 +210,21 @@ class TorchWatch:
         else:
             self.meter.fetch_failed(error)
         self._is_inside = False
+
+    def backward_begin(self) -> bool:
+        """A backward pass begins; whether it is the training's own, and no part of another."""
+        here = threading.get_ident()
+        if self.meter is None or self._is_backward or self._thread not in (None, here):
+            return False
+        self._is_backward = True
+        self.meter.backward_begin()
+        return True
+
+    def backward_end(self) -> None:
+        """The backward pass ended."""
+        assert self.meter is not None
+        self._is_backward = False
+        self.meter.backward_end()
 
     def step(self) -> None:
         """An optimizer step ended, by a trainer's own count."""
@@ -298,6 +321,9 @@ class TorchWatch:
         if not _SAVERS:
             _SAVERS.append(torch.save)
             torch.save = _watched_save(torch.save)
+        if not _BACKWARDS:
+            _BACKWARDS.append(torch.autograd.backward)
+            torch.autograd.backward = _watched_backward(torch.autograd.backward)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -363,6 +389,8 @@ _ORIGINALS: dict[str, Callable[..., Any]] = {}
 """The methods of torch's iterators that ours stand in for, while they do."""
 _SAVERS: list[Callable[..., Any]] = []
 """``torch.save``, likewise."""
+_BACKWARDS: list[Callable[..., Any]] = []
+"""``torch.autograd.backward``, likewise."""
 
 
 def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -409,6 +437,23 @@ def _watched_save(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*arguments, **named)
 
     return save
+
+
+def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    @wraps(original)
+    def backward(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # the tracer must not look into ours
+            return original(*arguments, **named)
+        watching = [watch for watch in tuple(_WATCHES) if _guarded(watch, watch.backward_begin)]
+        try:
+            return original(*arguments, **named)
+        finally:
+            for watch in watching:
+                _guarded(watch, watch.backward_end)
+
+    return backward
 
 
 def _guarded(watch: TorchWatch, action: Callable[..., Any], *arguments: Any) -> Any:

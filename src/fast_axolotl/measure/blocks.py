@@ -6,9 +6,10 @@ are folded many at a time, once a second or every 64: between two batches of a t
 are cold, and what is done once for many steps costs a fifth of what it costs for each. At most 256
 wait: beyond that the oldest goes without its device times rather than memory growing.
 
-A block never holds steps of two phases, nor steps with and without device times. Blocks are a
-second long until the record has 10 MB, and then longer by a second a megabyte: a day of 50 ms steps
-stays near 25 MB, a week under 50.
+A block never holds steps of two phases, nor steps with and without device times. Blocks grow with
+the age of the run, from a second to a minute: a day of 50 ms steps takes some 2,700 lines and 4 MB.
+Where there are several ranks, the wait of every single step is kept as a byte, so that the steps of
+the ranks can be laid side by side however long the run is.
 
 A slow fetch is one whose wait is an outlier by the modified z-score (3.5; Iglewicz and Hoaglin,
 1993) against all waits of the run so far, at least twice their median, and at least a twentieth of
@@ -29,7 +30,7 @@ from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import SkippedBatches, Step
 from fast_axolotl.record import Histogram, SlowFetch, StepBlock
 from fast_axolotl.record.schema import PhaseName
-from fast_axolotl.record.stall import WaitTotals
+from fast_axolotl.record.stall import WaitTotals, encode_waits
 
 __all__ = ["BlockBuilder", "StepQueue"]
 
@@ -39,11 +40,13 @@ _MOST_WAITING_STEPS = 256
 _SETTLE_SECONDS = 2.0
 """How long the end of a run waits for the device to reach the last events."""
 
-_BLOCK_SECONDS = 1.0
-_ROOMY_BYTES = 10_000_000
-"""Size of the record up to which blocks are as short as they can be."""
-_SINGLES_BYTES = 16_000_000
+_LEAST_BLOCK_SECONDS, _MOST_BLOCK_SECONDS = 1.0, 60.0
+_BLOCK_SHARE = 1 / 300
+"""Of the run's age, that a block is long."""
+_SINGLES_BYTES = 3_000_000
 """Size of the record up to which the times of every single step are written."""
+_HISTOGRAM_SHARE, _HISTOGRAM_SECONDS = 1 / 30, 600.0
+"""How long the histograms of waits may wait: so much of the run's age, and at most so long."""
 
 _MOST_SINGLES = 64
 _MOST_SLOW = 8
@@ -52,6 +55,8 @@ _OUTLIER_SCORE = 3.5
 _SCORE_SCALE = 0.6745
 _LEAST_SLOW_SECONDS = 1e-4
 _SLOW_SHARE_OF_STEP = 0.05
+_SLOW_GROWTH = 1.05
+"""So much longer must the run be before it is settled anew which waits are slow."""
 
 _RATES = {
     "samples_per_second": "samples",
@@ -128,14 +133,16 @@ class _Block(_StepSums):
         self.waits_by_cause: dict[str, float] = {}
         self.produced = 0
         self.producing_seconds = 0.0
-        self.host_waits = Histogram()
-        self.device_waits = Histogram()
         self.step_times = Histogram()
         self.slow: list[tuple[float, int, int]] = []
         """The slowest fetches, a heap: seconds, fetch, row."""
         self.walls: list[float] = []
         self.hosts: list[float] = []
         self.devices: list[float] = []
+        self.forward_seconds: float | None = 0.0
+        """``None`` where a step has none."""
+        self.step_waits: list[float] = []
+        """Of every single step: of the device where it is known, else of the host."""
 
     def add(self, step: Step, wall: float, host_wait: float, device_wait: float | None) -> None:
         super().add(step, wall, host_wait, device_wait)
@@ -149,16 +156,18 @@ class _Block(_StepSums):
         self.produced += step.produced
         self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
-        for _, host_wait_seconds, _ in step.fetches:
-            self.host_waits.add(host_wait_seconds)
-        for device_wait_seconds in step.device_waits or ():
-            self.device_waits.add(device_wait_seconds)
         if len(self.walls) <= _MOST_SINGLES:
             self.walls.append(wall)
             self.hosts.append(host_wait)
             self.devices.append(device_wait or 0.0)
+        forward = step.forward_seconds
+        if forward is None or self.forward_seconds is None:
+            self.forward_seconds = None
+        else:
+            self.forward_seconds += forward
+        self.step_waits.append(host_wait if device_wait is None else device_wait)
 
-    def line(self, t: float, *, with_singles: bool) -> StepBlock:
+    def line(self, t: float, *, with_singles: bool, **values: Any) -> StepBlock:
         waits = self.waits
         counted = self.counted or BatchCount()
         has_device = self.first.device_waits is not None
@@ -187,8 +196,7 @@ class _Block(_StepSums):
             produced=self.produced if self.producing_seconds else None,
             producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
-            host_waits=self.host_waits.take(),
-            device_waits=self.device_waits.take() if has_device else None,
+            forward_seconds=None if self.forward_seconds is None else _round(self.forward_seconds),
             step_times=self.step_times.take(),
             slow=tuple(
                 SlowFetch(fetch=fetch, row=row, seconds=_round(seconds))
@@ -197,6 +205,7 @@ class _Block(_StepSums):
             walls=tuple(map(_round, self.walls)) if with_singles else None,
             hosts=tuple(map(_round, self.hosts)) if with_singles else None,
             devices=tuple(map(_round, self.devices)) if with_singles and has_device else None,
+            **values,
         )
 
 
@@ -214,14 +223,20 @@ class BlockBuilder:
         """The phase and its sums when the figures of an interval were last taken."""
         self._skipped = SkippedBatches()
         self._waits = Histogram()
+        self._host_waits = Histogram()
+        self._device_waits = Histogram()
+        self._histograms_due = 0.0
         self._slow_seconds: float | None = None
         """From which wait on a fetch is slow."""
+        self._slow_due = 0
+        """The step at which that is settled anew."""
         self._owed_seconds = 0.0
 
     @property
     def block_seconds(self) -> float:
         """How long a block is by now."""
-        return _BLOCK_SECONDS + max(0, self._journal.num_bytes - _ROOMY_BYTES) / 1_000_000
+        share = self._journal.since_start() * _BLOCK_SHARE
+        return min(max(_LEAST_BLOCK_SECONDS, share), _MOST_BLOCK_SECONDS)
 
     def add(self, step: Step) -> None:
         """Fold one step in, beside others of its kind."""
@@ -256,8 +271,10 @@ class BlockBuilder:
         self._sums[step.phase].add(step, wall, host_wait, device_wait)
         block.add(step, wall, host_wait, device_wait)
         for number, (row, wait_seconds, _) in enumerate(step.fetches):
+            self._host_waits.add(wait_seconds)
             if step.device_waits is not None:
                 wait_seconds = step.device_waits[number]
+                self._device_waits.add(wait_seconds)
             self._waits.add(wait_seconds)
             if self._slow_seconds is not None and wait_seconds >= self._slow_seconds:
                 heapq.heappush(block.slow, (wait_seconds, step.first_fetch + number, row))
@@ -274,20 +291,35 @@ class BlockBuilder:
         self._journal.mark("resume", at=at, text=text, fetch=num_skipped)
         self._sums.clear()
         self._taken = (None, _StepSums())
-        self._waits = Histogram()
+        self._waits, self._host_waits, self._device_waits = Histogram(), Histogram(), Histogram()
+        self._slow_due = 0
 
-    def flush(self) -> None:
-        """Write what there is, and settle from which wait on a fetch is slow."""
+    def flush(self, *, is_whole: bool = True) -> None:
+        """Write what there is, and settle from which wait on a fetch is slow.
+
+        Histograms of waits are long. Unless all there is must be written, they may wait for a
+        later block of the same phase.
+        """
         block, self._block = self._block, None
         if block is None:
             return
-        self._journal.check_date()
-        self._journal.write(
-            block.line(
-                self._journal.since_start(block.last.end),
-                with_singles=self._journal.num_bytes < _SINGLES_BYTES,
-            )
-        )
+        journal = self._journal
+        journal.check_date()
+        t = journal.since_start(block.last.end)
+        values: dict[str, Any] = {}
+        if is_whole or t >= self._histograms_due:
+            self._histograms_due = t + min(t * _HISTOGRAM_SHARE, _HISTOGRAM_SECONDS)
+            values = {
+                "host_waits": self._host_waits.take(),
+                "device_waits": self._device_waits.take() or None,
+            }
+        if journal.world_size > 1 and block.first.phase != "replay":
+            values["step_waits"] = encode_waits(block.step_waits)
+        with_singles = journal.num_bytes < _SINGLES_BYTES
+        journal.write(block.line(t, with_singles=with_singles, **values))
+        if block.last.number < self._slow_due:
+            return
+        self._slow_due = round(_SLOW_GROWTH * block.last.number)
         median = self._waits.quantile(0.5)
         sums = self._sums.get("steady") or self._sums.get("warmup")
         if median is None or sums is None:
@@ -332,6 +364,8 @@ class StepQueue:
         self._blocks = blocks
         self._find_events = find_events
         self._events: DeviceEvents | None = None
+        self._is_sought = True
+        """Whether to look for a device: once for every block until there is one."""
         self._steps: deque[Step] = deque()
         self._num_new = 0
         self._block_due = float("-inf")
@@ -346,6 +380,9 @@ class StepQueue:
     def record(self) -> Any:
         """An event behind all that is queued on the device; ``None`` where there is no device."""
         if self._events is None:
+            if not self._is_sought:
+                return None
+            self._is_sought = False
             self._events = self._find_events()
             if self._events is None:
                 return None
@@ -358,31 +395,45 @@ class StepQueue:
         last = self._events.record()
         return None if last is None else (first, last)
 
+    def wait_pair(self, first: Any) -> EventPair | None:
+        """The events around a wait that has ended now.
+
+        A device that has not reached the first one yet was busy all the while. Then that event
+        stands for both: asking for it costs a fraction of recording another.
+        """
+        if first is not None and self._events is not None and not self._events.has_passed(first):
+            return first, first
+        return self.pair(first)
+
     def add(self, step: Step) -> None:
         """A step has ended on the host."""
         self._steps.append(step)
         self._num_new += 1
         if step.end >= self._block_due:
-            self.flush()
-            self._block_due = step.end + self._blocks.block_seconds
+            # In an old run histograms of waits may wait, if another step of the phase is there.
+            block_seconds = self._blocks.block_seconds
+            self.flush(is_whole=block_seconds <= _LEAST_BLOCK_SECONDS)
+            self._block_due = step.end + block_seconds
         elif self._num_new >= _FOLD_EVERY_STEPS:
             self.fold()
 
-    def fold(self, *, all_steps: bool = False) -> None:
-        """Fold the steps that the device has ended, too; or all of them."""
+    def fold(self, *, kept: int = 0, all_steps: bool = False) -> None:
+        """Fold the steps that the device has ended, too, but for the last ``kept``; or all."""
         self._num_new = 0
         steps = self._steps
-        while steps and (
+        while len(steps) > kept and (
             all_steps or len(steps) > _MOST_WAITING_STEPS or steps[0].is_ready(self._events)
         ):
             step = steps.popleft()
             step.read_events(self._events)
             self._blocks.add(step)
 
-    def flush(self) -> None:
+    def flush(self, *, is_whole: bool = True) -> None:
         """Fold what the device has ended, and write it."""
-        self.fold()
-        self._blocks.flush()
+        self.fold(kept=0 if is_whole else 1)
+        has_more = bool(self._steps) and self._steps[0].phase == self._blocks.phase
+        self._blocks.flush(is_whole=is_whole or not has_more)
+        self._is_sought = True
 
     def finish(self) -> None:
         """Fold and write all steps, and wait a little for the device to end them."""
@@ -391,6 +442,11 @@ class StepQueue:
             self._events.settle(events[-1], _SETTLE_SECONDS)
         self.fold(all_steps=True)
         self._blocks.flush()
+
+    def close(self) -> None:
+        """Let go of the device and of all events."""
+        self._steps.clear()
+        self._events = None
 
 
 def _round(seconds: float) -> float:

@@ -5,12 +5,20 @@ after it fires when the host has come back. Their distance is the time the devic
 run. Nothing here synchronises: an event is asked whether it has passed, and read only then.
 
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
+
+Destroying an event calls CUDA, and CUDA aborts a forked child that calls it. So no event is ever
+destroyed in a child, whoever lets go of it there: a DataLoader worker that drops the meter of its
+parent, the garbage collector, the end of the interpreter.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 import sys
 import time
+import weakref
 from typing import Any, Protocol
 
 __all__ = ["CudaEvents", "DeviceEvents", "EventPair", "find_events"]
@@ -56,7 +64,8 @@ class CudaEvents:
         self.failure = ""
         self._cuda = cuda
         self._native = native
-        self._pool: list[Any] = []
+        self._pool: set[Any] = set()
+        """An event that ends one stretch of time and begins another comes back twice."""
         self._stream: Any = None
         self._stream_key: Any = None
 
@@ -65,7 +74,11 @@ class CudaEvents:
         if self.failure:
             return None
         try:
-            event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
+            if self._pool:
+                event = self._pool.pop()
+            else:
+                event = self._cuda.Event(enable_timing=True)
+                _living_events()[id(event)] = event
             event.record(self._current_stream())
         except RuntimeError as error:
             self._fail(error)
@@ -88,11 +101,11 @@ class CudaEvents:
         try:
             if not last.query():
                 return None
-            found = first.elapsed_time(last) / 1000.0
+            found = 0.0 if first is last else first.elapsed_time(last) / 1000.0
         except RuntimeError as error:
             self._fail(error)
             return None
-        self._pool += pair
+        self._pool.update(pair)
         return max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
@@ -119,3 +132,25 @@ class CudaEvents:
         text = str(error).strip()
         first_line = text.splitlines()[0] if text else type(error).__name__
         self.failure = self.failure or f"CUDA events failed: {first_line}"
+
+
+@functools.cache
+def _living_events() -> weakref.WeakValueDictionary[int, Any]:
+    """All events of this process. In every child that is forked from now on they are immortal.
+
+    They are held from before the fork until the child has run its first code of ours: the collector
+    may run in between.
+    """
+    events: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+    held: list[Any] = []
+
+    def hold() -> None:
+        held.extend(event for reference in events.valuerefs() if (event := reference()) is not None)
+
+    def make_immortal() -> None:
+        for event in held:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=hold, after_in_parent=held.clear, after_in_child=make_immortal)
+    return events

@@ -26,6 +26,9 @@ __all__ = ["Journal"]
 
 _CLOCK_STEP_SECONDS = 1.0
 """The date may drift this far from the clock that never steps before it counts as a step."""
+_ROOMY_BYTES = 3_000_000
+"""Size of the record up to which all that a trainer logs is written. After that, lines are a
+three-hundredth of the run's age apart, or a minute."""
 
 _log = logging.getLogger("fast_axolotl.measure")
 
@@ -58,6 +61,7 @@ class Journal:
         self.phase_start = 0.0
         """When the present phase of memory began, in seconds since the record did."""
         self._reasons: dict[str, str] = {}
+        self._log_due = 0.0
         self._proc = proc
         self._is_mark_of_phase = True
         self._wall_clock = wall_clock
@@ -115,8 +119,11 @@ class Journal:
             for key, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        if numbers:
-            self.write(Log(t=self.since_start(), step=step, values=numbers))
+        t = self.since_start()
+        # A trainer may log every step of a long run.
+        if numbers and (self.num_bytes < _ROOMY_BYTES or t >= self._log_due):
+            self._log_due = t + min(t / 300, 60.0)
+            self.write(Log(t=t, step=step, values=numbers))
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Note settings, where they are new."""

@@ -244,6 +244,11 @@ class Meter:
         self._collected_seconds = 0.0
         """Of the garbage collector, since the wait began."""
         self._collecting_since: float | None = None
+        self._forward_start: tuple[float, Any] | None = None
+        """When a forward pass could begin, and the event there."""
+        self._batches_ahead = 0
+        """Batches that were fetched one after the other and wait for their forward pass."""
+        self._is_after_backward = False
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
@@ -345,6 +350,8 @@ class Meter:
                 self._journal.reason(figure, sentence)
         causes = self._take_causes(host_wait_seconds)
         self._tracker.end_fetch(host_wait_seconds, pair, counted, causes)
+        self._batches_ahead = 0 if self._is_after_backward else self._batches_ahead + 1
+        self._is_after_backward = False
         self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -375,9 +382,32 @@ class Meter:
             self.mark("error", f"the loader raised{text}")
 
     @_guarded
+    def backward_begin(self) -> None:
+        """A backward pass begins: the forward pass of a batch has ended.
+
+        Its time counts from the end of the fetch. Where a trainer fetches several batches and then
+        runs them one by one, the time of the second counts from the end of the backward pass
+        before it, and so on. Thus a step has the time of all its forward passes either way.
+        """
+        now = self._clock()
+        start, self._forward_start = self._forward_start, None
+        self._is_after_backward = True
+        if start is not None and not self._span_name:
+            self._tracker.add_forward(max(0.0, now - start[0]), self._queue.pair(start[1]))
+        self._overhead_seconds += self._clock() - now
+
+    @_guarded
+    def backward_end(self) -> None:
+        """A backward pass has ended; the next batch may be there already."""
+        if self._batches_ahead:
+            self._batches_ahead -= 1
+            self._forward_start = self._clock(), self._queue.record()
+
+    @_guarded
     def step(self) -> None:
         """An optimizer step has ended. Ignored inside a span."""
         now = self._clock()
+        self._forward_start = None
         if not self._span_name:
             self._take(self._tracker.tell(now))
             if self._is_early:
@@ -570,6 +600,8 @@ class Meter:
         if self._sampler is not None:
             self._sampler.stop()
         self._journal.end(reason, error, self._overhead_seconds, self._tracker.num_fetches)
+        self._queue.close()
+        self._fetch_event = self._span_event = self._forward_start = None
 
     def go_quiet(self) -> None:
         """Measure nothing more and leave the record alone: what a forked child does."""
@@ -605,7 +637,9 @@ class Meter:
         start, self._fetch_start = self._fetch_start, None
         self._is_fetching = self._is_early = False
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
-        return host_wait_seconds, self._queue.pair(self._fetch_event)
+        pair = self._queue.wait_pair(self._fetch_event)
+        self._forward_start = now, None if pair is None else pair[1]
+        return host_wait_seconds, pair
 
     def _begin_early_wait(self, now: float) -> None:
         """The next loop's first batch is waited for, though no fetch has begun."""

@@ -1,8 +1,9 @@
 """Dataclasses to JSON and back: the one codec of records, summaries and protocol results.
 
-Reading is by the annotations of the dataclass, which are turned into readers once; a line of a
-record then costs some 10 µs. Fields that a later version added are passed over. A value that does
-not fit its field is a ``TypeError`` that names it: a record may be cut, edited or foreign.
+Reading is by the annotations of the dataclass, which are turned into readers once. A value whose
+type shows that it fits is taken as it is, so a line of a record costs some 10 µs. Fields that a
+later version added are passed over. A value that does not fit its field is a ``TypeError`` that
+names it: a record may be cut, edited or foreign.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = ["from_plain", "to_json", "to_plain"]
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
+_NUMBERS: frozenset[type] = frozenset({int, float})
 
 
 def to_plain(value: Any) -> Any:
@@ -46,8 +48,11 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
     readers = _readers_of(kind)  # type: ignore[arg-type]
     values = {}
     for name, value in data.items():
-        reader = readers.get(name)
-        if reader is not None:
+        if name in readers:
+            fitting, reader = readers[name]
+            if type(value) in fitting:
+                values[name] = value
+                continue
             try:
                 values[name] = reader(value)
             except _Misfit:
@@ -60,8 +65,20 @@ class _Misfit(Exception):
 
 
 @cache
-def _readers_of(kind: type) -> dict[str, Reader]:
-    return {name: _make_reader(hint) for name, hint in get_type_hints(kind).items()}
+def _readers_of(kind: type) -> dict[str, tuple[frozenset[type], Reader]]:
+    """Of every field the types that need no reader, and the reader of the others."""
+    hints = get_type_hints(kind)
+    return {name: (_fitting(hint), _make_reader(hint)) for name, hint in hints.items()}
+
+
+def _fitting(hint: Any) -> frozenset[type]:
+    if hint in (int, float):
+        return _NUMBERS
+    if get_origin(hint) is Literal:
+        return frozenset({str})
+    if get_origin(hint) in (Union, UnionType):
+        return frozenset().union(*map(_fitting, get_args(hint)))
+    return frozenset({hint} if hint in (str, bool, type(None)) else ())
 
 
 def _make_reader(hint: Any) -> Reader:
@@ -76,12 +93,25 @@ def _make_reader(hint: Any) -> Reader:
         read = _make_reader(other)
         return lambda value: None if value is None else read(value)
     if origin is dict:
-        read_item = _make_reader(inner[1])
-        return lambda value: {key: read_item(item) for key, item in _check(value, dict).items()}
+        fitting, read_item = _fitting(inner[1]), _make_reader(inner[1])
+
+        def read_dict(value: Any) -> dict[str, Any]:
+            if fitting.issuperset(map(type, _check(value, dict).values())):
+                return value  # type: ignore[no-any-return]
+            return {key: read_item(item) for key, item in value.items()}
+
+        return read_dict
     if origin is tuple:
         # A sequence of measurements may hold a NaN, which was written as null.
+        all_fit = _fitting(inner[0])
         read_one = _read_number_or_nan if inner[0] is float else _make_reader(inner[0])
-        return lambda value: tuple(map(read_one, _check(value, (list, tuple))))
+
+        def read_tuple(value: Any) -> tuple[Any, ...]:
+            if all_fit.issuperset(map(type, _check(value, (list, tuple)))):
+                return tuple(value)
+            return tuple(map(read_one, value))
+
+        return read_tuple
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: from_plain(hint, _check(value, dict))
     # A later version may know more names of a Literal.

@@ -11,6 +11,7 @@ training loop. A reader takes every whole line and remembers whether the last on
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import re
@@ -252,7 +253,7 @@ def dump_line(line: object) -> str:
     values: dict[str, Any] = {"kind": _NAMES[type(line)]}
     for item in fields(line):  # type: ignore[arg-type]
         value = getattr(line, item.name)
-        if value is None or value == () or value == {}:
+        if value is None or value == () or value == {} or value == "" == item.default:
             continue
         if item.name in ("slow", "gpus"):
             value = [asdict(inner) for inner in value]
@@ -265,15 +266,22 @@ def read_run(path: str | Path) -> RunRecord:
     folder = Path(path)
     check_folder(folder)
     record = RunRecord(path=str(folder))
-    for file in sorted(folder.glob("rank-*.jsonl")):
-        home = _read_file(file, record)
-        if isinstance(home, RankRecord):
-            record.ranks[home.start.rank] = home
-        else:
-            record.notes.append(f"{file.name} has no start line and was left out")
-    record.systems = sort_systems(
-        _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
-    )
+    # All that is read stays: the collector would only look at it again and again.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for file in sorted(folder.glob("rank-*.jsonl")):
+            home = _read_file(file, record)
+            if isinstance(home, RankRecord):
+                record.ranks[home.start.rank] = home
+            else:
+                record.notes.append(f"{file.name} has no start line and was left out")
+        record.systems = sort_systems(
+            _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
+        )
+    finally:
+        if is_collecting:
+            gc.enable()
     leave_out_earlier(record)
     if not record.ranks and not record.systems:
         raise no_record(folder, "; ".join(record.notes[:3]))

@@ -34,9 +34,10 @@ class Histogram:
 
     def merge(self, counts: Mapping[str, int]) -> None:
         """Add the counts of another one, as written."""
+        own = self.counts
         for key, count in counts.items():
             index = int(key)
-            self.counts[index] = self.counts.get(index, 0) + count
+            own[index] = own.get(index, 0) + count
 
     def take(self) -> dict[str, int]:
         """The counts as they are written; the histogram is empty afterwards."""
