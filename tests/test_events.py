@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.events import CudaEvents, find_events
+from fast_axolotl.measure.events import _FREE, CudaEvents, find_events
 from support.children import run_child
 
 
@@ -45,6 +45,7 @@ class Event:
 @pytest.fixture
 def cuda() -> Any:
     Event.made, Event.moments = 0, [10.0, 74.0, 80.0, 90.0]
+    _FREE.clear()
     return SimpleNamespace(
         Event=Event, is_initialized=lambda: True, current_stream=lambda: "stream"
     )
@@ -186,12 +187,13 @@ meters = {}
 meters["open"] = train("open")
 fork()
 meters["open"].close()
-assert living() == 0, living()
+most = living()
 fork()
 with train("finished"):
     pass
 with train("again"):
     pass
+assert living() <= most, (living(), most)
 fork()
 gc.disable()
 is_done = False
@@ -203,7 +205,6 @@ del stuck
 fork()
 meters["waits"].close()
 meters.clear()
-assert living() == 0, living()
 '''
 
 

@@ -55,6 +55,9 @@ class Device:
     def settle(self, event: float, seconds: float) -> None:
         self.clock.now = max(self.clock.now, min(event, self.clock.now + seconds))
 
+    def close(self) -> None:
+        pass
+
 
 def open_meter(
     folder: Path,

@@ -446,6 +446,8 @@ class StepQueue:
     def close(self) -> None:
         """Let go of the device and of all events."""
         self._steps.clear()
+        if self._events is not None:
+            self._events.close()
         self._events = None
 
 

@@ -6,19 +6,17 @@ run. Nothing here synchronises: an event is asked whether it has passed, and rea
 
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
 
-Destroying an event calls CUDA, and CUDA aborts a forked child that calls it. So no event is ever
-destroyed in a child, whoever lets go of it there: a DataLoader worker that drops the meter of its
-parent, the garbage collector, the end of the interpreter.
+Destroying an event calls CUDA, and CUDA aborts a forked child that calls it: a DataLoader worker in
+which the garbage collector finds what its parent has dropped. So no event is ever destroyed: each
+is immortal from the start, and what a meter has read or let go of is used again by the next one.
+Weak references are no way: torch does not clear those of an event that it destroys.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import sys
 import time
-import weakref
 from typing import Any, Protocol
 
 __all__ = ["CudaEvents", "DeviceEvents", "EventPair", "find_events"]
@@ -27,6 +25,9 @@ EventPair = tuple[Any, Any]
 """The events before and after something."""
 
 _POLL_SECONDS = 0.002
+
+_FREE: dict[int, set[Any]] = {}
+"""Events of each device that nobody uses now."""
 
 
 class DeviceEvents(Protocol):
@@ -47,6 +48,9 @@ class DeviceEvents(Protocol):
     def settle(self, event: Any, seconds: float) -> None:
         """Let at most so much time pass until the device has reached an event."""
 
+    def close(self) -> None:
+        """Let go of all events, read or not."""
+
 
 def find_events() -> DeviceEvents | None:
     """The events of torch's CUDA, once this process has initialised it."""
@@ -64,22 +68,26 @@ class CudaEvents:
         self.failure = ""
         self._cuda = cuda
         self._native = native
-        self._pool: set[Any] = set()
-        """An event that ends one stretch of time and begins another comes back twice."""
+        self._used: dict[Any, int] = {}
+        """Events that were recorded and not read yet, and their devices."""
         self._stream: Any = None
         self._stream_key: Any = None
+        self._device = 0
 
     def record(self) -> Any:
         """An event on the current stream."""
         if self.failure:
             return None
         try:
-            if self._pool:
-                event = self._pool.pop()
+            stream = self._current_stream()
+            free = _FREE.setdefault(self._device, set())
+            if free:
+                event = free.pop()
             else:
                 event = self._cuda.Event(enable_timing=True)
-                _living_events()[id(event)] = event
-            event.record(self._current_stream())
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+            self._used[event] = self._device
+            event.record(stream)
         except RuntimeError as error:
             self._fail(error)
             return None
@@ -98,21 +106,31 @@ class CudaEvents:
         first, last = pair
         if first is None or last is None or self.failure:
             return None
+        found = None
         try:
-            if not last.query():
-                return None
-            found = 0.0 if first is last else first.elapsed_time(last) / 1000.0
+            if last.query():
+                found = 0.0 if first is last else first.elapsed_time(last) / 1000.0
         except RuntimeError as error:
             self._fail(error)
             return None
-        self._pool.update(pair)
-        return max(0.0, float(found))
+        for event in pair:
+            # One that ends a stretch of time and begins another comes back twice.
+            if event in self._used:
+                _FREE[self._used.pop(event)].add(event)
+        return None if found is None else max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
         """Ask until an event has passed: at the end of a run, where nobody waits for the host."""
         deadline = time.monotonic() + seconds
         while not self.has_passed(event) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """What was not read can be recorded anew: nobody reads it any more."""
+        while self._used:
+            event, device = self._used.popitem()
+            if not self.failure:
+                _FREE[device].add(event)
 
     def _current_stream(self) -> Any:
         """The stream that work is queued on now.
@@ -121,7 +139,8 @@ class CudaEvents:
         for in the end tells whether the stream is still the one that was found last.
         """
         try:
-            key = self._native._cuda_getCurrentStream(self._native._cuda_getDevice())
+            self._device = self._native._cuda_getDevice()
+            key = self._native._cuda_getCurrentStream(self._device)
         except AttributeError:
             return self._cuda.current_stream()
         if key != self._stream_key:
@@ -132,25 +151,3 @@ class CudaEvents:
         text = str(error).strip()
         first_line = text.splitlines()[0] if text else type(error).__name__
         self.failure = self.failure or f"CUDA events failed: {first_line}"
-
-
-@functools.cache
-def _living_events() -> weakref.WeakValueDictionary[int, Any]:
-    """All events of this process. In every child that is forked from now on they are immortal.
-
-    They are held from before the fork until the child has run its first code of ours: the collector
-    may run in between.
-    """
-    events: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-    held: list[Any] = []
-
-    def hold() -> None:
-        held.extend(event for reference in events.valuerefs() if (event := reference()) is not None)
-
-    def make_immortal() -> None:
-        for event in held:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=hold, after_in_parent=held.clear, after_in_child=make_immortal)
-    return events
