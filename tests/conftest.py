@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ def same_environment() -> Iterator[None]:
     environment = os.environ
     yield
     os.environ = environment  # noqa: B003 - nothing is to be cleared
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests have left in this process is not seen: replaced functions of Axolotl, and
+    the state of accelerate."""
+    nothing = SimpleNamespace(patches=())
+    monkeypatch.setattr("fast_axolotl.axolotl.status", lambda: nothing)
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
 
 
 @pytest.fixture(scope="module")

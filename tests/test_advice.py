@@ -206,12 +206,12 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     # What this package makes cheaper comes first, where it is not in use.
     action = verdict(stall=0.4, replacements=(), **full).action
     assert ("fast-axolotl run --" in action) is is_prepared
-    action = verdict(stall=0.4, queue_depth=4.0, queue_capacity=4, **full).action
+    action = verdict(stall=0.4, waits_by_cause={"handover": 0.9}, **full).action
     assert ("Set dataloader_num_workers: 0: the rows are prepared" in action) is is_prepared
 
 
 def test_large_batches_that_are_ready_have_to_become_smaller() -> None:
-    found = verdict(stall=0.4, queue_depth=4.0, queue_capacity=4, bytes_per_second=6e10)
+    found = verdict(stall=0.4, waits_by_cause={"handover": 0.9}, bytes_per_second=6e10)
     assert found.subtype == "handover"
     assert "Hand over fewer bytes: a batch has 1 GB" in found.action
 

@@ -21,6 +21,8 @@ from fast_axolotl.record import RankRecord, read_run
 from support.hosts import spans_of, total
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 PLAN = 0.3
 STEPS = 40
 WORK = 0.0075
@@ -317,7 +319,7 @@ def test_a_watched_loader_tells_its_settings_its_queue_and_its_files(tmp_path: P
         for _ in meter.watch(loader):
             pass
     rank = read_run(tmp_path / "run").ranks[0]
-    assert rank.values == expected
+    assert rank.values == {**expected, "replacements": []}
     depths = [block.queue_depth for block in rank.blocks]
     assert any(depth is not None for depth in depths)
     with measure(tmp_path / "own", sample_system=False, data_paths=["mine"]) as meter:
@@ -441,11 +443,13 @@ def test_planning_leaves_a_real_device_idle(tmp_path: Path) -> None:
     work()
     torch.cuda.synchronize()
     busy = []
-    begin = time.perf_counter()
     with measure(tmp_path, sample_system=False) as meter:
+        begin = time.perf_counter()
         for _ in range(6):
-            busy += [work() for _ in meter.watch(Planned())]
-        torch.cuda.synchronize()
+            for _ in meter.watch(Planned()):
+                busy.append(work())
+                # A host that runs ahead has a shorter wall clock than the device.
+                torch.cuda.synchronize()
         took = time.perf_counter() - begin
     idle = 1 - sum(first.elapsed_time(last) for first, last in busy) / 1000 / took
     assert device_stall(read_rank(tmp_path).blocks) == pytest.approx(idle, abs=0.03)

@@ -27,6 +27,8 @@ from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
 from fast_axolotl.system import node_name
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 def names(rank: RankRecord) -> list[str]:
     return [mark.name for mark in rank.marks]

@@ -46,6 +46,8 @@ from fast_axolotl.report.live_frame import make_frame
 from support.children import clean_environment
 from support.records import START_TIME, make_rank, make_run
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
 )

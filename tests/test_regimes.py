@@ -140,7 +140,7 @@ def test_ranks_that_are_late_in_different_steps_are_judged_together() -> None:
     summary = summarise(make_run(*ranks))
     assert [regime.kind for regime in summary.regimes] == ["mixed", "data"]
     assert summary.regimes[-1].stall_fraction == pytest.approx(2 / 3, abs=0.01)
-    assert "66.5 % of the time goes into waiting" in summary.verdict.headline
+    assert "66.5 % of the time is spent waiting" in summary.verdict.headline
     assert summary.ledger["data"] == pytest.approx(601, abs=1)
 
 

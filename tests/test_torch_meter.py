@@ -26,7 +26,10 @@ from fast_axolotl.record import read_run  # noqa: E402
 from support.hosts import FakeMeter, break_down, end_of, total  # noqa: E402
 
 # Forking beside the threads that earlier tests have left behind warns on Python 3.12 and later.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.usefixtures("alone"),
+]
 
 
 class Numbers(Dataset):  # type: ignore[type-arg]

@@ -38,6 +38,9 @@ _LEAST_VIEWED = 32_768
 code of torch is in the caches and that of numpy is not, so torch counts few positions faster; it
 uses threads for many, and numpy does not."""
 _IGNORED_LABEL = -100
+_COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
+"""What tokens are counted by."""
+_MOST_WAITING = 8
 
 _PRINTED_BATCHES, _PRINTED_TOKENS = 128, 512
 """Of the first batches every 16th has a fingerprint, of at most 4 kB of its tokens."""
@@ -112,13 +115,19 @@ class BatchCounter:
         """What rows are filled up with, where batches come without a mask (Axolotl's packs)."""
         self.reasons: dict[str, str] = {}
         """New reasons, by the name of the figure; the caller takes them out."""
+        self._waiting: list[tuple[dict[str, Any], Any, BatchCount, bool]] = []
+        """What counting needs of a batch, its shape, where counts go, whether to look closer."""
         self._told: set[str] = set()
         self._num_batches = 0
         self._has_mask_ids = False
         """A mask that numbers the rows of a pack was seen."""
 
-    def count(self, batch: Any) -> BatchCount:
-        """Count one batch."""
+    def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
+        """Count one batch; its tokens later, together with others', if the caller is patient.
+
+        Between two steps of a device the host's caches are cold, and to count one batch costs five
+        times as much as one of several. At most eight wait, of which ids, mask and labels are held.
+        """
         is_looked_at = self._num_batches % _LOOK_EVERY == 0
         self._num_batches += 1
         try:
@@ -131,7 +140,10 @@ class BatchCounter:
                     samples=shape[0], num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
                 )
                 if _is_on_host(ids):
-                    self._count_arrays(batch, shape, found, is_looked_at=is_looked_at)
+                    held = {name: batch[name] for name in _COLUMNS if name in batch}
+                    self._waiting.append((held, shape, found, is_looked_at))
+                    if not is_patient or len(self._waiting) >= _MOST_WAITING:
+                        self.settle()
                 else:
                     self._note(_ON_DEVICE, *_TOKEN_RATES)
                 return found
@@ -141,17 +153,30 @@ class BatchCounter:
             else:
                 self._count_lists(batch, found)
         except Exception as error:  # noqa: BLE001
-            # The one broad except: what an unknown array raises must not end the timing.
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            short = text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
-            self._note(f"a batch could not be counted ({short}): {_TELL}", *_TOKEN_RATES)
+            # What an unknown array raises must not end the timing; so below.
+            self._note_failure(error)
             return BatchCount(samples=_count_length(batch))
         return found
+
+    def settle(self) -> None:
+        """Count the tokens of the batches that wait for it."""
+        waiting, self._waiting = self._waiting, []
+        for held, shape, found, is_looked_at in waiting:
+            try:
+                self._count_arrays(held, shape, found, is_looked_at=is_looked_at)
+            except Exception as error:  # noqa: BLE001
+                self._note_failure(error)
+                found.real_tokens = found.trainable_tokens = found.padded_tokens = None
 
     def take_reasons(self) -> dict[str, str]:
         """The reasons that are new since the last time."""
         found, self.reasons = self.reasons, {}
         return found
+
+    def _note_failure(self, error: Exception) -> None:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        short = text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
+        self._note(f"a batch could not be counted ({short}): {_TELL}", *_TOKEN_RATES)
 
     def _note(self, sentence: str, *figures: str) -> None:
         """Remember why figures are missing: the first sentence for each counts."""

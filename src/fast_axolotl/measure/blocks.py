@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from fast_axolotl.measure.batch_counts import BatchCount
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import SkippedBatches, Step
@@ -252,6 +252,8 @@ class BlockBuilder:
         if block is None:
             block = self._block = _Block(step)
         self.phase = step.phase
+        for count in step.counts:
+            step.counted = count if step.counted is None else step.counted + count
         if step.told_tokens is not None:
             # What the loop told takes the place of what was counted.
             counted = step.counted = step.counted or BatchCount()
@@ -359,9 +361,13 @@ class StepQueue:
     """Records events, and hands on the steps whose events have passed."""
 
     def __init__(
-        self, blocks: BlockBuilder, find_events: Callable[[], DeviceEvents | None]
+        self,
+        blocks: BlockBuilder,
+        counter: BatchCounter,
+        find_events: Callable[[], DeviceEvents | None],
     ) -> None:
         self._blocks = blocks
+        self._counter = counter
         self._find_events = find_events
         self._events: DeviceEvents | None = None
         self._is_sought = True
@@ -420,6 +426,7 @@ class StepQueue:
     def fold(self, *, kept: int = 0, all_steps: bool = False) -> None:
         """Fold the steps that the device has ended, too, but for the last ``kept``; or all."""
         self._num_new = 0
+        self._counter.settle()
         steps = self._steps
         while len(steps) > kept and (
             all_steps or len(steps) > _MOST_WAITING_STEPS or steps[0].is_ready(self._events)

@@ -22,6 +22,7 @@ _CAUSES = {
     "refill": "came while the shuffle buffer was filled",
     "gc": "came in garbage collection",
     "checkpoint": "came after a checkpoint",
+    "handover": "was for batches that were ready and had to be handed over",
 }
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
@@ -66,15 +67,10 @@ class Evidence:
     def pattern(self) -> str:
         """When the waits come, as a subtype of the verdict: handover, burst, periodic, or rate.
 
-        A batch that is ready when its fetch begins has only to be handed over. The queue is full on
-        average, and waits are spread: where one worker of many is late and the others' batches are
-        ready, most fetches do not wait.
+        A batch that is ready when its fetch begins has only to be handed over.
         """
-        figures, name = self.figures, self.figures.stall_pattern
-        depth, median = figures.queue_depth, figures.wait_p50_seconds
-        mean = self.stall * figures.measured_seconds / max(1, figures.fetches)
-        full = thresholds.FULL_QUEUE * (figures.queue_capacity or math.inf)
-        if depth is not None and depth >= full and median is not None and median >= mean / 2:
+        name = self.figures.stall_pattern
+        if self.figures.waits_by_cause.get("handover", 0.0) >= thresholds.MOST_WAITING:
             return "handover"
         return name if name in ("burst", "periodic") else "rate"
 
@@ -255,7 +251,7 @@ class Evidence:
             full = ""
             if self.pattern == "handover":
                 wait = format_seconds(self.figures.wait_p50_seconds)
-                full = f" (threshold 75 %: ours), and the median fetch still takes {wait}"
+                full = f", and the median fetch still takes {wait}"
             lines.append(f"{depth:.1f} of {capacity} batches are ready when a fetch begins{full}")
         if cached is not None:
             lines.append(f"with a cached batch a step is {format_share(cached)} shorter")

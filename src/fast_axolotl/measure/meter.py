@@ -65,7 +65,8 @@ _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
 
 _CAUSES = ("epoch", "checkpoint", "shard", "refill")
-"""What a wait is put down to, the first before the others; else the garbage collector."""
+"""What a wait is put down to, the first before the others; else the garbage collector, and the
+handing over of a batch that was ready."""
 _QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
 
 _ROOMY_BYTES = 5_000_000
@@ -227,8 +228,8 @@ class Meter:
         self._clock = journal.clock
         self._tracker = tracker
         self._blocks = BlockBuilder(journal, self._begin_steady)
-        self._queue = StepQueue(self._blocks, find_events)
         self._counter = BatchCounter()
+        self._queue = StepQueue(self._blocks, self._counter, find_events)
         self._peak_tflops = peak_tflops
         self._sampler: SystemSampler | None = None
         self._working_set_bytes: int | None = None
@@ -239,6 +240,9 @@ class Meter:
         self._is_early = False
         """Whether the wait began before the fetch: at the end of the loop before."""
         self._is_watch_fetch = False
+        self._is_ready = False
+        """Whether the batch that is waited for was ready: more are than the other workers' share
+        of the queue, so that the next one is among them."""
         self._causes: dict[str, str | None] = {}
         """What happened since the last fetch ended, with the text of a mark yet to be written."""
         self._collected_seconds = 0.0
@@ -325,6 +329,8 @@ class Meter:
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
         tracker.see_queue(queue_depth, now)
+        most = tracker.others_most
+        self._is_ready = queue_depth is not None and most is not None and queue_depth > most
         self._is_watch_fetch = False
         if not self._is_early:
             self._fetch_event = self._queue.record()
@@ -344,10 +350,9 @@ class Meter:
         number = self._tracker.num_fetches
         if self._journal.world_size > 1 and (text := fingerprint(batch, number)):
             self._journal.mark("batch", at=now, fetch=number, text=text)
-        counted = self._counter.count(batch)
+        counted = self._counter.count(batch, is_patient=pair is not None)
         if self._counter.reasons:
-            for figure, sentence in self._counter.take_reasons().items():
-                self._journal.reason(figure, sentence)
+            self._note_reasons()
         causes = self._take_causes(host_wait_seconds)
         self._tracker.end_fetch(host_wait_seconds, pair, counted, causes)
         self._batches_ahead = 0 if self._is_after_backward else self._batches_ahead + 1
@@ -471,9 +476,10 @@ class Meter:
             values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
         workers, prefetch = (self._journal.values.get(key) for key in _QUEUE_SETTINGS)
-        self._tracker.queue_room = None
+        self._tracker.queue_room = self._tracker.others_most = None
         if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
             self._tracker.queue_room = workers * (prefetch - 1)
+            self._tracker.others_most = (workers - 1) * prefetch
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
@@ -651,7 +657,7 @@ class Meter:
 
     def _take_causes(self, host_wait_seconds: float) -> dict[str, float]:
         """What the wait that has ended is put down to: one cause, the first that applies."""
-        if not self._causes and not self._collected_seconds:
+        if not self._causes and not self._collected_seconds and not self._is_ready:
             return {}
         causes, self._causes = self._causes, {}
         for name, text in causes.items():
@@ -661,7 +667,14 @@ class Meter:
             if name in causes:
                 return {name: host_wait_seconds}
         collected = min(self._collected_seconds, host_wait_seconds)
-        return {"gc": collected} if collected > 0 else {}
+        found = {"gc": collected} if collected > 0 else {}
+        if self._is_ready:
+            found["handover"] = host_wait_seconds - collected
+        return found
+
+    def _note_reasons(self) -> None:
+        for figure, sentence in self._counter.take_reasons().items():
+            self._journal.reason(figure, sentence)
 
     def _mark(self, name: str, at: float, text: str = "") -> None:
         tracker = self._tracker
@@ -733,6 +746,7 @@ class Meter:
         self.note_replacements()
         self._take(self._tracker.finish())
         self._queue.finish()
+        self._note_reasons()
         self._explain_no_device()
         self.settings(**_read_cuda())
         self._journal.end_phase(self._name_phase())

@@ -90,7 +90,10 @@ class Step:
     """Waits that gave no batch: the end of an epoch, a loader that raised."""
     other_pairs: tuple[EventPair, ...] = ()
     other_device_wait_seconds: float = 0.0
+    counts: list[BatchCount] = field(default_factory=list)
+    """Of every batch; complete once the step is folded."""
     counted: BatchCount | None = None
+    """Their sum, by then."""
     told_tokens: tuple[int, int | None, int | None] | None = None
     waits_by_cause: dict[str, float] = field(default_factory=dict)
     """Host waits of the fetches in which something happened, by what it was."""
@@ -188,6 +191,8 @@ class StepTracker:
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
         self.queue_room: int | None = None
+        self.others_most: int | None = None
+        """Batches that all workers but one can have ready: with more, the next one is there."""
         """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self._accumulation = accumulation
         self._is_told = is_told
@@ -249,7 +254,7 @@ class StepTracker:
         step.fetches.append((self.num_samples, host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
-        step.counted = counted if step.counted is None else step.counted + counted
+        step.counts.append(counted)
         self.num_fetches += 1
         self.num_samples += counted.samples
 

@@ -13,7 +13,6 @@ __all__ = [
     "DRAINED_SHARE",
     "FREE_COMMUNICATION",
     "FREE_STALL",
-    "FULL_QUEUE",
     "HIDDEN_WAIT",
     "LEAST_FALL_BATCHES",
     "LEAST_FETCHES",
@@ -25,6 +24,7 @@ __all__ = [
     "LOW_MFU",
     "MEMORY_NEAR",
     "MOST_CONTRADICTION",
+    "MOST_WAITING",
     "MUCH_IDLE",
     "MUCH_PADDING",
     "PRESSURE_IO",
@@ -61,9 +61,8 @@ DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
 dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
 REFILLED_SHARE = 0.1
 """Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
-FULL_QUEUE = 0.75
-"""Share of its capacity from which a ready queue is full. Ours: of four batches of one worker,
-three are ready when the fourth is asked for."""
+MOST_WAITING = 0.5
+"""Share of all waiting that one cause must have to be named as the cause. Ours: the larger part."""
 
 DISK_NEAR, DISK_FULL = 0.70, 0.90
 """Share of capacity. Queueing (M/M/1): a request takes 1 ÷ (1 − share) as long as on an idle disk,
