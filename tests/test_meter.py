@@ -213,7 +213,7 @@ def test_a_step_has_the_time_of_all_its_forward_passes(
         work(0.020)
         meter.backward_end()
 
-    with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
+    with open_meter(tmp_path, clock, device=device, told_steps=True, world_size=2) as meter:
         for _ in range(100):
             for order in ([fetch] * 4 + [run] * 4) if fetched_first else [fetch, run] * 4:
                 order()
@@ -227,7 +227,7 @@ def test_a_step_has_the_time_of_all_its_forward_passes(
         # What the host does before it queues the first pass is idle time of an idle device.
         assert block.forward_seconds == pytest.approx(0.040 * block.steps, rel=0.03)
     clock = Clock()
-    with open_meter(tmp_path / "none", clock, device=device) as meter:
+    with open_meter(tmp_path / "none", clock, device=device, world_size=2) as meter:
         run_loop(meter, clock, batches(clock, 40, 0.1))
     assert {block.forward_seconds for block in read_rank(tmp_path / "none").blocks} == {None}
 

@@ -360,7 +360,7 @@ def test_the_forward_time_of_a_loop_ends_up_in_its_record(tmp_path: Path) -> Non
     model, optimizer = a_model()
     model.register_forward_hook(lambda *_: time.sleep(0.004))
     model.weight.register_hook(lambda _: time.sleep(0.008))
-    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
+    with measure(tmp_path, sample_system=False, world_size=2) as meter, watch_torch(meter):
         train(DataLoader(Numbers(96), batch_size=4), optimizer, model=model)
     blocks = read_run(tmp_path).ranks[0].blocks
     forward = sum(block.forward_seconds or 0.0 for block in blocks)

@@ -257,7 +257,9 @@ class Meter:
         self._span_start = 0.0
         self._span_event: Any = None
         self._is_phase_span = False
+        self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
+        """What the meter itself took, but for what was hidden behind the device's work."""
         _meters().add(self)
         if _see_collection not in gc.callbacks:
             gc.callbacks.append(_see_collection)
@@ -336,7 +338,7 @@ class Meter:
             self._fetch_event = self._queue.record()
             self._fetch_start = self._clock()
             self._collected_seconds = 0.0
-        self._overhead_seconds += self._clock() - now
+        self._begin_seconds = self._clock() - now
 
     @_guarded
     def fetch_end(self, batch: Any) -> None:
@@ -357,7 +359,8 @@ class Meter:
         self._tracker.end_fetch(host_wait_seconds, pair, counted, causes)
         self._batches_ahead = 0 if self._is_after_backward else self._batches_ahead + 1
         self._is_after_backward = False
-        self._overhead_seconds += self._clock() - now
+        if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
+            self._overhead_seconds += self._begin_seconds + self._clock() - now
 
     @_guarded
     def exhausted(self) -> None:
@@ -392,8 +395,11 @@ class Meter:
 
         Its time counts from the end of the fetch. Where a trainer fetches several batches and then
         runs them one by one, the time of the second counts from the end of the backward pass
-        before it, and so on. Thus a step has the time of all its forward passes either way.
+        before it, and so on. Thus a step has the time of all its forward passes either way. A rank
+        alone has nobody to be compared with, and its passes are not timed.
         """
+        if self._journal.world_size < 2:
+            return
         now = self._clock()
         start, self._forward_start = self._forward_start, None
         self._is_after_backward = True
@@ -404,7 +410,7 @@ class Meter:
     @_guarded
     def backward_end(self) -> None:
         """A backward pass has ended; the next batch may be there already."""
-        if self._batches_ahead:
+        if self._batches_ahead and self._journal.world_size > 1:
             self._batches_ahead -= 1
             self._forward_start = self._clock(), self._queue.record()
 

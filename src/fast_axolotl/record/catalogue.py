@@ -455,7 +455,8 @@ _ALL = (
     Figure(
         "overhead_seconds_per_fetch", "cost of a fetch", "s", "lower",
         "time inside the meter's own calls ÷ fetches",
-        "not the events' cost on the device, nor the sampler's thread",
+        "not the events' cost on the device, nor the sampler's thread; what passes while the "
+        "device is busy with queued work delays nothing, and is left out",
     ),
     Figure(
         "overhead_fraction", "share of the time", "share", "lower",
