@@ -1,10 +1,11 @@
 """Is the stall fraction true on a GPU, where host timing lies? ``make bench-meter-gpu``.
 
-Two parts, both on a real GPU. A loop whose step queues about 64 ms of matrix products, and whose
-loader waits 20 to 200 ms, with and without a synchronise a step: the device stall that the meter
-reports beside the idle time that torch's profiler saw in the same steps, and beside naive host
-timing. Then a small Llama trained by HF ``Trainer`` from a fast loader, from one whose waits hide
-in part behind queued work, and from a slow one: the verdicts.
+Three parts, all on a real GPU; ``--parts`` chooses. Loops: a step queues about 64 ms of matrix
+products, and the loader waits 20 to 200 ms, with and without a synchronise a step: the device stall
+that the meter reports beside the idle time that torch's profiler saw in the same steps, and beside
+naive host timing. Epochs: the same where a batch sampler plans for half a second before each epoch.
+Trainers: a small Llama trained by HF ``Trainer`` from a fast loader, from one whose waits hide in
+part behind queued work, and from a slow one: the verdicts.
 
 It runs from the source tree, where nothing of ours is installed: ``PYTHONPATH=src python -m
 benchmarks.meter_gpu``. ``… --train WAIT STEPS FOLDER`` trains alone, with so many seconds of wait
@@ -17,20 +18,23 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import Tell, execute, race_parser
+from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.units import format_share
 
+PARTS = ("loops", "epochs", "trainers")
 _STEP_SECONDS = 0.064
 _WAITS = (0.020, 0.060, 0.100, 0.200)
 _WARMUP, _STEPS = 5, 60
 """The meter leaves out the first five steps, and so does the profiler."""
 _TOLERANCE = 0.02
+_EPOCHS, _EPOCH_STEPS, _PLAN_SECONDS = 4, 25, 0.5
 _TRAINER_STEPS = 230
 _TRAINER_WAITS = {"fast": 0.0, "half hidden": 0.5, "slow": 2.0}
 """Loaders by their wait a batch, in steps of the model. Half a step hides in part: the host runs
@@ -42,34 +46,55 @@ _VOCABULARY = 32000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    execute(race_parser("meter-gpu", __doc__), run, arguments)
+    parser = race_parser("meter-gpu", __doc__)
+    parser.add_argument("--parts", type=names, default=[], help=f"of {', '.join(PARTS)}")
+    execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
-    """Both parts on the first GPU."""
+    """All parts, or those that are named, on the first GPU."""
+    parts = check_names("part", options.parts, PARTS)
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError("this race needs torch: pip install torch") from error
     if not torch.cuda.is_available():
         raise MissingExtraError("this race needs a GPU that torch can use, and there is none")
-    loops, trainers = [], []
+    loops, epochs, trainers = [], [], []
     queue_work = _calibrate(torch)
-    for is_synchronised, wait in product((False, True), _WAITS):
-        tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
-        place = folder / f"loop-{wait}-{is_synchronised}"
-        loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
-    step = _run_trainer(0.0, folder / "trial", steps=20)["step_p50_seconds"]
-    for name, waits in _TRAINER_WAITS.items():
-        tell(f"trainer: {name} loader")
-        found = _run_trainer(waits * step, folder / name)
-        trainers.append({"loader": name, "expected": _RIGHT[name], **found})
+    if "loops" in parts:
+        for is_synchronised, wait in product((False, True), _WAITS):
+            tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
+            place = folder / f"loop-{wait}-{is_synchronised}"
+            loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
+    if "epochs" in parts:
+        for way, is_synchronised in product(("watch", "watch_torch"), (False, True)):
+            tell(f"epochs: {way}, synchronised: {is_synchronised}")
+            place = folder / f"epochs-{way}-{is_synchronised}"
+            epochs.append(_run_epochs(torch, queue_work, way, is_synchronised, place))
+    if "trainers" in parts:
+        step = _run_trainer(0.0, folder / "trial", steps=20)["step_p50_seconds"]
+        for name, waits in _TRAINER_WAITS.items():
+            tell(f"trainer: {name} loader")
+            found = _run_trainer(waits * step, folder / name)
+            trainers.append({"loader": name, "expected": _RIGHT[name], **found})
     gpu = torch.cuda.get_device_name(0)
-    facts = {"gpu": gpu, "tolerance": _TOLERANCE, "loops": loops, "trainers": trainers}
-    return Result(facts=facts, tables=_tables(gpu, loops, trainers))
+    facts = {
+        "gpu": gpu,
+        "tolerance": _TOLERANCE,
+        "loops": loops,
+        "epochs": epochs,
+        "trainers": trainers,
+    }
+    return Result(facts=facts, tables=_tables(gpu, loops, epochs, trainers))
 
 
-def _tables(gpu: str, loops: list[dict[str, Any]], trainers: list[dict[str, Any]]) -> list[Table]:
+def _tables(
+    gpu: str,
+    loops: list[dict[str, Any]],
+    epochs: list[dict[str, Any]],
+    trainers: list[dict[str, Any]],
+) -> list[Table]:
     loop_table = record_table(
         f"bench meter-gpu: {gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms",
         loops,
@@ -83,6 +108,19 @@ def _tables(gpu: str, loops: list[dict[str, Any]], trainers: list[dict[str, Any]
             "right": lambda item: "yes" if item["right"] else "NO",
         },
         [f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time"],
+    )
+    epoch_table = record_table(
+        f"bench meter-gpu: {_EPOCHS} epochs of {_EPOCH_STEPS} steps, {_PLAN_SECONDS} s of planning",
+        epochs,
+        {
+            "by": lambda item: item["way"],
+            "sync": lambda item: "yes" if item["is_synchronised"] else "no",
+            "host stall": lambda item: format_share(item["host_stall_fraction"]),
+            "device stall": lambda item: format_share(item["device_stall_fraction"]),
+            "profiler": lambda item: format_share(item["profiler_idle_fraction"]),
+            "at epoch starts": lambda item: format_share(item["waits_by_cause"].get("epoch")),
+            "right": lambda item: "yes" if item["right"] else "NO",
+        },
     )
     trainer_table = record_table(
         "bench meter-gpu: a small Llama by HF Trainer",
@@ -100,7 +138,8 @@ def _tables(gpu: str, loops: list[dict[str, Any]], trainers: list[dict[str, Any]
             ),
         },
     )
-    return [loop_table, trainer_table]
+    shown = ((loops, loop_table), (epochs, epoch_table), (trainers, trainer_table))
+    return [table for records, table in shown if records]
 
 
 def _calibrate(torch: Any) -> Callable[[], None]:
@@ -166,6 +205,63 @@ def _run_loop(
         "host_stall_fraction": summary.host_stall_fraction,
         "device_stall_fraction": device,
         "profiler_idle_fraction": idle,
+        "right": None not in (device, idle) and abs((device or 0) - (idle or 0)) <= _TOLERANCE,
+    }
+
+
+def _run_epochs(
+    torch: Any, queue_work: Callable[[], None], way: str, is_synchronised: bool, folder: Path
+) -> dict[str, Any]:
+    """The meter over all epochs, the profiler over the steady steps: those after the fifth."""
+    from fast_axolotl.integrations.profiler import open_profile, read_events, window_of
+    from fast_axolotl.integrations.torch_meter import watch_torch
+    from fast_axolotl.measure import measure
+
+    class Planned:
+        def __len__(self) -> int:
+            return _EPOCH_STEPS
+
+        def __iter__(self) -> Iterator[list[int]]:
+            time.sleep(_PLAN_SECONDS)
+            return iter([[number] for number in range(_EPOCH_STEPS)])
+
+    loader = torch.utils.data.DataLoader(
+        torch.arange(_EPOCH_STEPS), batch_sampler=Planned(), num_workers=0
+    )
+    weight = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    profiler = open_profile()
+    number = 0
+    with measure(folder, sample_system=False) as meter, ExitStack() as hooks:
+        if way == "watch_torch":
+            hooks.enter_context(watch_torch(meter))
+        for _ in range(_EPOCHS):
+            for _batch in meter.watch(loader) if way == "watch" else loader:
+                if number == _WARMUP:
+                    torch.cuda.synchronize()
+                    profiler.start()
+                    torch.zeros(1, device="cuda")
+                number += 1
+                queue_work()
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+                if is_synchronised:
+                    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        profiler.stop()
+    summary = meter.summary()
+    window = window_of(read_events(profiler), t=0.0, steps=number - _WARMUP)
+    idle_seconds = window.device_idle_seconds
+    idle = None if idle_seconds is None else idle_seconds / window.wall_seconds
+    device = summary.device_stall_fraction
+    return {
+        "way": way,
+        "is_synchronised": is_synchronised,
+        "host_stall_fraction": summary.host_stall_fraction,
+        "device_stall_fraction": device,
+        "profiler_idle_fraction": idle,
+        "waits_by_cause": summary.waits_by_cause,
+        "overhead_seconds_per_fetch": summary.overhead_seconds_per_fetch,
         "right": None not in (device, idle) and abs((device or 0) - (idle or 0)) <= _TOLERANCE,
     }
 
