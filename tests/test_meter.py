@@ -60,7 +60,7 @@ def test_a_loop_is_recorded_from_its_first_batch_to_its_end(tmp_path: Path) -> N
     assert rank.phases[0].seconds == 3
     assert sum(block.steps for block in rank.blocks) == 100
     assert stall(steady(tmp_path)) == pytest.approx(0.5)
-    assert (rank.end.reason, rank.end.overhead_fetches) == ("finished", 100)
+    assert (rank.end.reason, rank.end.overhead_fetches) == ("finished", 95)
     assert "device_stall_fraction" in rank.reasons
 
 
@@ -667,7 +667,7 @@ def test_with_the_real_clock_the_stall_and_the_meters_own_cost_are_plausible(
     assert record.system is not None
     end = record.ranks[0].end
     assert end.overhead_seconds > 0
-    assert end.overhead_fetches == 60
+    assert end.overhead_fetches == 55
     assert record.ranks[0].start.environment["python"]
     assert meter.summary().stall_fraction == pytest.approx(stall(steady(tmp_path)))
 

@@ -39,7 +39,7 @@ from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
-from fast_axolotl.measure.steps import Step, StepTracker
+from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
 from fast_axolotl.record import (
@@ -259,7 +259,10 @@ class Meter:
         self._is_phase_span = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
-        """What the meter itself took, but for what was hidden behind the device's work."""
+        """What the meter itself took, but for what was hidden behind the device's work; of the
+        steady phase, once there is one."""
+        self._overhead_from = 0
+        """The fetch from which on that counts."""
         _meters().add(self)
         if _see_collection not in gc.callbacks:
             gc.callbacks.append(_see_collection)
@@ -611,7 +614,8 @@ class Meter:
             gc.callbacks.remove(_see_collection)
         if self._sampler is not None:
             self._sampler.stop()
-        self._journal.end(reason, error, self._overhead_seconds, self._tracker.num_fetches)
+        num_fetches = self._tracker.num_fetches - self._overhead_from
+        self._journal.end(reason, error, self._overhead_seconds, num_fetches)
         self._queue.close()
         self._fetch_event = self._span_event = self._forward_start = None
 
@@ -698,6 +702,8 @@ class Meter:
             if step.number == 0:
                 self._journal.mark("first_step", at=step.end, step=0)
                 self.note_replacements()
+            elif step.number == WARMUP_STEPS - 1:
+                self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
             self._queue.add(step)
 
     def _begin_steady(self) -> None:
