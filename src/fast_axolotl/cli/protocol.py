@@ -182,9 +182,15 @@ def protocol(
     )
     folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
     if sys.argv[1:2] == ["protocol"]:
-        # Of an option that is given twice, the last one counts.
-        words = ["fast-axolotl", *sys.argv[1:], "--output", str(folder)]
-        plan = replace(plan, again=shlex.join(words))
+        words = iter(sys.argv[1:])
+        kept = []
+        for word in words:
+            if word in ("--output", "-o", "--pairs"):
+                next(words, "")
+            elif not word.startswith(("--output=", "--pairs=")):
+                kept.append(word)
+        again = shlex.join(["fast-axolotl", *kept, "--output", str(folder)])
+        plan = replace(plan, again=again)
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):

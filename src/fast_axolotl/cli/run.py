@@ -145,7 +145,7 @@ def run(
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    say(status_line(environment) if accelerate else "Axolotl runs as it is: nothing is replaced")
+    say(status_line(environment) if accelerate else "nothing of Axolotl is replaced")
     if order is None:
         sys.stdout.flush()
         try:
@@ -305,10 +305,8 @@ def _run_dir(output: Path | None, program: str) -> Path:
             running = find_running_nodes(output)
             # A launcher may start several commands on one node, one for each rank.
             if not running or (node_name() in running and _task_number() is None):
-                raise UsageError(
-                    f"{output} holds a record already, which no other node is writing now; "
-                    "give another --output"
-                )
+                state = "of a run on this machine" if running else "that nobody is writing now"
+                raise UsageError(f"{output} holds a record {state}; give another --output")
             say(f"joining the record that {', '.join(running)} is writing")
         if (output / PROTOCOL_FILE).exists():
             raise UsageError(f"{output} is the folder of a protocol; give another --output")

@@ -135,7 +135,9 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
     program = shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=beside)
     if program is not None:
         return program
-    if _ASSIGNMENT.match(name):
+    if name.startswith("-"):
+        text = f"there is no option {name}: see --help; a command goes after --"
+    elif _ASSIGNMENT.match(name):
         text = f"no shell runs the command, so {name!r} sets nothing: write env {name} COMMAND"
     elif "/" in name and Path(name).is_dir():
         text = f"{name!r} is a folder, not a command"

@@ -134,7 +134,7 @@ def utilisation(
     if shape.matmul_tflops is None:
         reasons["matmul_share"] = shape.reasons.get(
             "matmul_tflops",
-            "the matmul rate of this device was not measured: run --measure --matmul",
+            "the matmul rate of this device was not measured: fast-axolotl measure --matmul",
         )
     if tokens_per_second is None:
         unseen = "tokens were not counted"

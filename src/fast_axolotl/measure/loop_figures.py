@@ -207,8 +207,10 @@ def add_reading(
     taken = ratio(chosen.rate("samples"), busy) if chosen else None
     headroom = ratio(_free_rate(chosen), taken) if chosen else None
     builder.put("headroom", headroom, "" if free is None else builder.unseen or uncounted)
-    reading = [_reading_rate(rank) for rank in readers]
-    reader = None if None in reading else times(ratio(total(reading), copies), rows_per_sample)
+    # Ranks meet at every step, so the slowest reader sets the pace of all.
+    reading = [rate for rank in readers if (rate := _reading_rate(rank)) is not None]
+    together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
+    reader = times(ratio(together, copies), rows_per_sample)
     has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
     unknown = "" if has_workers else "whether the loader reads ahead is not known"
     builder.put_steady("reader_rows_per_second", reader, unknown)

@@ -109,7 +109,7 @@ def _find_slow_forward(ranks: Sequence[RankFigures]) -> tuple[Straggler | None, 
     ):
         return None, (
             "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows in a "
-            "profiler window only: fast-axolotl run --measure --profile-steps 5"
+            "profiler window only: fast-axolotl measure --profile-steps 5"
         )
     passes = {rank.rank: _forward_of(rank) for rank in ranks}
     times = {number: found for number, found in passes.items() if found is not None}

@@ -170,8 +170,19 @@ def _add_course(
     errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end is not None}
     reason = "cut off" if None in ends or not ends else "finished"
     reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
+    if ranks and reason in ("cut off", "finished"):
+        # Who supervised the command knows its exit code, also where a rank could not tell its end.
+        commands = [node.end for node in record.systems.values() if node.start.source == "run"]
+        failed = [end for end in commands if end is not None and end.reason != "finished"]
+        if failed:
+            reason, errors[failed[0].reason] = failed[0].reason, failed[0].error
+        elif commands and None not in commands:
+            reason = "finished"
 
     notes = list(record.notes)
+    kill = _find_kill(record)
+    if kill:
+        notes.append(kill)
     if ranks and len(ranks) < world_size:
         text = f"{len(ranks)} of {world_size} ranks left a record: sums are of those alone"
         if world_size - len(ranks) >= max(Counter(start.host for start in starts).values()):

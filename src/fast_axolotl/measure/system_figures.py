@@ -127,7 +127,8 @@ def fold_system(
     own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
     if own is not None and everybody is not None:
-        others = ratio(max(0.0, everybody - own), start.processors)
+        # A tick more or less can make it more than all.
+        others = min(1.0, ratio(max(0.0, everybody - own), start.processors) or 0.0)
     stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
     free = [
         gpu.total_bytes - gpu.memory_bytes

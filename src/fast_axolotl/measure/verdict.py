@@ -122,7 +122,8 @@ def judge(evidence: Evidence) -> Verdict:
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
     if verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
         line = f"the run ended with an error: {error}"
-        return replace(verdict, evidence=(*verdict.evidence, line))
+        is_told = verdict.kind == "memory"
+        return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
         verdict,
         headline=f"An error ended the run before it could be judged: {error}.",

@@ -17,11 +17,9 @@ __all__ = ["FIGURES", "LEDGER", "MATRIX", "PRIMARY", "Better", "Figure", "figure
 
 Better = Literal["higher", "lower", ""]
 
-_UNWATCHED = (
-    "nobody sampled the process tree: fast-axolotl run --measure, or measure(sample_system=True)"
-)
+_UNWATCHED = "nobody sampled the process tree: fast-axolotl measure, or measure(sample_system=True)"
 _NOT_COUNTED = "this kernel does not count it, or an earlier version recorded the run"
-_NO_WINDOW = "no profiler window was recorded: fast-axolotl run --measure --profile-steps 5"
+_NO_WINDOW = "no profiler window was recorded: fast-axolotl measure --profile-steps 5"
 _NO_TIME = "no time passed in the steady phase"
 _NO_IDS = "the batches hold no token ids; tell the meter with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; tell the meter with meter.tokens(n, trainable=…)"

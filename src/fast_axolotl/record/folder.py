@@ -312,7 +312,7 @@ def check_folder(folder: Path) -> None:
 def no_record(folder: Path, reason: str = "") -> DataError:
     """What to say of a folder without a record: one that holds a protocol has several below."""
     reason = reason or "there is neither rank-0.jsonl nor system-NODE.jsonl"
-    text = f"no record in here: {reason}; make one with fast-axolotl run --measure -- COMMAND"
+    text = f"no record in here: {reason}; make one with fast-axolotl measure -- COMMAND"
     runs = sorted(find_protocol_runs(folder))
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]

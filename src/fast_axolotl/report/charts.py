@@ -54,7 +54,7 @@ _MEMORY = (
     ("anon_bytes", "anon", "anonymous"),
 )
 _SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
-_UNWATCHED = "Nobody sampled the process tree: fast-axolotl run --measure -- COMMAND does."
+_UNWATCHED = "Nobody sampled the process tree: fast-axolotl measure -- COMMAND does."
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASE_WORDS = {"warmup": "warm-up", "replay": "cached batch"}
 _WAIT_TICKS = [f"{count} {unit}" for unit in ("µs", "ms", "s") for count in (1, 10, 100)]
@@ -314,7 +314,9 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
         }
         last = max(rank.rank for rank in ranks)
         layout = {
-            "xaxis": plot.axis("rank", range=[-0.7, last + 0.7], tickformat="d"),
+            "xaxis": plot.axis(
+                "rank", range=[-0.7, last + 0.7], tick0=0, dtick=max(1, (last + 1) // 16)
+            ),
             "yaxis": plot.axis("stall", range=ends, tickformat=".0%"),
             "hovermode": "closest",
             "bargap": 0.25,

@@ -159,7 +159,7 @@ def _describe_verdict(frame: Frame) -> tuple[str, str, str]:
         return (
             "From outside",
             "Memory, disk, swap and GPU; nobody sees stall, rows or tokens from here.",
-            "For these, start the command with fast-axolotl run --measure -- COMMAND",
+            "For these, start the command with fast-axolotl measure -- COMMAND",
         )
     if not frame.has_blocks:
         headline = "No step has ended yet."
