@@ -7,9 +7,11 @@ dispatcher that is rank 0, which reads for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from fast_axolotl.measure.ranks import JobStall, RankFigures
+from fast_axolotl.measure.job import JobStall
+from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.ready_queue import (
     find_capacity,
     find_drift,
@@ -19,10 +21,18 @@ from fast_axolotl.measure.ready_queue import (
 )
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
-from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
 from fast_axolotl.record.units import format_share
 
-__all__ = ["add_queue", "add_reading", "add_stall", "add_steps", "add_tokens", "find_readers"]
+__all__ = [
+    "add_audit",
+    "add_queue",
+    "add_reading",
+    "add_stall",
+    "add_steps",
+    "add_tokens",
+    "find_readers",
+]
 
 MOST_SIZE_DIFFERENCE = 0.1
 """How far a cached batch may differ in size from the mean batch, to be compared with it. Ours."""
@@ -33,6 +43,13 @@ are read."""
 
 _FETCHES_FIRST = ("transformers", "axolotl")
 """Trainers that fetch all micro-batches of a step before its first forward pass."""
+
+_PER_GPU = ("tokens/train_per_sec_per_gpu", "tokens_per_second_per_gpu")
+"""Tokens per second in Axolotl's log, the newer name first."""
+_SINCE_START, _SEEN = "train_tokens_per_second", "num_input_tokens_seen"
+"""Names in transformers' log."""
+_CLOSE = 0.1
+"""Share by which a ratio may miss a factor. Ours: a trainer's clock runs in checkpoints, too."""
 
 _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
@@ -232,6 +249,71 @@ def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: in
     squares = total(rank.steady.count("sequence_squares") for rank in ranks)
     tokens = total(rank.steady.count("sequence_tokens") for rank in ranks)
     builder.put_steady("mean_attended_length", ratio(squares, tokens), "", "sequence_tokens")
+
+
+def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
+    """The tokens per second that a trainer logs of its own, held against ours.
+
+    Axolotl logs trainable tokens per second and GPU. transformers logs all tokens since the
+    training began, with or without padding; since its clock runs from the start, its count per step
+    is compared instead. A figure that is off by the number of ranks or of accumulated micro-batches
+    is a mistake of definition, and a note names it: Axolotl reported the sum over all GPUs as that
+    of one (axolotl#3362), and one micro-batch for a whole step (axolotl#3688).
+    """
+    figures, world_size = builder.values, builder.values["world_size"]
+    name, logs, accumulation = "", [], 1
+    for rank in ranks:
+        since = (rank.steady_from or math.inf) - rank.record.start.time
+        logs = [line for line in rank.record.logs if line.t >= since]
+        seen = {name for line in logs for name in line.values}
+        name = next((name for name in (*_PER_GPU, _SINCE_START) if name in seen), "")
+        if name:
+            accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+            break
+    logged = [finite(line.values.get(name)) for line in logs]
+    rate, ratios = None, []
+    if name in _PER_GPU:
+        rate = middle(logged)
+        ratios = [ratio(times(rate, world_size), figures["trainable_tokens_per_second"])]
+    elif name:
+        rate = next((value for value in reversed(logged) if value is not None), None)
+        counted = [line for line in logs if _SEEN in line.values]
+        tokens = [line.values[_SEEN] for line in counted]
+        steps = counted[-1].step - counted[0].step if counted else 0
+        per_step = ratio(tokens[-1] - tokens[0], steps) if counted else None
+        per_second = times(per_step, figures["steps_per_second"])
+        kinds = ("padded_tokens_per_second", "tokens_per_second")
+        ratios = [ratio(per_second, figures[kind]) for kind in kinds]
+    builder.put("trainer_tokens_per_second", rate)
+    known = [value for value in ratios if value]
+    if not known:
+        builder.put("trainer_tokens_ratio", None)
+        return
+    all_ranks, all_steps = f"{world_size} ranks", f"{accumulation} gradient accumulation steps"
+    summed = f"it counts each token on all of {all_ranks}"
+    if name in _PER_GPU:
+        summed = f"it is the sum of {all_ranks}, not per GPU (axolotl#3362)"
+    # Factor → what explains it; of equal ones, the later and likelier.
+    factors = {
+        float(world_size * accumulation): f"{all_ranks} times {all_steps}",
+        1.0 / (world_size * accumulation): f"1 ÷ ({all_ranks} times {all_steps})",
+        accumulation / world_size: f"{all_steps} ÷ {all_ranks}",
+        float(accumulation): f"it counts each token once for each of {all_steps}",
+        1.0 / world_size: f"it counts one of {all_ranks}",
+        float(copies): f"{copies} ranks that see the same batch are added up",
+        world_size / accumulation: f"it is the sum of {all_ranks}, for one of {all_steps}",
+        1.0 / accumulation: f"it counts one of {all_steps} (axolotl#3688)",
+        float(world_size): summed,
+        1.0: "",
+    }
+    # Padding counted or not: the kind that comes closest to a factor.
+    _, value, factor = min(
+        (abs(math.log(value / factor)), value, factor) for value in known for factor in factors
+    )
+    builder.put("trainer_tokens_ratio", value)
+    if factor != 1.0 and abs(value / factor - 1.0) <= _CLOSE:
+        note = f"{name} of the trainer is {value:.3g} × ours: {factors[factor]}"
+        builder.values["notes"] += (note,)
 
 
 def add_steps(builder: SummaryBuilder, rank: RankFigures | None) -> None:

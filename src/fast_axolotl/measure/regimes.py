@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import Regime, StepBlock, thresholds
@@ -218,7 +219,7 @@ def _add_losses(
         losses: list[tuple[float, ...]] = []
         for rank in ranks:
             own = rank.steady_blocks
-            ends = (bisect_left(own, at, key=_first_step) for at in window.steps)
+            ends = (bisect_left(own, at, key=attrgetter("first_step")) for at in window.steps)
             within = own[slice(*ends)]
             waits = (b.device_wait_seconds if is_device else b.host_wait_seconds for b in within)
             spans = [block.spans for block in within if block.spans]
@@ -226,10 +227,6 @@ def _add_losses(
             losses.append(tuple(seconds or 0.0 for seconds in (total(waits), *sums)))
         waited, window.evaluation, window.checkpoint = map(max, zip(*losses, strict=True))
         window.waits = scale * waited
-
-
-def _first_step(block: StepBlock) -> int:
-    return block.first_step
 
 
 def _join(stretches: Sequence[_Stretch]) -> _Stretch:

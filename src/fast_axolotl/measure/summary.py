@@ -20,8 +20,16 @@ from typing import Any
 
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
+from fast_axolotl.measure.job import (
+    compare_communication,
+    find_replicas,
+    find_straggler,
+    fold_job,
+    mean_clocks,
+)
 from fast_axolotl.measure.ledger import add_ledger, find_clock
 from fast_axolotl.measure.loop_figures import (
+    add_audit,
     add_queue,
     add_reading,
     add_stall,
@@ -29,20 +37,11 @@ from fast_axolotl.measure.loop_figures import (
     add_tokens,
     find_readers,
 )
-from fast_axolotl.measure.ranks import (
-    RankFigures,
-    compare_communication,
-    fold_job,
-    fold_rank,
-    summarise_rank,
-)
+from fast_axolotl.measure.ranks import RankFigures, fold_rank, summarise_rank
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.measure.regimes import find_regimes
-from fast_axolotl.measure.replicas import find_replicas
-from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
-from fast_axolotl.measure.trainer_audit import audit_trainer
 from fast_axolotl.measure.verdict import judge, judge_course
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
@@ -90,10 +89,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     add_reading(builder, ranks, chosen, job, replicas.copies)
     add_tokens(builder, ranks, replicas.copies)
     add_steps(builder, chosen)
-    audit = audit_trainer(ranks, builder.values, builder.values["world_size"], replicas.copies)
-    builder.put("trainer_tokens_per_second", audit.tokens_per_second)
-    builder.put("trainer_tokens_ratio", audit.ratio)
-    builder.values["notes"] += tuple(filter(None, (replicas.note, audit.note)))
+    builder.values["notes"] += (replicas.note,) if replicas.note else ()
+    add_audit(builder, ranks, replicas.copies)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)

@@ -37,7 +37,7 @@ from fast_axolotl.record.folder import (
 )
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
-from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
+from fast_axolotl.record.schema import COUNTED, SAMPLED, Mark, StepBlock, SystemSample
 from fast_axolotl.record.stall import join_waits
 
 __all__ = [
@@ -71,17 +71,7 @@ _MOST_BYTES = 4_000_000
 """Read from one file in one call: what a long record takes of memory at a time."""
 
 _SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
-_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 _SIZES = ("pss_bytes", "pss_anon_bytes", "pss_file_bytes", "pss_shared_bytes")
-_COUNTED = (
-    "samples",
-    "rows",
-    "real_tokens",
-    "trainable_tokens",
-    "padded_tokens",
-    "num_bytes",
-    "forward_seconds",
-)
 _MOST_STEP_WAITS = 4096
 """Steps of a block that keeps a byte for the wait of each: beyond, only their sum is known."""
 
@@ -397,14 +387,17 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
     """Two blocks that follow each other as one."""
     both = (first, second)
     sums: dict[str, Any] = {}
-    for name in _SUMMED + _SAMPLED:
+    for name in _SUMMED + SAMPLED:
         known = [value for block in both if (value := getattr(block, name)) is not None]
         sums[name] = sum(known) if known else None
     # What one of them fetched and did not count leaves no count of both.
     fetched = [block for block in both if block.fetches]
-    for name in _COUNTED:
+    for name in (*COUNTED, "forward_seconds"):
         counts = [getattr(block, name) for block in fetched or both]
         sums[name] = None if None in counts else sum(counts)
+    for name in ("spans", "waits_by_cause"):
+        one, other = getattr(first, name), getattr(second, name)
+        sums[name] = {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}
     depths = [(block.queue_depth, block.fetches) for block in both if block.queue_depth is not None]
     weight = sum(fetches for _, fetches in depths)
     depth = depths[-1][0] if depths else None
@@ -417,14 +410,6 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
         first_step=first.first_step,
         first_fetch=first.first_fetch,
         **sums,
-        spans={
-            name: first.spans.get(name, 0.0) + second.spans.get(name, 0.0)
-            for name in {**first.spans, **second.spans}
-        },
-        waits_by_cause={
-            name: first.waits_by_cause.get(name, 0.0) + second.waits_by_cause.get(name, 0.0)
-            for name in {**first.waits_by_cause, **second.waits_by_cause}
-        },
         queue_depth=depth,
         step_waits=join_waits(first.step_waits, second.step_waits)
         if sums["steps"] <= _MOST_STEP_WAITS
