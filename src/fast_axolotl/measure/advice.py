@@ -507,18 +507,14 @@ def _speed_up(evidence: Evidence) -> Action:
         if evidence.is_stream and not evidence.setting("dataset_use_rust_streaming"):
             cheaper = _use_our_reader(evidence)
         elif evidence.setting("dataset_is_prepared"):
-            cheaper = _load_prepared_faster(evidence)
+            # What is left is to read the rows, to collate and to hand them over.
+            cheaper = (
+                "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
+                if evidence.figures.replacements == ()
+                else "the rows are prepared already, so keep dataset_prepared_path on a local disk "
+                "or in memory (/dev/shm)"
+            )
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
-
-
-def _load_prepared_faster(evidence: Evidence) -> str:
-    """Rows are tokenised already: what is left is to read, to collate and to hand them over."""
-    if evidence.figures.replacements == ():
-        return "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
-    return (
-        "the rows are prepared already, so keep dataset_prepared_path on a local disk or in memory "
-        "(/dev/shm)"
-    )
 
 
 def _hand_over(evidence: Evidence) -> Action:

@@ -10,15 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fast_axolotl.measure import ready_queue
 from fast_axolotl.measure.job import JobStall
 from fast_axolotl.measure.ranks import RankFigures
-from fast_axolotl.measure.ready_queue import (
-    find_capacity,
-    find_drift,
-    mean_depth,
-    number_of,
-    read_queue,
-)
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
@@ -112,7 +106,7 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) 
 def _find_pattern(rank: RankFigures) -> Pattern:
     steady = rank.steady
     per_fetch = ratio(steady.count("samples"), steady.fetches)
-    accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+    accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
     pattern = find_pattern(
         [slow for block in rank.steady_blocks for slow in block.slow],
         steady.fetches,
@@ -126,7 +120,7 @@ def _find_pattern(rank: RankFigures) -> Pattern:
     # A loader that keeps up on average, but not with a trainer that fetches a whole step at once,
     # starves it in bursts, unless the queue holds a step. One that is too slow shows waits in the
     # rhythm of the steps, too: the first batches are ready, the others are not.
-    capacity, stall = find_capacity(rank.settings), steady.stall_fraction
+    capacity, stall = ready_queue.find_capacity(rank.settings), steady.stall_fraction
     own_seconds = ratio(rank.own_seconds, steady.steps)
     is_fetched_first = rank.record.start.source in _FETCHES_FIRST
     if not is_fetched_first or capacity is None or stall is None or own_seconds is None:
@@ -182,11 +176,11 @@ def _compare_cached(rank: RankFigures | None) -> tuple[float | None, str]:
 
 def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
     """What the loader's ready queue does."""
-    points = read_queue(rank.steady_blocks) if rank else []
-    builder.put_steady("queue_depth", mean_depth(points))
-    builder.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+    points = ready_queue.read_queue(rank.steady_blocks) if rank else []
+    builder.put_steady("queue_depth", ready_queue.mean_depth(points))
+    builder.put("queue_capacity", ready_queue.find_capacity(rank.settings) if rank else None)
     short = "the queue was looked at in fewer than three blocks of steps" if points else ""
-    builder.put_steady("queue_drift_per_step", find_drift(points), short, "queue_depth")
+    builder.put_steady("queue_drift_per_step", ready_queue.find_drift(points), short, "queue_depth")
 
 
 def add_reading(
@@ -226,7 +220,7 @@ def add_reading(
     builder.put("headroom", headroom, "" if free is None else builder.unseen or uncounted)
     reading = [_reading_rate(rank) for rank in readers]
     reader = None if None in reading else times(ratio(total(reading), copies), rows_per_sample)
-    has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
+    has_workers = any(ready_queue.number_of(rank.settings, "num_workers") for rank in readers)
     unknown = "" if has_workers else "whether the loader reads ahead is not known"
     builder.put_steady("reader_rows_per_second", reader, unknown)
     builder.put_steady("reader_ratio", ratio(reader, rows))
@@ -268,7 +262,7 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
         seen = {name for line in logs for name in line.values}
         name = next((name for name in (*_PER_GPU, _SINCE_START) if name in seen), "")
         if name:
-            accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+            accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
             break
     logged = [finite(line.values.get(name)) for line in logs]
     rate, ratios = None, []
@@ -337,7 +331,7 @@ def _free_rate(rank: RankFigures) -> float | None:
 
 def _reading_rate(rank: RankFigures) -> float | None:
     """Samples per second that a rank's loader could deliver on its own."""
-    steady, workers = rank.steady, number_of(rank.settings, "num_workers")
+    steady, workers = rank.steady, ready_queue.number_of(rank.settings, "num_workers")
     samples = steady.count("samples")
     if workers == 0:
         return ratio(samples, steady.host_wait_seconds)

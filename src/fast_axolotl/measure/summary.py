@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from fast_axolotl.measure import loop_figures
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.job import (
@@ -28,17 +29,7 @@ from fast_axolotl.measure.job import (
     mean_clocks,
 )
 from fast_axolotl.measure.ledger import add_ledger, find_clock
-from fast_axolotl.measure.loop_figures import (
-    add_audit,
-    add_queue,
-    add_reading,
-    add_stall,
-    add_steps,
-    add_tokens,
-    find_readers,
-)
 from fast_axolotl.measure.ranks import RankFigures, fold_rank, summarise_rank
-from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.measure.regimes import find_regimes
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
@@ -81,16 +72,16 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
     builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
-    add_stall(builder, chosen, job)
-    add_queue(builder, chosen)
+    loop_figures.add_stall(builder, chosen, job)
+    loop_figures.add_queue(builder, chosen)
     replicas = find_replicas(ranks, builder.values["world_size"])
     unknown = replicas.note or "the sizes of tensor and context parallel groups are not known"
     builder.put("data_parallel_size", replicas.data_parallel_size, unknown)
-    add_reading(builder, ranks, chosen, job, replicas.copies)
-    add_tokens(builder, ranks, replicas.copies)
-    add_steps(builder, chosen)
+    loop_figures.add_reading(builder, ranks, chosen, job, replicas.copies)
+    loop_figures.add_tokens(builder, ranks, replicas.copies)
+    loop_figures.add_steps(builder, chosen)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
-    add_audit(builder, ranks, replicas.copies)
+    loop_figures.add_audit(builder, ranks, replicas.copies)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)
@@ -121,6 +112,12 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     starts = [rank.record.start for rank in ranks]
     system = record.systems.get(draft.node)
     by_host = Counter(start.host for start in starts).values()
+    # Of the queue that is empty first: the ranks wait for each other. Where none is falling, of the
+    # rank that decides.
+    drain = chosen.drain if chosen else None
+    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
+    if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
+        drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
     evidence = Evidence(
         figures=draft,
         source=source,
@@ -131,7 +128,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         warmup_step_seconds=ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
         if chosen
         else None,
-        drain=_find_drain(ranks, chosen),
+        drain=drain,
         killed=_find_kill(record),
         machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
@@ -206,15 +203,6 @@ def _add_course(
     builder.put("deciding_rank", chosen.rank if chosen else None, "no rank left a record")
 
 
-def _find_drain(ranks: Sequence[RankFigures], chosen: RankFigures | None) -> Drain | None:
-    """Of the queue that is empty first: the ranks wait for each other. Where none is falling, of
-    the rank that decides."""
-    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
-    if not falling or (chosen is not None and chosen.settings.get("dispatcher")):
-        return chosen.drain if chosen else None
-    return min(falling, key=lambda drain: drain.left / drain.batches_per_step)
-
-
 def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
     shapes = [rank.record.models[-1] for rank in ranks if rank.record.models]
     # Devices of the ranks whose tokens are counted: all, where rank 0 reads for all.
@@ -223,7 +211,7 @@ def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
         world_size = max(rank.record.start.world_size for rank in ranks)
         num_devices = max(world_size, len(ranks)) * shapes[0].num_devices
     elif shapes:
-        missing = max(0, len(find_readers(ranks)) - len(shapes))
+        missing = max(0, len(loop_figures.find_readers(ranks)) - len(shapes))
         num_devices = sum(shape.num_devices for shape in shapes) + missing * shapes[0].num_devices
     use = utilisation(
         shapes[0] if shapes else None,

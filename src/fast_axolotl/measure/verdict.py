@@ -83,20 +83,8 @@ _REGIME_WORDS = {
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        memory,
-        unseen,
-        warming,
-        short,
-        draining,
-        contradiction,
-        swap,
-        cpu,
-        interruption,
-        io,
-        data,
-        communication,
-        startup,
-        compute,
+        *(memory, unseen, warming, short, draining, contradiction),
+        *(swap, cpu, interruption, io, data, communication, startup, compute),
     )
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
     verdict = next(verdicts, None) or mixed(evidence)
