@@ -97,14 +97,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     add_ledger(builder, record, ranks, chosen, since)
     begin, is_changed = find_clock(record, chosen)[0], False
     if since is None:
-        builder.values["regimes"], is_changed = find_regimes(
-            ranks,
-            chosen,
-            begin=begin,
-            stall=builder.values["stall_fraction"],
-            tokens_per_second=builder.values["tokens_per_second"],
-            exposed=seen.exposed_communication_fraction,
-        )
+        builder.values["regimes"], is_changed = find_regimes(ranks, chosen, builder.values, begin)
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
     if chosen is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,13 @@ class ProtocolFollower:
             warmups = found.planned_runs // len(found.arms) - found.planned_pairs
             pair = max(-1, (number - 1) // len(found.arms) - warmups)
         seconds = [run.seconds for one in found.arms for run in one.runs]
+        left, known = found.planned_runs - len(seconds), [one for one in seconds if one is not None]
+        seconds_left = None
+        if known and left > 0:
+            # The mean of a run for each that is to come, and what remains of it for this one. The
+            # file is written when a run has ended, and the next begins.
+            mean, elapsed = sum(known) / len(known), self._now() - self._written[0] / 1e9
+            seconds_left = mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
         return ProtocolStage(
             run=number,
             arm=arm,
@@ -253,7 +260,7 @@ class ProtocolFollower:
             planned_runs=found.planned_runs,
             planned_pairs=found.planned_pairs,
             done=len(seconds),
-            seconds_left=self._seconds_left(found.planned_runs - len(seconds), seconds),
+            seconds_left=seconds_left,
         )
 
     def check(self) -> None:
@@ -299,16 +306,6 @@ class ProtocolFollower:
         except (OSError, DataError):
             # A protocol is told by its runs, too; what was known stays.
             return
-
-    def _seconds_left(self, left: int, seconds: Sequence[float | None]) -> float | None:
-        """The mean of a run for each that is to come, and what remains of it for this one."""
-        known = [one for one in seconds if one is not None]
-        if not known or left <= 0:
-            return None
-        mean = sum(known) / len(known)
-        # The file is written when a run has ended, and the next begins.
-        elapsed = self._now() - self._written[0] / 1e9
-        return mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
 
 
 def _turn_of(folder: Path) -> int:
