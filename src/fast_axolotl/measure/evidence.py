@@ -79,11 +79,6 @@ class Evidence:
         return name if name in ("burst", "periodic") else "rate"
 
     @property
-    def is_job(self) -> bool:
-        """Whether the stall is that of several ranks together."""
-        return len(self.figures.ranks) > 1 and not self.setting("dispatcher")
-
-    @property
     def holds_up(self) -> bool:
         """Whether one rank makes the others wait for something else than data."""
         is_late = (self.figures.straggler_fraction or 0.0) >= thresholds.FREE_STALL
@@ -157,7 +152,8 @@ class Evidence:
         is_device = self.figures.stall_source == "device"
         who = "the device had nothing to run" if is_device else "the loop waited"
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
-        if self.is_job:
+        if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
+            # The stall is that of all ranks together.
             where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
         line = f"stall {stall}: share of the steady time in which {who}{where}"

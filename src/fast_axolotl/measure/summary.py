@@ -105,9 +105,12 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     starts = [rank.record.start for rank in ranks]
     system = record.systems.get(draft.node)
     by_host = Counter(start.host for start in starts).values()
-    # Of the queue that is empty first: the ranks wait for each other. Where none is falling, of the
-    # rank that decides.
-    drain = chosen.drain if chosen else None
+    drain = pace = steady_from = None
+    if chosen is not None:
+        drain, steady_from = chosen.drain, chosen.steady_from
+        pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
+    # The queue that is empty first, since the ranks wait for each other; where none is falling, the
+    # one of the rank that decides.
     falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
     if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
         drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
@@ -118,15 +121,11 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         skew_share=seen.skew_share,
         slow_rank=seen.slow_rank,
         local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),
-        warmup_step_seconds=ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
-        if chosen
-        else None,
+        warmup_step_seconds=pace,
         drain=drain,
         killed=_find_kill(record),
         machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-        memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-        if system
-        else "",
+        memory_growth=describe_growth(system, steady_from) if system else "",
     )
     verdict = judge(evidence)
     if draft.regimes[1:]:

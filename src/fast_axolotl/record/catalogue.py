@@ -217,14 +217,11 @@ _ALL = (
            "median ΣPSS of mapped files in the steady phase", "gives way where memory is short",
            f"mapped files are in the working set: {_NOT_COUNTED}"),
     *(
-        Figure(
-            f"{name}_bytes", f"resident (ΣRSS), {label}", "bytes", "lower",
-            "median of the sum over the tree", "shared pages count once for each process",
-            _UNWATCHED,
-        )
-        for name, label in (
-            ("rss", "all"), ("anon", "anonymous"), ("file", "files"), ("shared", "shared"),
-        )
+        Figure(f"{name}_bytes", f"resident (ΣRSS), {label}", "bytes", "lower",
+               "median of the sum over the tree", "shared pages count once for each process",
+               _UNWATCHED)
+        for name, label in (("rss", "all"), ("anon", "anonymous"), ("file", "files"),
+                            ("shared", "shared"))
     ),
     Figure("hwm_bytes", "high-water mark", "bytes", "lower",
            "largest ΣVmHWM of the living processes, or of `hwm_by_phase` where that is higher",
@@ -241,11 +238,9 @@ _ALL = (
            "`/dev/shm` that no process has mapped; `None` where the highest working set is",
            "the highest working set or the limit is not known"),
     *(
-        Figure(
-            f"psi_{name}_full", f"{label} pressure", "share", "lower",
-            "growth of the PSI full counter ÷ time",
-            "of the control group on cgroup v2, else of the machine, not of the run", _UNWATCHED,
-        )
+        Figure(f"psi_{name}_full", f"{label} pressure", "share", "lower",
+               "growth of the PSI full counter ÷ time",
+               "of the control group on cgroup v2, else of the machine, not of the run", _UNWATCHED)
         for name, label in (("memory", "memory"), ("io", "disk"))
     ),
     Figure("psi_cpu_some", "CPU pressure", "share", "lower",
@@ -288,11 +283,9 @@ _ALL = (
            "bytes ÷ requests of the data's device, by /proc/diskstats", "of all programs",
            "the data's device is not known, or does not count requests"),
     *(
-        Figure(
-            f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
-            f"growth of pswp{name} · page size ÷ time", "of the machine", _UNWATCHED,
-            _RATE_NEAR_ZERO,
-        )
+        Figure(f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
+               f"growth of pswp{name} · page size ÷ time", "of the machine", _UNWATCHED,
+               _RATE_NEAR_ZERO)
         for name in ("in", "out")
     ),
     Figure("is_swap_sustained", "swapping sustained", "yes/no", "lower",

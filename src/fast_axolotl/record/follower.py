@@ -120,9 +120,19 @@ class RunFollower:
                 # Moved or removed this very moment; if there is a new file, the next call finds it.
                 continue
             self.is_behind = self.is_behind or tail.is_behind
-            for text in texts:
-                self._take(tail, text)
             count += len(texts)
+            for text in texts:
+                tail.number += 1
+                try:
+                    line = parse_line(text.decode("utf-8", errors="replace"))
+                except UNREADABLE:
+                    if len(tail.notes) < _MOST_NOTES:
+                        what = f"{path.name}, line {tail.number}: not a line of a record"
+                        tail.notes.append(what)
+                    continue
+                tail.home = sort_in(tail.home, line, path)
+                if isinstance(line, StepBlock) and isinstance(tail.home, RankRecord):
+                    self._step_at = self._clock()
         if count:
             self._assemble()
         return count
@@ -133,18 +143,6 @@ class RunFollower:
 
     def _find_files(self) -> list[Path]:
         return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob(SYSTEM_FILES)]
-
-    def _take(self, tail: _Tail, text: bytes) -> None:
-        tail.number += 1
-        try:
-            line = parse_line(text.decode("utf-8", errors="replace"))
-        except UNREADABLE:
-            if len(tail.notes) < _MOST_NOTES:
-                tail.notes.append(f"{tail.path.name}, line {tail.number}: not a line of a record")
-            return
-        tail.home = sort_in(tail.home, line, tail.path)
-        if isinstance(line, StepBlock) and isinstance(tail.home, RankRecord):
-            self._step_at = self._clock()
 
     def _assemble(self) -> None:
         """From all files anew: which ranks are of this run is known once rank 0 has begun."""
