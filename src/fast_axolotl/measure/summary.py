@@ -100,14 +100,12 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         builder.values["regimes"], is_changed = find_regimes(ranks, chosen, builder.values, begin)
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
-    if chosen is not None:
-        source = chosen.record.start.source
     starts = [rank.record.start for rank in ranks]
     system = record.systems.get(draft.node)
     by_host = Counter(start.host for start in starts).values()
     drain = pace = steady_from = None
     if chosen is not None:
-        drain, steady_from = chosen.drain, chosen.steady_from
+        source, drain, steady_from = chosen.record.start.source, chosen.drain, chosen.steady_from
         pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
     # The queue that is empty first, since the ranks wait for each other; where none is falling, the
     # one of the rank that decides.
