@@ -149,6 +149,10 @@ class TorchWatch:
         backward = _BACKWARDS[0] if _BACKWARDS and not _WATCHES else None
         if backward and getattr(torch.autograd.backward, "__wrapped__", None) is backward:
             torch.autograd.backward = _BACKWARDS.pop()
+        ddp = torch.nn.parallel.DistributedDataParallel
+        sync = _SYNCS[0] if _SYNCS and not _WATCHES else None
+        if sync is not None and getattr(ddp._sync_buffers, "__wrapped__", None) is sync:
+            ddp._sync_buffers = _SYNCS.pop()
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
@@ -324,6 +328,10 @@ class TorchWatch:
         if not _BACKWARDS:
             _BACKWARDS.append(torch.autograd.backward)
             torch.autograd.backward = _watched_backward(torch.autograd.backward)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        if not _SYNCS and hasattr(ddp, "_sync_buffers"):
+            _SYNCS.append(ddp._sync_buffers)
+            ddp._sync_buffers = _watched_sync(ddp._sync_buffers)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -391,6 +399,8 @@ _SAVERS: list[Callable[..., Any]] = []
 """``torch.save``, likewise."""
 _BACKWARDS: list[Callable[..., Any]] = []
 """``torch.autograd.backward``, likewise."""
+_SYNCS: list[Callable[..., Any]] = []
+"""``_sync_buffers`` of DDP, likewise."""
 
 
 def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -455,6 +465,23 @@ def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                 _guarded(watch, watch.backward_end)
 
     return backward
+
+
+def _watched_sync(original: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP sends rank 0's buffers to the others before each forward pass: they wait for it there."""
+
+    @wraps(original)
+    def _sync_buffers(self: Any) -> Any:
+        meters = [watch.meter for watch in tuple(_WATCHES) if watch.meter is not None]
+        for meter in meters:
+            meter.collective_begin()
+        try:
+            return original(self)
+        finally:
+            for meter in meters:
+                meter.collective_end()
+
+    return _sync_buffers
 
 
 def _guarded(watch: TorchWatch, action: Callable[..., Any], *arguments: Any) -> Any:

@@ -18,14 +18,7 @@ import math
 from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence, about_seconds
-from fast_axolotl.record.thresholds import (
-    CPU_LOST,
-    LOST_TIME,
-    LOW_MFU,
-    MUCH_IDLE,
-    MUCH_PADDING,
-    SMALL_MEMORY_SHARE,
-)
+from fast_axolotl.record import thresholds
 from fast_axolotl.record.units import count_words, format_bytes, format_seconds, format_share
 
 __all__ = [
@@ -133,7 +126,11 @@ def lower_working_set(evidence: Evidence) -> str:
     """Take less memory."""
     source, share = evidence.source, evidence.figures.limit_share
     workers, prefetch = evidence.number("num_workers"), evidence.number("prefetch_factor")
-    if share is not None and share < SMALL_MEMORY_SHARE and not evidence.figures.oom_kills:
+    if (
+        share is not None
+        and share < thresholds.SMALL_MEMORY_SHARE
+        and not evidence.figures.oom_kills
+    ):
         return (
             "End the other programs that hold the memory: this run took at most "
             f"{format_share(share)} of it."
@@ -284,10 +281,14 @@ def compute_better(evidence: Evidence) -> Action:
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
-    if padding is not None and padding >= MUCH_PADDING and not evidence.setting("sample_packing"):
+    if (
+        padding is not None
+        and padding >= thresholds.MUCH_PADDING
+        and not evidence.setting("sample_packing")
+    ):
         gain = possible_gain(padding)
         change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}."
-    elif idle is not None and idle >= MUCH_IDLE:
+    elif idle is not None and idle >= thresholds.MUCH_IDLE:
         gain = possible_gain(idle)
         if not evidence.setting("torch_compile") and not is_known_to_fit:
             compiled = "Call torch.compile(model)"
@@ -295,7 +296,7 @@ def compute_better(evidence: Evidence) -> Action:
                 compiled = f"Set {_name_setting(source, 'torch_compile', 'true')}"
             change = f"{compiled}. {change}"
         change = f"The device is idle {format_share(idle)} of the time between kernels. {change}"
-    elif mfu is not None and mfu < LOW_MFU:
+    elif mfu is not None and mfu < thresholds.LOW_MFU:
         if evidence.setting("attn_implementation") == "eager":
             # sdpa has flash kernels, too; eager attention is slow whatever the batch.
             setting = 'attn_implementation="sdpa"'
@@ -368,7 +369,7 @@ def evaluate_less(evidence: Evidence) -> str:
 def _less_often(evidence: Evidence, part: str, verb: str) -> str:
     """The interval with which a part takes half of what makes it the limit."""
     source, share = evidence.source, min(evidence.lost_share(part), 0.99)
-    times = max(2, math.ceil(share / (1.0 - share) / (LOST_TIME / 2)))
+    times = max(2, math.ceil(share / (1.0 - share) / (thresholds.LOST_TIME / 2)))
     steps, per_epoch = evidence.number(f"{verb}_steps"), evidence.number(f"{verb}s_per_epoch")
     if source == "axolotl" and per_epoch and per_epoch >= times:
         return f"set {verb}s_per_epoch: {per_epoch // times} (now {per_epoch})"
@@ -446,7 +447,7 @@ def _speed_up(evidence: Evidence) -> Action:
     workers = evidence.number("num_workers")
     stall, all_of_it = min(evidence.stall, 0.95), possible_gain(evidence.stall)
     throttled = evidence.figures.cpu_throttled_share
-    if throttled is not None and throttled >= CPU_LOST:
+    if throttled is not None and throttled >= thresholds.CPU_LOST:
         return Action(
             "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu): it refuses "
             f"{format_share(throttled)} of the processor time, so more workers do not help.",
@@ -506,18 +507,14 @@ def _speed_up(evidence: Evidence) -> Action:
         if evidence.is_stream and not evidence.setting("dataset_use_rust_streaming"):
             cheaper = _use_our_reader(evidence)
         elif evidence.setting("dataset_is_prepared"):
-            cheaper = _load_prepared_faster(evidence)
+            # What is left is to read the rows, to collate and to hand them over.
+            cheaper = (
+                "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
+                if evidence.figures.replacements == ()
+                else "the rows are prepared already, so keep dataset_prepared_path on a local disk "
+                "or in memory (/dev/shm)"
+            )
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
-
-
-def _load_prepared_faster(evidence: Evidence) -> str:
-    """Rows are tokenised already: what is left is to read, to collate and to hand them over."""
-    if evidence.figures.replacements == ():
-        return "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
-    return (
-        "the rows are prepared already, so keep dataset_prepared_path on a local disk or in memory "
-        "(/dev/shm)"
-    )
 
 
 def _hand_over(evidence: Evidence) -> Action:

@@ -106,8 +106,7 @@ def probe_capacity(
             reason = f"reading {where} with O_DIRECT was refused: {reads.refusal}"
             return replace(found, reason=reason)
         if not reads.num_bytes or reads.seconds <= 0:
-            reason = f"no read of {where} came back within {seconds:g} s"
-            return replace(found, reason=reason)
+            return replace(found, reason=f"no read of {where} came back within {seconds:g} s")
         is_busy = reads.cpu_seconds + reads.delay_seconds > _MOST_BUSY * reads.seconds
         is_computing = reads.cpu_seconds > _MOST_CPU * reads.seconds
         if block_bytes == _MEBIBYTE or not (is_busy and is_computing):

@@ -72,12 +72,9 @@ class Evidence:
         name = self.figures.stall_pattern
         if self.figures.waits_by_cause.get("handover", 0.0) >= thresholds.MOST_WAITING:
             return "handover"
+        if name == "burst" and self.figures.stall_period_of == "epoch":
+            return "periodic"  # no queue reaches across epochs
         return name if name in ("burst", "periodic") else "rate"
-
-    @property
-    def is_job(self) -> bool:
-        """Whether the stall is that of several ranks together."""
-        return len(self.figures.ranks) > 1 and not self.setting("dispatcher")
 
     @property
     def holds_up(self) -> bool:
@@ -153,7 +150,8 @@ class Evidence:
         is_device = self.figures.stall_source == "device"
         who = "the device had nothing to run" if is_device else "the loop waited"
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
-        if self.is_job:
+        if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
+            # The stall is that of all ranks together.
             where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
         line = f"stall {stall}: share of the steady time in which {who}{where}"
@@ -233,7 +231,9 @@ class Evidence:
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
         follows = f", with each {figures.stall_period_of}" if is_named else ""
         limit = "beyond 64 no queue is deep enough"
-        if figures.stall_pattern == "burst":
+        if figures.stall_period_of == "epoch":
+            limit = "no queue reaches from one epoch into the next"
+        elif figures.stall_pattern == "burst":
             limit = "up to 64 a ready queue hides it"
         every = f"long waits every {period:,.4g} fetches{samples}{follows}: {limit}{share}"
         return [*lines, every]

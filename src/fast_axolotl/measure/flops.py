@@ -137,9 +137,8 @@ def utilisation(
             "the matmul rate of this device was not measured: fast-axolotl measure --matmul",
         )
     if tokens_per_second is None:
-        unseen = "tokens were not counted"
-        for name in ("model_flops_per_second", "mfu", "hfu", "matmul_share"):
-            reasons[name] = unseen
+        rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")
+        reasons.update(dict.fromkeys(rates, "tokens were not counted"))
     rate = None if tokens_per_second is None else tokens_per_second * flops.model
     hardware = None if tokens_per_second is None else tokens_per_second * flops.hardware
     tflops = None if peak is None else peak.tflops

@@ -150,9 +150,7 @@ class Journal:
                 name=name,
                 seconds=round(t - self.phase_start, 6),
                 rss_bytes=None if memory is None else memory.rss_bytes,
-                hwm_bytes=None
-                if memory is None or not self._is_mark_of_phase
-                else memory.hwm_bytes,
+                hwm_bytes=memory.hwm_bytes if memory and self._is_mark_of_phase else None,
             )
         )
         self.phase_start = t

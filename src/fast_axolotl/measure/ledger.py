@@ -66,11 +66,15 @@ def add_ledger(
     begin, end = find_clock(record, chosen)
     begin = begin if since is None else max(begin, since)
     whole = builder.values["duration_seconds"] = max(0.0, end - begin)
-    tokens, num_readers = _count_tokens(ranks)
+    # Real tokens of all steps, none where some were not counted.
+    readers = [rank for rank in ranks if rank.warmup.fetches + rank.steady.fetches]
+    read = [phase for rank in readers for phase in (rank.warmup, rank.steady) if phase.fetches]
+    counts = [phase.count("real_tokens") for phase in read]
+    tokens = None if None in counts else total(counts)
     num_models = builder.values.get("data_parallel_size")
-    if tokens is not None and num_models and num_readers > num_models:
+    if tokens is not None and num_models and len(readers) > num_models:
         # The ranks of one model see the same tokens.
-        tokens *= num_models / num_readers
+        tokens *= num_models / len(readers)
     builder.put("goodput_tokens_per_second", ratio(tokens, whole), "", "tokens")
     if chosen is None or not whole:
         return
@@ -142,11 +146,3 @@ def _span(rank: RankFigures, name: str) -> float:
     """Seconds of spans. What follows the last step, such as a last checkpoint, is a phase only."""
     phases = (phase.seconds for phase in rank.record.phases if phase.name == name)
     return max(rank.spans.get(name, 0.0), total(phases) or 0.0)
-
-
-def _count_tokens(ranks: Sequence[RankFigures]) -> tuple[float | None, int]:
-    """Real tokens of all steps, ``None`` where some were not counted; and how many ranks read."""
-    readers = [rank for rank in ranks if rank.warmup.fetches + rank.steady.fetches]
-    phases = [phase for rank in readers for phase in (rank.warmup, rank.steady) if phase.fetches]
-    counts = [phase.count("real_tokens") for phase in phases]
-    return (None if None in counts else total(counts)), len(readers)

@@ -57,18 +57,22 @@ def ready_batches(iterator: Any) -> int | None:
     """Batches that wait in an iterator's queues; ``None`` where it has no workers, or cannot tell.
 
     ``_task_info`` holds what was asked for and not yet handed out, ``_tasks_outstanding`` what the
-    workers still owe; the difference arrived out of turn. Reads three counters, about 3 µs.
+    workers still owe; the difference arrived out of turn. Where less was asked for than the queue
+    holds, the sampler is exhausted: the queue empties because the epoch ends, which says nothing
+    about the workers. Reads three counters, about 3 µs.
     """
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return None
     try:
+        if len(iterator._task_info) < iterator._num_workers * iterator._prefetch_factor:
+            return None
         ready = queue.qsize()
         results = iterator._worker_result_queue
         if results is not queue:
             ready += results.qsize()
         return int(ready + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
-    except (NotImplementedError, AttributeError, OSError, ValueError):
+    except (NotImplementedError, AttributeError, OSError, TypeError, ValueError):
         # macOS cannot count, other releases may name things differently, a closed queue is gone.
         return None
 

@@ -7,22 +7,26 @@ dispatcher that is rank 0, which reads for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from fast_axolotl.measure.ranks import JobStall, RankFigures
-from fast_axolotl.measure.ready_queue import (
-    find_capacity,
-    find_drift,
-    mean_depth,
-    number_of,
-    read_queue,
-)
+from fast_axolotl.measure import ready_queue
+from fast_axolotl.measure.job import JobStall
+from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
-from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
 from fast_axolotl.record.units import format_share
 
-__all__ = ["add_queue", "add_reading", "add_stall", "add_steps", "add_tokens", "find_readers"]
+__all__ = [
+    "add_audit",
+    "add_queue",
+    "add_reading",
+    "add_stall",
+    "add_steps",
+    "add_tokens",
+    "find_readers",
+]
 
 MOST_SIZE_DIFFERENCE = 0.1
 """How far a cached batch may differ in size from the mean batch, to be compared with it. Ours."""
@@ -33,6 +37,13 @@ are read."""
 
 _FETCHES_FIRST = ("transformers", "axolotl")
 """Trainers that fetch all micro-batches of a step before its first forward pass."""
+
+_PER_GPU = ("tokens/train_per_sec_per_gpu", "tokens_per_second_per_gpu")
+"""Tokens per second in Axolotl's log, the newer name first."""
+_SINCE_START, _SEEN = "train_tokens_per_second", "num_input_tokens_seen"
+"""Names in transformers' log."""
+_CLOSE = 0.1
+"""Share by which a ratio may miss a factor. Ours: a trainer's clock runs in checkpoints, too."""
 
 _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
@@ -95,7 +106,7 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) 
 def _find_pattern(rank: RankFigures) -> Pattern:
     steady = rank.steady
     per_fetch = ratio(steady.count("samples"), steady.fetches)
-    accumulation = round(number_of(rank.settings, "gradient_accumulation") or 1)
+    accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
     pattern = find_pattern(
         [slow for block in rank.steady_blocks for slow in block.slow],
         steady.fetches,
@@ -109,7 +120,7 @@ def _find_pattern(rank: RankFigures) -> Pattern:
     # A loader that keeps up on average, but not with a trainer that fetches a whole step at once,
     # starves it in bursts, unless the queue holds a step. One that is too slow shows waits in the
     # rhythm of the steps, too: the first batches are ready, the others are not.
-    capacity, stall = find_capacity(rank.settings), steady.stall_fraction
+    capacity, stall = ready_queue.find_capacity(rank.settings), steady.stall_fraction
     own_seconds = ratio(rank.own_seconds, steady.steps)
     is_fetched_first = rank.record.start.source in _FETCHES_FIRST
     if not is_fetched_first or capacity is None or stall is None or own_seconds is None:
@@ -165,11 +176,11 @@ def _compare_cached(rank: RankFigures | None) -> tuple[float | None, str]:
 
 def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
     """What the loader's ready queue does."""
-    points = read_queue(rank.steady_blocks) if rank else []
-    builder.put_steady("queue_depth", mean_depth(points))
-    builder.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+    points = ready_queue.read_queue(rank.steady_blocks) if rank else []
+    builder.put_steady("queue_depth", ready_queue.mean_depth(points))
+    builder.put("queue_capacity", ready_queue.find_capacity(rank.settings) if rank else None)
     short = "the queue was looked at in fewer than three blocks of steps" if points else ""
-    builder.put_steady("queue_drift_per_step", find_drift(points), short, "queue_depth")
+    builder.put_steady("queue_drift_per_step", ready_queue.find_drift(points), short, "queue_depth")
 
 
 def add_reading(
@@ -211,7 +222,7 @@ def add_reading(
     reading = [rate for rank in readers if (rate := _reading_rate(rank)) is not None]
     together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
     reader = times(ratio(together, copies), rows_per_sample)
-    has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
+    has_workers = any(ready_queue.number_of(rank.settings, "num_workers") for rank in readers)
     unknown = "" if has_workers else "whether the loader reads ahead is not known"
     builder.put_steady("reader_rows_per_second", reader, unknown)
     builder.put_steady("reader_ratio", ratio(reader, rows))
@@ -236,6 +247,71 @@ def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: in
     builder.put_steady("mean_attended_length", ratio(squares, tokens), "", "sequence_tokens")
 
 
+def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
+    """The tokens per second that a trainer logs of its own, held against ours.
+
+    Axolotl logs trainable tokens per second and GPU. transformers logs all tokens since the
+    training began, with or without padding; since its clock runs from the start, its count per step
+    is compared instead. A figure that is off by the number of ranks or of accumulated micro-batches
+    is a mistake of definition, and a note names it: Axolotl reported the sum over all GPUs as that
+    of one (axolotl#3362), and one micro-batch for a whole step (axolotl#3688).
+    """
+    figures, world_size = builder.values, builder.values["world_size"]
+    name, logs, accumulation = "", [], 1
+    for rank in ranks:
+        since = (rank.steady_from or math.inf) - rank.record.start.time
+        logs = [line for line in rank.record.logs if line.t >= since]
+        seen = {name for line in logs for name in line.values}
+        name = next((name for name in (*_PER_GPU, _SINCE_START) if name in seen), "")
+        if name:
+            accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
+            break
+    logged = [finite(line.values.get(name)) for line in logs]
+    rate, ratios = None, []
+    if name in _PER_GPU:
+        rate = middle(logged)
+        ratios = [ratio(times(rate, world_size), figures["trainable_tokens_per_second"])]
+    elif name:
+        rate = next((value for value in reversed(logged) if value is not None), None)
+        counted = [line for line in logs if _SEEN in line.values]
+        tokens = [line.values[_SEEN] for line in counted]
+        steps = counted[-1].step - counted[0].step if counted else 0
+        per_step = ratio(tokens[-1] - tokens[0], steps) if counted else None
+        per_second = times(per_step, figures["steps_per_second"])
+        kinds = ("padded_tokens_per_second", "tokens_per_second")
+        ratios = [ratio(per_second, figures[kind]) for kind in kinds]
+    builder.put("trainer_tokens_per_second", rate)
+    known = [value for value in ratios if value]
+    if not known:
+        builder.put("trainer_tokens_ratio", None)
+        return
+    all_ranks, all_steps = f"{world_size} ranks", f"{accumulation} gradient accumulation steps"
+    summed = f"it counts each token on all of {all_ranks}"
+    if name in _PER_GPU:
+        summed = f"it is the sum of {all_ranks}, not per GPU (axolotl#3362)"
+    # Factor → what explains it; of equal ones, the later and likelier.
+    factors = {
+        float(world_size * accumulation): f"{all_ranks} times {all_steps}",
+        1.0 / (world_size * accumulation): f"1 ÷ ({all_ranks} times {all_steps})",
+        accumulation / world_size: f"{all_steps} ÷ {all_ranks}",
+        float(accumulation): f"it counts each token once for each of {all_steps}",
+        1.0 / world_size: f"it counts one of {all_ranks}",
+        float(copies): f"{copies} ranks that see the same batch are added up",
+        world_size / accumulation: f"it is the sum of {all_ranks}, for one of {all_steps}",
+        1.0 / accumulation: f"it counts one of {all_steps} (axolotl#3688)",
+        float(world_size): summed,
+        1.0: "",
+    }
+    # Padding counted or not: the kind that comes closest to a factor.
+    _, value, factor = min(
+        (abs(math.log(value / factor)), value, factor) for value in known for factor in factors
+    )
+    builder.put("trainer_tokens_ratio", value)
+    if factor != 1.0 and abs(value / factor - 1.0) <= _CLOSE:
+        note = f"{name} of the trainer is {value:.3g} × ours: {factors[factor]}"
+        builder.values["notes"] += (note,)
+
+
 def add_steps(builder: SummaryBuilder, rank: RankFigures | None) -> None:
     """The pace, and how long steps take."""
     pace = ratio(rank.steady.steps, rank.steady.wall_seconds) if rank else None
@@ -257,7 +333,7 @@ def _free_rate(rank: RankFigures) -> float | None:
 
 def _reading_rate(rank: RankFigures) -> float | None:
     """Samples per second that a rank's loader could deliver on its own."""
-    steady, workers = rank.steady, number_of(rank.settings, "num_workers")
+    steady, workers = rank.steady, ready_queue.number_of(rank.settings, "num_workers")
     samples = steady.count("samples")
     if workers == 0:
         return ratio(samples, steady.host_wait_seconds)
@@ -267,9 +343,18 @@ def _reading_rate(rank: RankFigures) -> float | None:
 
 
 def _sum_rates(ranks: Sequence[RankFigures], name: str, copies: int = 1) -> float | None:
-    """A rate summed over ranks; ``None`` where one of them did not count."""
-    rates = [rank.rate(name) for rank in ranks]
-    return None if None in rates else ratio(total(rates), copies)
+    """A rate summed over ranks; ``None`` where one of them did not count.
+
+    Ranks go in step, so their time is that of the one that took least for its steps: what one
+    brackets alone, a checkpoint say, lies in the steps of the others.
+    """
+    counts = [rank.steady.count(name) for rank in ranks]
+    paces = [ratio(rank.steady.wall_seconds, rank.steady.steps) for rank in ranks]
+    pace = min((pace for pace in paces if pace), default=None)
+    if None in counts or pace is None:
+        return None
+    rates = [ratio(rank.steady.count(name), pace * rank.steady.steps) for rank in ranks]
+    return ratio(total(rates), copies)
 
 
 def _partly(ranks: Sequence[RankFigures], name: str) -> str:

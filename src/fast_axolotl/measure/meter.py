@@ -418,6 +418,20 @@ class Meter:
             self._forward_start = self._clock(), self._queue.record()
 
     @_guarded
+    def collective_begin(self) -> None:
+        """Ranks meet inside the forward pass, as DDP does to send buffers: that is not its time."""
+        start, self._forward_start = self._forward_start, None
+        if start is not None and not self._span_name and self._journal.world_size > 1:
+            seconds = max(0.0, self._clock() - start[0])
+            self._tracker.add_forward(seconds, self._queue.pair(start[1]))
+
+    @_guarded
+    def collective_end(self) -> None:
+        """The forward pass goes on."""
+        if self._journal.world_size > 1:
+            self._forward_start = self._clock(), self._queue.record()
+
+    @_guarded
     def step(self) -> None:
         """An optimizer step has ended. Ignored inside a span."""
         now = self._clock()

@@ -21,10 +21,12 @@ in the very interval in which it ended, hides the child's share.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from fast_axolotl.measure import procfs
 from fast_axolotl.measure.procfs import ProcessMemory, ProcessPss, ProcessStat
@@ -54,31 +56,20 @@ class TreeSample:
     """Between two samples, what the process waited for a processor that waited most; summed."""
 
 
-@dataclass(slots=True)
-class _Counters:
+class _Counters(NamedTuple):
     read_bytes: float = 0
     read_chars: float = 0
     cpu_seconds: float = 0
 
-    def add(self, other: _Counters) -> None:
-        self.read_bytes += other.read_bytes
-        self.read_chars += other.read_chars
-        self.cpu_seconds += other.cpu_seconds
+    def plus(self, other: _Counters) -> _Counters:
+        return _Counters(*map(operator.add, self, other))
 
     def less(self, other: _Counters) -> _Counters:
         """The difference, nothing below zero."""
-        return _Counters(
-            max(0, self.read_bytes - other.read_bytes),
-            max(0, self.read_chars - other.read_chars),
-            max(0, self.cpu_seconds - other.cpu_seconds),
-        )
+        return _Counters(*(max(0, a - b) for a, b in zip(self, other, strict=True)))
 
     def at_least(self, other: _Counters) -> _Counters:
-        return _Counters(
-            max(self.read_bytes, other.read_bytes),
-            max(self.read_chars, other.read_chars),
-            max(self.cpu_seconds, other.cpu_seconds),
-        )
+        return _Counters(*map(max, self, other))
 
 
 @dataclass(slots=True)
@@ -181,12 +172,8 @@ class ProcessTree:
         member.stat = stat
         io = procfs.read_io(stat.pid, proc=self._proc)
         member.is_io_readable = io is not None
-        if io is None:
-            member.counters = _Counters(
-                member.counters.read_bytes, member.counters.read_chars, stat.cpu_seconds
-            )
-        else:
-            member.counters = _Counters(io.read_bytes, io.read_chars, stat.cpu_seconds)
+        known = member.counters if io is None else io
+        member.counters = _Counters(known.read_bytes, known.read_chars, stat.cpu_seconds)
 
     def _admit(self) -> None:
         """Takes new processes in."""
@@ -214,7 +201,7 @@ class ProcessTree:
         self._joining.clear()
         self._take_in_children(stats)
         for pid in self._members.keys() - known:
-            self._before.add(self._members[pid].counters)
+            self._before = self._before.plus(self._members[pid].counters)
         # Listing is no moment: a parent may be missing whose child is there. Such a child is
         # looked at again next time.
         self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
@@ -234,9 +221,11 @@ class ProcessTree:
         """Keeps of the ended what no living ancestor has taken over."""
         estates: dict[int | None, _Counters] = {}
         for member in gone.values():
-            estates.setdefault(self._heir(member, gone), _Counters()).add(member.counters)
+            heir = self._heir(member, gone)
+            estates[heir] = estates.get(heir, _Counters()).plus(member.counters)
         for pid, estate in estates.items():
-            self._ended.add(estate if pid is None else estate.less(self._growth(pid)))
+            left = estate if pid is None else estate.less(self._growth(pid))
+            self._ended = self._ended.plus(left)
 
     def _growth(self, pid: int) -> _Counters:
         """What a member has grown by since its children of the sample before were all there."""
@@ -259,10 +248,9 @@ class ProcessTree:
 
     def _sum(self) -> TreeSample:
         living = self._members.values()
-        counters = _Counters()
-        counters.add(self._ended)
+        counters = self._ended
         for member in living:
-            counters.add(member.counters)
+            counters = counters.plus(member.counters)
         # A child that is waited for while the tree is being read is in two sums for one sample.
         counters = self._highest = counters.less(self._before).at_least(self._highest)
         delays = [member.new_delay for member in living if member.new_delay is not None]

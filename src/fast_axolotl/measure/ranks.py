@@ -1,13 +1,8 @@
-"""One rank's lines folded into totals, and several ranks held against each other.
+"""One rank's lines folded into totals.
 
 The steady phase is what counts: warm-up is left out, the replay of a cached batch is kept apart.
 Everything is a sum first and a ratio last, so a block may hold one step or a thousand. The cost is
 one pass over the lines.
-
-Ranks wait for each other in every collective, so each step is as late as the rank that waits
-longest in it; see ``job_stall``. The rank that causes most of that decides about the data. With a
-dispatcher it is rank 0, which reads for all, and whose waits look like communication on the others.
-A rank that recorded too little to be judged decides nothing, where another has recorded more.
 
 Where the ready queue ran dry in the steady phase (see ``ready_queue``), the steps before that are
 warm-up: a queue that was full hid what the loader lacks.
@@ -15,47 +10,18 @@ warm-up: a queue that was full hid what the loader lacks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain, find_drain
 from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
-from fast_axolotl.record.job_stall import (
-    LEAST_PRESENCE,
-    find_common_steps,
-    fold_waits,
-    wall_between,
-)
-from fast_axolotl.record.stall import StallSource, WaitTotals
+from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.schema import COUNTED, SAMPLED
+from fast_axolotl.record.stall import LEAST_PRESENCE, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
 
-__all__ = [
-    "Communication",
-    "JobStall",
-    "PhaseTotals",
-    "RankFigures",
-    "compare_communication",
-    "fold_job",
-    "fold_rank",
-    "summarise_rank",
-]
-
-_COUNTS = (
-    "samples",
-    "rows",
-    "real_tokens",
-    "trainable_tokens",
-    "padded_tokens",
-    "num_bytes",
-    "sequence_tokens",
-    "sequence_squares",
-    "produced",
-    "producing_seconds",
-)
-_SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
-"""What is looked at now and then only, so that it is never whole."""
+__all__ = ["PhaseTotals", "RankFigures", "fold_rank", "summarise_rank"]
 
 
 @dataclass(slots=True)
@@ -70,7 +36,7 @@ class PhaseTotals(WaitTotals):
     def add_block(self, block: StepBlock) -> None:
         """Add one block."""
         WaitTotals.add_block(self, block)
-        for name in _COUNTS:
+        for name in (*COUNTED, *SAMPLED):
             value = getattr(block, name)
             if finite(value) is not None:
                 self.counts[name] = self.counts.get(name, 0) + value
@@ -79,7 +45,7 @@ class PhaseTotals(WaitTotals):
 
     def count(self, name: str) -> Any:
         """How much of something there was; ``None`` where a part was not counted."""
-        is_partial = name in self.uncounted and name not in _SAMPLED
+        is_partial = name in self.uncounted and name not in SAMPLED
         return None if is_partial else self.counts.get(name)
 
 
@@ -185,158 +151,4 @@ def summarise_rank(rank: RankFigures, gpu_clock_mhz: float | None = None) -> Ran
         node=rank.record.start.host,
         forward_seconds_per_step=rank.forward_seconds_per_step,
         gpu_clock_mhz=gpu_clock_mhz,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStall:
-    """What all ranks lose together to waiting for data."""
-
-    source: StallSource = ""
-    host_stall_fraction: float | None = None
-    device_stall_fraction: float | None = None
-    error: float | None = None
-    """How far the stall can be off; ``None`` where it is exact."""
-    unknown: float = 0.0
-    """By how much it can be higher, because the waits of single steps are not known."""
-    alone: Mapping[int, float] = field(default_factory=dict)
-    """Share of the time in which only this rank waited."""
-
-    @property
-    def stall_fraction(self) -> float | None:
-        """The device's where it is known, else the host's."""
-        is_device = self.source == "device"
-        return self.device_stall_fraction if is_device else self.host_stall_fraction
-
-
-def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall]:
-    """The rank that decides about the data, and what the job loses.
-
-    It causes most of the waiting, of those that recorded enough to be judged; or it reads for all.
-    The waits of one rank alone, or of the one that reads for all, are the job's.
-    """
-    readers = [rank for rank in ranks if rank.rank == 0]
-    is_dispatched = readers and any(rank.settings.get("dispatcher") for rank in ranks)
-    steady = [rank for rank in ranks if rank.steady.steps and rank.steady.wall_seconds > 0]
-    most = max((rank.steady.steps for rank in steady), default=0)
-    steps = find_common_steps([rank.steady_blocks for rank in steady])
-    if is_dispatched or len(steady) < 2 or not steps:
-        candidates = readers if is_dispatched else steady or list(ranks)
-        chosen = max(candidates, key=_own_waiting, default=None)
-        own = chosen.steady if chosen else WaitTotals()
-        return chosen, JobStall(
-            source=own.source,
-            host_stall_fraction=own.host_stall_fraction,
-            device_stall_fraction=own.device_stall_fraction,
-        )
-    blocks = [rank.steady_blocks for rank in steady]
-    is_device = all(rank.steady.source == "device" for rank in steady if rank.steady.fetches)
-    waits = fold_waits(blocks, steps, "device" if is_device else "host")
-    # Once steps are condensed, their waits are those of the device alone.
-    has_hosts = all(block.hosts is not None for own in blocks for block in own)
-    host = fold_waits(blocks, steps, "host") if is_device and has_hosts else None
-    caused = {rank.rank: seconds for rank, seconds in zip(steady, waits.caused, strict=True)}
-    whole = [rank for rank in steady if rank.steady.steps >= LEAST_PRESENCE * most]
-    chosen = max(
-        [rank for rank in whole if rank.is_long_enough] or whole,
-        key=lambda rank: (caused[rank.rank], *_own_waiting(rank)),
-    )
-    wall = wall_between(chosen.steady_blocks, steps)
-    timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
-    known = wall * timed / chosen.steady.wall_seconds
-
-    def share(seconds: float) -> float:
-        return min(1.0, ratio(seconds, known) or 0.0)
-
-    stall = share(waits.seconds)
-    host_stall = stall
-    if is_device:
-        # At least what one rank waits.
-        own_shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
-        host_stall = min(1.0, ratio(host.seconds, wall) or 0.0) if host else max(own_shares)
-    return chosen, JobStall(
-        source="device" if is_device else "host",
-        host_stall_fraction=host_stall,
-        device_stall_fraction=stall if is_device else None,
-        error=min(share(waits.error_seconds), 1.0 - stall) or None,
-        unknown=min(share(waits.unknown_seconds), 1.0 - stall),
-        alone={
-            rank.rank: share(seconds) for rank, seconds in zip(steady, waits.alone, strict=True)
-        },
-    )
-
-
-def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
-    stall = rank.steady.stall_fraction
-    return rank.is_long_enough, -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """What the profiler windows of the ranks say together."""
-
-    device_idle_fraction: float | None = None
-    exposed_communication_fraction: float | None = None
-    """Of the rank that shows most of it."""
-    pure_communication_fraction: float | None = None
-    """Every collective at its least duration across ranks: what is over is waiting for a rank."""
-    skew_share: float | None = None
-    """Share of the longest rank's communication that is waiting for a slower rank."""
-    skew_fraction: float | None = None
-    """The same as a share of the window."""
-    slow_rank: int | None = None
-    """The rank the others wait for: it spends least time in collectives."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-
-
-def compare_communication(
-    ranks: Sequence[RankFigures], chosen: RankFigures | None
-) -> Communication:
-    """Compare the last profiler windows of the ranks, collective by collective."""
-    windows = {rank.rank: rank.record.windows[-1] for rank in ranks if rank.record.windows}
-    if not windows:
-        return Communication()
-    own = windows.get(chosen.rank) if chosen is not None else None
-    own = own or next(iter(windows.values()))
-    exposed = [
-        ratio(window.exposed_communication_seconds, window.wall_seconds)
-        for window in windows.values()
-    ]
-    shown = [value for value in exposed if value is not None]
-    lists = [window.collectives for window in windows.values()]
-    counts = {len(collectives) for collectives in lists}
-    pure, reason = None, ""
-    if len(ranks) < 2:
-        reason = "there is one rank: communication takes two"
-    elif len(lists) < len(ranks):
-        reason = f"{len(lists)} of {len(ranks)} ranks recorded a profiler window"
-    elif len(counts) > 1:
-        reason = (
-            f"the ranks' windows hold between {min(counts)} and {max(counts)} collectives, "
-            "which cannot be compared one by one"
-        )
-    elif counts == {0}:
-        reason = "the profiler window saw no collective"
-    else:
-        pure = total(min(same) for same in zip(*lists, strict=True))
-    sums = {rank: total(window.collectives) or 0.0 for rank, window in windows.items()}
-    longest = max(sums.values())
-    wall = middle(window.wall_seconds for window in windows.values())
-    skew = None if pure is None else ratio(longest - pure, longest)
-    return Communication(
-        device_idle_fraction=ratio(own.device_idle_seconds, own.wall_seconds),
-        exposed_communication_fraction=max(shown) if shown else None,
-        pure_communication_fraction=ratio(pure, wall),
-        skew_share=skew,
-        skew_fraction=None if pure is None else ratio(longest - pure, wall),
-        slow_rank=None if skew is None else min(sums, key=lambda rank: (sums[rank], rank)),
-        reasons={
-            "device_idle_fraction": own.reasons.get(
-                "device_idle_seconds", "the profiler window saw no device"
-            ),
-            "exposed_communication_fraction": own.reasons.get(
-                "exposed_communication_seconds", "the profiler window saw no collective"
-            ),
-            "pure_communication_fraction": reason,
-        },
     )

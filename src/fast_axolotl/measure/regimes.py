@@ -17,9 +17,11 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import Regime, StepBlock, thresholds
@@ -100,17 +102,14 @@ class _Stretch:
 def find_regimes(
     ranks: Sequence[RankFigures],
     chosen: RankFigures | None,
-    *,
+    figures: Mapping[str, Any],
     begin: float,
-    stall: float | None,
-    tokens_per_second: float | None,
-    exposed: float | None,
 ) -> tuple[tuple[Regime, ...], bool]:
     """The regimes of a run, and whether the last is another than that of the steady phase at large.
 
-    ``begin`` is when the run began, in seconds since 1970. The job's ``stall``,
-    ``tokens_per_second`` and ``exposed``, the share of exposed communication, are the whole run's.
+    ``figures`` are the whole run's; ``begin`` is when it began, in seconds since 1970.
     """
+    exposed = figures["exposed_communication_fraction"]
     blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
     if chosen is None or not blocks:
         return (), False
@@ -127,7 +126,9 @@ def find_regimes(
     _add_losses(windows, ranks, is_device)
     whole = _join(windows)
     # Ranks that wait in different steps cost the job more than any of them waited.
-    scale = max(1.0, ratio(times(stall, whole.wall_seconds), whole.waits) or 0.0)
+    scale = max(
+        1.0, ratio(times(figures["stall_fraction"], whole.wall_seconds), whole.waits) or 0.0
+    )
     for window in windows:
         window.waits *= scale
     bounds = _divide(windows)
@@ -158,7 +159,7 @@ def find_regimes(
             _add_losses(windows[bound - 1 : bound + 1], ranks, is_device, scale)
     stretches = [_join(windows[first:last]) for first, last in pairwise(bounds)]
     # The deciding rank's tokens stand for those of all.
-    all_ranks = ratio(tokens_per_second, chosen.rate("real_tokens"))
+    all_ranks = ratio(figures["tokens_per_second"], chosen.rate("real_tokens"))
 
     def describe(stretch: _Stretch) -> Regime:
         return Regime(
@@ -218,7 +219,7 @@ def _add_losses(
         losses: list[tuple[float, ...]] = []
         for rank in ranks:
             own = rank.steady_blocks
-            ends = (bisect_left(own, at, key=_first_step) for at in window.steps)
+            ends = (bisect_left(own, at, key=attrgetter("first_step")) for at in window.steps)
             within = own[slice(*ends)]
             waits = (b.device_wait_seconds if is_device else b.host_wait_seconds for b in within)
             spans = [block.spans for block in within if block.spans]
@@ -226,10 +227,6 @@ def _add_losses(
             losses.append(tuple(seconds or 0.0 for seconds in (total(waits), *sums)))
         waited, window.evaluation, window.checkpoint = map(max, zip(*losses, strict=True))
         window.waits = scale * waited
-
-
-def _first_step(block: StepBlock) -> int:
-    return block.first_step
 
 
 def _join(stretches: Sequence[_Stretch]) -> _Stretch:

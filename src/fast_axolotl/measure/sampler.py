@@ -39,14 +39,6 @@ from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.writers import LocalRanks
 from fast_axolotl.record import DiskProbe, End, LineWriter, Settings, SystemSample, SystemStart
 from fast_axolotl.record.folder import UNREADABLE, parse_line
-from fast_axolotl.system import (
-    CGROUP,
-    PROC,
-    find_cpu_quota,
-    find_memory_cgroup,
-    node_name,
-    pid_namespace,
-)
 
 __all__ = ["SystemSampler", "check_process", "explain_missing"]
 
@@ -90,8 +82,8 @@ class SystemSampler:
         data_path: str | Path | None = None,
         interval_seconds: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
-        proc: Path = PROC,
-        cgroup_root: Path = CGROUP,
+        proc: Path = system.PROC,
+        cgroup_root: Path = system.CGROUP,
         gpu: GpuReader | None = None,
         on_sample: Callable[[SystemSample], None] | None = None,
         exclude_pids: Collection[int] = (),
@@ -119,8 +111,8 @@ class SystemSampler:
         self._tree = ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
         self._ranks = None if rank_folder is None else LocalRanks(rank_folder)
         self._told_reason = ""
-        self._cgroup = find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
-        self._quota = find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
+        self._cgroup = system.find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
+        self._quota = system.find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
         self._processors = procfs.read_processors(root_pid, proc=proc)
         self._device: tuple[int, int] | None = None
         self._probed_bytes = 0
@@ -181,9 +173,9 @@ class SystemSampler:
         quota = None if self._quota is None else self._quota.cores
         self.begun = SystemStart(
             time=self._time,
-            host=node_name(),
+            host=system.node_name(),
             root_pid=self.root_pid,
-            pid_namespace=pid_namespace(self._proc),
+            pid_namespace=system.pid_namespace(self._proc),
             command=procfs.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
@@ -388,7 +380,7 @@ class SystemSampler:
             self._writer.write(line)
 
 
-def check_process(pid: int, *, proc: Path = PROC) -> None:
+def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
     if not procfs.has_procfs(proc):
         raise UsageError("processes can be watched on Linux only: there is no procfs here")

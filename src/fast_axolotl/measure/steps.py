@@ -373,11 +373,13 @@ class StepTracker:
         """
         step = self._open
         if depth is None or step is None:
+            self._last_depth = None
             return
         step.depth_sum += depth
         step.depth_count += 1
         last, room = self._last_depth, self.queue_room
-        self._last_depth = None if room is None or depth > room else (depth, now)
+        is_first = self.num_fetches == self._loop_start
+        self._last_depth = None if room is None or depth > room or is_first else (depth, now)
         if last is not None and self._last_depth is not None:
             step.produced += depth - last[0] + 1
             step.producing_seconds += now - last[1]

@@ -18,31 +18,21 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from fast_axolotl.measure import loop_figures
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
-from fast_axolotl.measure.ledger import add_ledger, find_clock
-from fast_axolotl.measure.loop_figures import (
-    add_queue,
-    add_reading,
-    add_stall,
-    add_steps,
-    add_tokens,
-    find_readers,
-)
-from fast_axolotl.measure.ranks import (
-    RankFigures,
+from fast_axolotl.measure.job import (
     compare_communication,
+    find_replicas,
+    find_straggler,
     fold_job,
-    fold_rank,
-    summarise_rank,
+    mean_clocks,
 )
-from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.ledger import add_ledger, find_clock
+from fast_axolotl.measure.ranks import RankFigures, fold_rank, summarise_rank
 from fast_axolotl.measure.regimes import find_regimes
-from fast_axolotl.measure.replicas import find_replicas
-from fast_axolotl.measure.straggler import find_straggler, mean_clocks
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
-from fast_axolotl.measure.trainer_audit import audit_trainer
 from fast_axolotl.measure.verdict import judge, judge_course
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
@@ -82,18 +72,16 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
     builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
-    add_stall(builder, chosen, job)
-    add_queue(builder, chosen)
+    loop_figures.add_stall(builder, chosen, job)
+    loop_figures.add_queue(builder, chosen)
     replicas = find_replicas(ranks, builder.values["world_size"])
     unknown = replicas.note or "the sizes of tensor and context parallel groups are not known"
     builder.put("data_parallel_size", replicas.data_parallel_size, unknown)
-    add_reading(builder, ranks, chosen, job, replicas.copies)
-    add_tokens(builder, ranks, replicas.copies)
-    add_steps(builder, chosen)
-    audit = audit_trainer(ranks, builder.values, builder.values["world_size"], replicas.copies)
-    builder.put("trainer_tokens_per_second", audit.tokens_per_second)
-    builder.put("trainer_tokens_ratio", audit.ratio)
-    builder.values["notes"] += tuple(filter(None, (replicas.note, audit.note)))
+    loop_figures.add_reading(builder, ranks, chosen, job, replicas.copies)
+    loop_figures.add_tokens(builder, ranks, replicas.copies)
+    loop_figures.add_steps(builder, chosen)
+    builder.values["notes"] += (replicas.note,) if replicas.note else ()
+    loop_figures.add_audit(builder, ranks, replicas.copies)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)
@@ -109,21 +97,21 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     add_ledger(builder, record, ranks, chosen, since)
     begin, is_changed = find_clock(record, chosen)[0], False
     if since is None:
-        builder.values["regimes"], is_changed = find_regimes(
-            ranks,
-            chosen,
-            begin=begin,
-            stall=builder.values["stall_fraction"],
-            tokens_per_second=builder.values["tokens_per_second"],
-            exposed=seen.exposed_communication_fraction,
-        )
+        builder.values["regimes"], is_changed = find_regimes(ranks, chosen, builder.values, begin)
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
-    if chosen is not None:
-        source = chosen.record.start.source
     starts = [rank.record.start for rank in ranks]
     system = record.systems.get(draft.node)
     by_host = Counter(start.host for start in starts).values()
+    drain = pace = steady_from = None
+    if chosen is not None:
+        source, drain, steady_from = chosen.record.start.source, chosen.drain, chosen.steady_from
+        pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
+    # The queue that is empty first, since the ranks wait for each other; where none is falling, the
+    # one of the rank that decides.
+    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
+    if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
+        drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
     evidence = Evidence(
         figures=draft,
         source=source,
@@ -131,15 +119,11 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         skew_share=seen.skew_share,
         slow_rank=seen.slow_rank,
         local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),
-        warmup_step_seconds=ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
-        if chosen
-        else None,
-        drain=_find_drain(ranks, chosen),
+        warmup_step_seconds=pace,
+        drain=drain,
         killed=_find_kill(record),
         machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-        memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-        if system
-        else "",
+        memory_growth=describe_growth(system, steady_from) if system else "",
     )
     verdict = judge(evidence)
     if draft.regimes[1:]:
@@ -220,15 +204,6 @@ def _add_course(
     builder.put("deciding_rank", chosen.rank if chosen else None, "no rank left a record")
 
 
-def _find_drain(ranks: Sequence[RankFigures], chosen: RankFigures | None) -> Drain | None:
-    """Of the queue that is empty first: the ranks wait for each other. Where none is falling, of
-    the rank that decides."""
-    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
-    if not falling or (chosen is not None and chosen.settings.get("dispatcher")):
-        return chosen.drain if chosen else None
-    return min(falling, key=lambda drain: drain.left / drain.batches_per_step)
-
-
 def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
     shapes = [rank.record.models[-1] for rank in ranks if rank.record.models]
     # Devices of the ranks whose tokens are counted: all, where rank 0 reads for all.
@@ -237,7 +212,7 @@ def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
         world_size = max(rank.record.start.world_size for rank in ranks)
         num_devices = max(world_size, len(ranks)) * shapes[0].num_devices
     elif shapes:
-        missing = max(0, len(find_readers(ranks)) - len(shapes))
+        missing = max(0, len(loop_figures.find_readers(ranks)) - len(shapes))
         num_devices = sum(shape.num_devices for shape in shapes) + missing * shapes[0].num_devices
     use = utilisation(
         shapes[0] if shapes else None,

@@ -41,56 +41,14 @@ _UNKNOWN = {
 
 _MOST_SAMPLES = 4096
 
-
-_SOURCES = {
-    "working_set_bytes": "pss_bytes",
-    "working_set_peak_bytes": "pss_bytes",
-    "mapped_file_bytes": "pss_file_bytes",
-    "rss_bytes": "rss_bytes",
-    "anon_bytes": "anon_bytes",
-    "file_bytes": "file_bytes",
-    "shared_bytes": "shared_bytes",
-    "hwm_bytes": "hwm_bytes",
-    "spike_ratio": "hwm_bytes",
-    "limit_bytes": "limit_bytes",
-    "limit_share": "pss_bytes",
-    "psi_memory_full": "psi_memory_full_seconds",
-    "psi_io_full": "psi_io_full_seconds",
-    "psi_cpu_some": "psi_cpu_some_seconds",
-    "cpu_cores": "cpu_seconds",
-    "other_cpu_share": "machine_cpu_seconds",
-    "cpu_wait_share": "cpu_wait_seconds",
-    "cpu_steal_share": "steal_seconds",
-    "cpu_throttled_share": "throttled_seconds",
-    "oom_kills": "oom_kills",
-    "read_bytes_per_second": "read_bytes",
-    "read_chars_per_second": "read_chars",
-    "disk_bytes_per_second": "disk_bytes_per_second",
-    "disk_share": "disk_bytes_per_second",
-    "disk_request_bytes": "device_reads",
-    "swap_in_bytes_per_second": "swap_in_bytes",
-    "swap_out_bytes_per_second": "swap_out_bytes",
-    "is_swap_sustained": "swap_in_bytes",
-    "process_swap_bytes": "swap_bytes",
-    "gpu_utilization": "gpus",
-    "gpu_memory_bytes": "gpus",
-    "gpu_free_bytes": "gpus",
-    "gpu_power_watts": "gpus",
-    "gpu_clock_mhz": "gpus",
-}
-"""Figure → the line's field that it is made of, under which the watcher gives its reasons."""
-
 _UNWATCHED = FIGURES["working_set_bytes"].missing
 
-_LEVELS = (
-    "working_set_bytes",
-    "mapped_file_bytes",
-    "rss_bytes",
-    "anon_bytes",
-    "file_bytes",
-    "shared_bytes",
-)
+_RESIDENT = ("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
+_LEVELS = ("working_set_bytes", "mapped_file_bytes", *_RESIDENT)
 """Of the steady phase alone."""
+
+_Found = tuple[Any, str]
+"""A figure, and the line's field that it is made of, under which the watcher gives its reasons."""
 
 
 def fold_system(
@@ -107,7 +65,8 @@ def fold_system(
     count. Moments are given in seconds since 1970.
     """
     if system is None:
-        return dict.fromkeys(_SOURCES), dict.fromkeys(_SOURCES, _UNWATCHED)
+        nothing, _ = fold_system(SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0)))
+        return nothing, dict.fromkeys(nothing, _UNWATCHED)
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
     if begin is None or end is None:
@@ -116,13 +75,17 @@ def fold_system(
         samples = [sample for sample in samples if begin <= zero + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
     start = system.start
+
+    def rate(counter: str) -> _Found:
+        return _rate(several, counter), counter
+
     devices = [gpu for sample in several for gpu in sample.gpus]
     read, requests = _rate(several, "read_bytes"), _rate(several, "device_reads")
     request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
     disk = system.disk
     if disk is None:
-        rate = finite(start.disk_bytes_per_second)
-        disk = DiskProbe(t=0.0, path=start.data_path or "", bytes_per_second=rate)
+        in_order = finite(start.disk_bytes_per_second)
+        disk = DiskProbe(t=0.0, path=start.data_path or "", bytes_per_second=in_order)
     capacity = capacity_at(disk, request_bytes)
     own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
@@ -135,40 +98,40 @@ def fold_system(
         for gpu in devices
         if gpu.total_bytes is not None and gpu.memory_bytes is not None
     ]
-    values = {
+    found: dict[str, _Found] = {
         **_memory(system, samples, trained_from),
-        "psi_memory_full": _rate(several, "psi_memory_full_seconds"),
-        "psi_io_full": _rate(several, "psi_io_full_seconds"),
-        "psi_cpu_some": _rate(several, "psi_cpu_some_seconds"),
-        "cpu_cores": own,
-        "other_cpu_share": others,
-        "cpu_wait_share": _rate(several, "cpu_wait_seconds"),
+        "psi_memory_full": rate("psi_memory_full_seconds"),
+        "psi_io_full": rate("psi_io_full_seconds"),
+        "psi_cpu_some": rate("psi_cpu_some_seconds"),
+        "cpu_cores": (own, "cpu_seconds"),
+        "other_cpu_share": (others, "machine_cpu_seconds"),
+        "cpu_wait_share": rate("cpu_wait_seconds"),
         # Of the processor time that was wanted: what ran, and what could have.
-        "cpu_steal_share": ratio(stolen, total([stolen, everybody])),
-        "cpu_throttled_share": ratio(throttled, total([throttled, own])),
-        "oom_kills": growth(system.samples, "oom_kills"),
-        "read_bytes_per_second": read,
-        "read_chars_per_second": _rate(several, "read_chars"),
-        "disk_bytes_per_second": capacity,
-        "disk_share": ratio(read, capacity),
-        "disk_request_bytes": request_bytes,
-        "swap_in_bytes_per_second": _rate(several, "swap_in_bytes"),
-        "swap_out_bytes_per_second": _rate(several, "swap_out_bytes"),
-        "is_swap_sustained": _is_sustained(several),
-        "process_swap_bytes": _whole(_highest(sample.swap_bytes for sample in several)),
+        "cpu_steal_share": (ratio(stolen, total([stolen, everybody])), "steal_seconds"),
+        "cpu_throttled_share": (ratio(throttled, total([throttled, own])), "throttled_seconds"),
+        "oom_kills": (growth(system.samples, "oom_kills"), "oom_kills"),
+        "read_bytes_per_second": (read, "read_bytes"),
+        "read_chars_per_second": rate("read_chars"),
+        "disk_bytes_per_second": (capacity, "disk_bytes_per_second"),
+        "disk_share": (ratio(read, capacity), "disk_bytes_per_second"),
+        "disk_request_bytes": (request_bytes, "device_reads"),
+        "swap_in_bytes_per_second": rate("swap_in_bytes"),
+        "swap_out_bytes_per_second": rate("swap_out_bytes"),
+        "is_swap_sustained": (_is_sustained(several), "swap_in_bytes"),
+        "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
-        "gpu_utilization": _mean(gpu.utilization for gpu in devices),
-        "gpu_memory_bytes": _whole(_highest(gpu.memory_bytes for gpu in devices)),
-        "gpu_free_bytes": min(free, default=None),
-        "gpu_power_watts": _mean(gpu.power_watts for gpu in devices),
-        "gpu_clock_mhz": _mean(gpu.clock_mhz for gpu in devices),
+        "gpu_utilization": (_mean(gpu.utilization for gpu in devices), "gpus"),
+        "gpu_memory_bytes": (_whole(_highest(gpu.memory_bytes for gpu in devices)), "gpus"),
+        "gpu_free_bytes": (min(free, default=None), "gpus"),
+        "gpu_power_watts": (_mean(gpu.power_watts for gpu in devices), "gpus"),
+        "gpu_clock_mhz": (_mean(gpu.clock_mhz for gpu in devices), "gpus"),
     }
     reasons = {
-        name: _explain(name, system, several, is_steady=begin is not None)
-        for name in values
-        if values[name] is None
+        name: _explain(name, source, system, several, is_steady=begin is not None)
+        for name, (value, source) in found.items()
+        if value is None
     }
-    return values, reasons
+    return {name: value for name, (value, _) in found.items()}, reasons
 
 
 class Watched:
@@ -231,7 +194,10 @@ def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float 
 
 def _memory(
     system: SystemRecord, samples: Sequence[SystemSample], trained_from: float | None
-) -> dict[str, Any]:
+) -> dict[str, _Found]:
+    def level(name: str, source: str = "") -> _Found:
+        return _whole(middle(getattr(sample, name) for sample in samples)), source or name
+
     start = system.start
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
     rss = middle(sample.rss_bytes for sample in samples)
@@ -244,17 +210,14 @@ def _memory(
         # ΣPSS is read seldom; what one process alone held in between is proven, too.
         used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     return {
-        "working_set_bytes": _whole(middle(sample.working_set_bytes for sample in samples)),
-        "working_set_peak_bytes": _whole(peak),
-        "mapped_file_bytes": _whole(middle(sample.pss_file_bytes for sample in samples)),
-        "rss_bytes": _whole(rss),
-        "anon_bytes": _whole(middle(sample.anon_bytes for sample in samples)),
-        "file_bytes": _whole(middle(sample.file_bytes for sample in samples)),
-        "shared_bytes": _whole(middle(sample.shared_bytes for sample in samples)),
-        "hwm_bytes": _whole(hwm),
-        "spike_ratio": ratio(hwm, rss),
-        "limit_bytes": limit,
-        "limit_share": ratio(used, limit),
+        "working_set_bytes": level("working_set_bytes", "pss_bytes"),
+        "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
+        "mapped_file_bytes": level("pss_file_bytes"),
+        **{name: level(name) for name in _RESIDENT},
+        "hwm_bytes": (_whole(hwm), "hwm_bytes"),
+        "spike_ratio": (ratio(hwm, rss), "hwm_bytes"),
+        "limit_bytes": (limit, "limit_bytes"),
+        "limit_share": (ratio(used, limit), "pss_bytes"),
     }
 
 
@@ -323,9 +286,13 @@ def growth(samples: Sequence[SystemSample], name: str) -> Any:
 
 
 def _explain(
-    name: str, system: SystemRecord, samples: Sequence[SystemSample], *, is_steady: bool
+    name: str,
+    source: str,
+    system: SystemRecord,
+    samples: Sequence[SystemSample],
+    *,
+    is_steady: bool,
 ) -> str:
-    source = _SOURCES[name]
     if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
         return system.disk.reason
     for key in (name, source):

@@ -33,25 +33,7 @@ from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.summary import VerdictKind
 from fast_axolotl.record.units import count_words, format_bytes, format_share
 
-__all__ = [
-    "communication",
-    "compute",
-    "contradiction",
-    "cpu",
-    "data",
-    "draining",
-    "interruption",
-    "io",
-    "judge",
-    "judge_course",
-    "memory",
-    "mixed",
-    "short",
-    "startup",
-    "swap",
-    "unseen",
-    "warming",
-]
+__all__ = ["judge", "judge_course"]
 
 _ASKED = (
     f"{thresholds.LEAST_FETCHES} fetches in {thresholds.LEAST_FETCHES_SECONDS:.0f} s or more, or "
@@ -83,23 +65,11 @@ _REGIME_WORDS = {
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        memory,
-        unseen,
-        warming,
-        short,
-        draining,
-        contradiction,
-        swap,
-        cpu,
-        interruption,
-        io,
-        data,
-        communication,
-        startup,
-        compute,
+        *(_memory, _unseen, _warming, _short, _draining, _contradiction),
+        *(_swap, _cpu, _interruption, _io, _data, _communication, _startup, _compute),
     )
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
-    verdict = next(verdicts, None) or mixed(evidence)
+    verdict = next(verdicts, None) or _mixed(evidence)
     lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
     figures = evidence.figures
@@ -136,12 +106,12 @@ def judge(evidence: Evidence) -> Verdict:
 # When a run cannot be judged.
 
 
-def unseen(evidence: Evidence) -> Verdict | None:
+def _unseen(evidence: Evidence) -> Verdict | None:
     """No fetch was timed; but for swap and a full disk, which show from outside."""
     figures = evidence.figures
     if figures.fetches or (figures.warmup_steps and not figures.steps):
         return None
-    swapping = swap(evidence)
+    swapping = _swap(evidence)
     if swapping is not None:
         return swapping
     pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
@@ -162,7 +132,7 @@ def unseen(evidence: Evidence) -> Verdict | None:
     )
 
 
-def warming(evidence: Evidence) -> Verdict | None:
+def _warming(evidence: Evidence) -> Verdict | None:
     """All steps are warm-up."""
     figures = evidence.figures
     if figures.fetches:
@@ -185,7 +155,7 @@ def warming(evidence: Evidence) -> Verdict | None:
     )
 
 
-def short(evidence: Evidence) -> Verdict | None:
+def _short(evidence: Evidence) -> Verdict | None:
     """The steady phase is too short."""
     figures = evidence.figures
     if thresholds.is_long_enough(figures.fetches, figures.measured_seconds):
@@ -207,7 +177,7 @@ def short(evidence: Evidence) -> Verdict | None:
     )
 
 
-def draining(evidence: Evidence) -> Verdict | None:
+def _draining(evidence: Evidence) -> Verdict | None:
     """The ready queue is running dry, or has just run dry: it hides what the loader lacks."""
     drain, figures = evidence.drain, evidence.figures
     # A stall that is there already only grows when the queue is empty.
@@ -255,7 +225,7 @@ def draining(evidence: Evidence) -> Verdict | None:
     )
 
 
-def contradiction(evidence: Evidence) -> Verdict | None:
+def _contradiction(evidence: Evidence) -> Verdict | None:
     """The waits say one thing, a cached batch another."""
     figures = evidence.figures
     if figures.cached_stall_fraction is None or figures.stall_fraction is None:
@@ -307,7 +277,7 @@ def _least_time(pace: float, fetches_per_step: float) -> float:
 # What the machine does to a run.
 
 
-def memory(evidence: Evidence) -> Verdict | None:
+def _memory(evidence: Evidence) -> Verdict | None:
     """The run, or a part of it, was killed for want of memory."""
     figures = evidence.figures
     kills, share = figures.oom_kills or 0, figures.limit_share or 0.0
@@ -340,7 +310,7 @@ def memory(evidence: Evidence) -> Verdict | None:
     )
 
 
-def swap(evidence: Evidence) -> Verdict | None:
+def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
     figures = evidence.figures
     lines = evidence.memory_lines()
@@ -359,7 +329,7 @@ def swap(evidence: Evidence) -> Verdict | None:
     )
 
 
-def cpu(evidence: Evidence) -> Verdict | None:
+def _cpu(evidence: Evidence) -> Verdict | None:
     """The run does not get the processors it asks for. One that fills them by itself does."""
     figures = evidence.figures
     lost = {
@@ -394,7 +364,7 @@ def cpu(evidence: Evidence) -> Verdict | None:
     )
 
 
-def io(evidence: Evidence) -> Verdict | None:
+def _io(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, and the disk is full, or every task waits for it."""
     if evidence.stall < thresholds.DATA_STALL:
         return None
@@ -440,7 +410,7 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
 # What costs the wall clock beside the steps, and when that changed.
 
 
-def interruption(evidence: Evidence) -> Verdict | None:
+def _interruption(evidence: Evidence) -> Verdict | None:
     """Training stands still for checkpoints or evaluation, longer than it waits for data."""
     seconds = evidence.figures.ledger
     part = max(("checkpoint", "evaluation"), key=lambda name: seconds.get(name, 0.0))
@@ -450,7 +420,7 @@ def interruption(evidence: Evidence) -> Verdict | None:
     return _lost(evidence, part, "threshold 10 %: ours, the line of data")
 
 
-def startup(evidence: Evidence) -> Verdict | None:
+def _startup(evidence: Evidence) -> Verdict | None:
     """Much of the time goes before the first step, and nothing inside the loop is the limit."""
     seconds = evidence.figures.ledger
     part = max(("startup", "resume"), key=lambda name: seconds.get(name, 0.0))
@@ -500,7 +470,7 @@ def judge_course(verdict: Verdict, figures: RunSummary, late: Verdict | None) ->
 # What bounds a run that can be judged.
 
 
-def data(evidence: Evidence) -> Verdict | None:
+def _data(evidence: Evidence) -> Verdict | None:
     """The loop waits for data."""
     figures = evidence.figures
     if evidence.stall < thresholds.DATA_STALL:
@@ -531,7 +501,7 @@ def data(evidence: Evidence) -> Verdict | None:
     )
 
 
-def communication(evidence: Evidence) -> Verdict | None:
+def _communication(evidence: Evidence) -> Verdict | None:
     """Ranks wait for the network, or for one of them."""
     figures = evidence.figures
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
@@ -571,7 +541,7 @@ def _communicate_better(evidence: Evidence) -> advice.Action:
     return advice.even_out(evidence) if _is_skewed(evidence) else advice.talk_less(evidence)
 
 
-def compute(evidence: Evidence) -> Verdict | None:
+def _compute(evidence: Evidence) -> Verdict | None:
     """The model never waits."""
     figures = evidence.figures
     if figures.stall_fraction is None or evidence.stall >= thresholds.FREE_STALL:
@@ -612,7 +582,7 @@ def _straggling(evidence: Evidence) -> str:
     return f"Rank {evidence.figures.straggler_rank} is slow: the others lose {lost} of the time."
 
 
-def mixed(evidence: Evidence) -> Verdict:
+def _mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
     stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)

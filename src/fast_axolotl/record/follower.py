@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from fast_axolotl.record.folder import (
 )
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
-from fast_axolotl.record.schema import Mark, StepBlock, SystemSample
+from fast_axolotl.record.schema import COUNTED, SAMPLED, Mark, StepBlock, SystemSample
 from fast_axolotl.record.stall import join_waits
 
 __all__ = [
@@ -71,17 +71,7 @@ _MOST_BYTES = 4_000_000
 """Read from one file in one call: what a long record takes of memory at a time."""
 
 _SUMMED = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "device_wait_seconds")
-_SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 _SIZES = ("pss_bytes", "pss_anon_bytes", "pss_file_bytes", "pss_shared_bytes")
-_COUNTED = (
-    "samples",
-    "rows",
-    "real_tokens",
-    "trainable_tokens",
-    "padded_tokens",
-    "num_bytes",
-    "forward_seconds",
-)
 _MOST_STEP_WAITS = 4096
 """Steps of a block that keeps a byte for the wait of each: beyond, only their sum is known."""
 
@@ -130,9 +120,19 @@ class RunFollower:
                 # Moved or removed this very moment; if there is a new file, the next call finds it.
                 continue
             self.is_behind = self.is_behind or tail.is_behind
-            for text in texts:
-                self._take(tail, text)
             count += len(texts)
+            for text in texts:
+                tail.number += 1
+                try:
+                    line = parse_line(text.decode("utf-8", errors="replace"))
+                except UNREADABLE:
+                    if len(tail.notes) < _MOST_NOTES:
+                        what = f"{path.name}, line {tail.number}: not a line of a record"
+                        tail.notes.append(what)
+                    continue
+                tail.home = sort_in(tail.home, line, path)
+                if isinstance(line, StepBlock) and isinstance(tail.home, RankRecord):
+                    self._step_at = self._clock()
         if count:
             self._assemble()
         return count
@@ -143,18 +143,6 @@ class RunFollower:
 
     def _find_files(self) -> list[Path]:
         return [*sorted(self.folder.glob("rank-*.jsonl")), *self.folder.glob(SYSTEM_FILES)]
-
-    def _take(self, tail: _Tail, text: bytes) -> None:
-        tail.number += 1
-        try:
-            line = parse_line(text.decode("utf-8", errors="replace"))
-        except UNREADABLE:
-            if len(tail.notes) < _MOST_NOTES:
-                tail.notes.append(f"{tail.path.name}, line {tail.number}: not a line of a record")
-            return
-        tail.home = sort_in(tail.home, line, tail.path)
-        if isinstance(line, StepBlock) and isinstance(tail.home, RankRecord):
-            self._step_at = self._clock()
 
     def _assemble(self) -> None:
         """From all files anew: which ranks are of this run is known once rank 0 has begun."""
@@ -256,6 +244,13 @@ class ProtocolFollower:
             warmups = found.planned_runs // len(found.arms) - found.planned_pairs
             pair = max(-1, (number - 1) // len(found.arms) - warmups)
         seconds = [run.seconds for one in found.arms for run in one.runs]
+        left, known = found.planned_runs - len(seconds), [one for one in seconds if one is not None]
+        seconds_left = None
+        if known and left > 0:
+            # The mean of a run for each that is to come, and what remains of it for this one. The
+            # file is written when a run has ended, and the next begins.
+            mean, elapsed = sum(known) / len(known), self._now() - self._written[0] / 1e9
+            seconds_left = mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
         return ProtocolStage(
             run=number,
             arm=arm,
@@ -263,7 +258,7 @@ class ProtocolFollower:
             planned_runs=found.planned_runs,
             planned_pairs=found.planned_pairs,
             done=len(seconds),
-            seconds_left=self._seconds_left(found.planned_runs - len(seconds), seconds),
+            seconds_left=seconds_left,
         )
 
     def check(self) -> None:
@@ -309,16 +304,6 @@ class ProtocolFollower:
         except (OSError, DataError):
             # A protocol is told by its runs, too; what was known stays.
             return
-
-    def _seconds_left(self, left: int, seconds: Sequence[float | None]) -> float | None:
-        """The mean of a run for each that is to come, and what remains of it for this one."""
-        known = [one for one in seconds if one is not None]
-        if not known or left <= 0:
-            return None
-        mean = sum(known) / len(known)
-        # The file is written when a run has ended, and the next begins.
-        elapsed = self._now() - self._written[0] / 1e9
-        return mean * (left - 1) + max(0.0, mean - max(0.0, elapsed)) or None
 
 
 def _turn_of(folder: Path) -> int:
@@ -397,14 +382,17 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
     """Two blocks that follow each other as one."""
     both = (first, second)
     sums: dict[str, Any] = {}
-    for name in _SUMMED + _SAMPLED:
+    for name in _SUMMED + SAMPLED:
         known = [value for block in both if (value := getattr(block, name)) is not None]
         sums[name] = sum(known) if known else None
     # What one of them fetched and did not count leaves no count of both.
     fetched = [block for block in both if block.fetches]
-    for name in _COUNTED:
+    for name in (*COUNTED, "forward_seconds"):
         counts = [getattr(block, name) for block in fetched or both]
         sums[name] = None if None in counts else sum(counts)
+    for name in ("spans", "waits_by_cause"):
+        one, other = getattr(first, name), getattr(second, name)
+        sums[name] = {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}
     depths = [(block.queue_depth, block.fetches) for block in both if block.queue_depth is not None]
     weight = sum(fetches for _, fetches in depths)
     depth = depths[-1][0] if depths else None
@@ -417,14 +405,6 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
         first_step=first.first_step,
         first_fetch=first.first_fetch,
         **sums,
-        spans={
-            name: first.spans.get(name, 0.0) + second.spans.get(name, 0.0)
-            for name in {**first.spans, **second.spans}
-        },
-        waits_by_cause={
-            name: first.waits_by_cause.get(name, 0.0) + second.waits_by_cause.get(name, 0.0)
-            for name in {**first.waits_by_cause, **second.waits_by_cause}
-        },
         queue_depth=depth,
         step_waits=join_waits(first.step_waits, second.step_waits)
         if sums["steps"] <= _MOST_STEP_WAITS

@@ -35,6 +35,11 @@ SCHEMA = 1
 
 PhaseName = Literal["warmup", "steady", "replay"]
 
+COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
+"""What a block counts of every batch."""
+SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
+"""What it looks at now and then only, so that it is never whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:

@@ -2,41 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BOUND_COMMUNICATION",
-    "BUSY_CPU",
-    "CPU_LOST",
-    "DATA_STALL",
-    "DISK_FULL",
-    "DISK_NEAR",
-    "DRAINED_BATCHES",
-    "DRAINED_SHARE",
-    "FREE_COMMUNICATION",
-    "FREE_STALL",
-    "HIDDEN_WAIT",
-    "LEAST_FALL_BATCHES",
-    "LEAST_FETCHES",
-    "LEAST_FETCHES_SECONDS",
-    "LEAST_SECONDS",
-    "LEAST_SKEW_SHARE",
-    "LEAST_STARTUP_SECONDS",
-    "LOST_TIME",
-    "LOW_MFU",
-    "MEMORY_NEAR",
-    "MOST_CONTRADICTION",
-    "MOST_WAITING",
-    "MUCH_IDLE",
-    "MUCH_PADDING",
-    "PRESSURE_IO",
-    "PRESSURE_MEMORY",
-    "PROCESS_SWAP_BYTES",
-    "REFILLED_SHARE",
-    "SMALL_MEMORY_SHARE",
-    "SMALL_REQUEST_BYTES",
-    "SWAP_RATE",
-    "TAKEN_CPU",
-    "is_long_enough",
-]
+__all__ = ["is_long_enough"]
 
 LEAST_FETCHES = 200
 """Fetches. Ours: the worst 1 % of them is then two fetches, not one."""

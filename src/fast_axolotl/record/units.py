@@ -119,5 +119,5 @@ def format_date(seconds: float) -> str:
 
 def count_words(number: int, noun: str) -> str:
     """``1 step``, ``2,000 steps``, ``3 fetches``."""
-    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number:,} {noun}{ending}"

@@ -22,8 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
 )
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.job_stall import join_ranks
-from fast_axolotl.record.stall import WaitTotals
+from fast_axolotl.record.stall import WaitTotals, join_ranks
 
 __all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
 
