@@ -51,6 +51,7 @@ __all__ = [
     "find_straggler",
     "fold_job",
     "mean_clocks",
+    "others_span_seconds",
 ]
 
 LEAST_SHARE = 0.5
@@ -126,8 +127,7 @@ def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall
         [rank for rank in whole if rank.is_long_enough] or whole,
         key=lambda rank: (caused[rank.rank], *_own_waiting(rank)),
     )
-    # Ranks go in step. What one brackets alone, a checkpoint say, lies in the others' steps.
-    wall = min(wall_between(rank.steady_blocks, steps) for rank in whole)
+    wall = max(0.0, wall_between(chosen.steady_blocks, steps) - others_span_seconds(chosen, whole))
     timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
     known = wall * timed / chosen.steady.wall_seconds
 
@@ -355,6 +355,15 @@ class Replicas:
     """Groups that see other batches; ``None``: not known."""
     note: str = ""
     """What to know about sums over ranks."""
+
+
+def others_span_seconds(rank: RankFigures, ranks: Sequence[RankFigures]) -> float:
+    """Time in a rank's steady steps in which another one did what is no training.
+
+    Ranks go in step, so what one brackets alone, a checkpoint say, lies in the others' steps.
+    """
+    longest = max((other.steady_span_seconds for other in ranks), default=0.0)
+    return max(0.0, longest - rank.steady_span_seconds)
 
 
 def find_replicas(ranks: Sequence[RankFigures], world_size: int) -> Replicas:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from fast_axolotl.measure import ready_queue
-from fast_axolotl.measure.job import JobStall
+from fast_axolotl.measure.job import JobStall, others_span_seconds
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
@@ -343,18 +343,12 @@ def _reading_rate(rank: RankFigures) -> float | None:
 
 
 def _sum_rates(ranks: Sequence[RankFigures], name: str, copies: int = 1) -> float | None:
-    """A rate summed over ranks; ``None`` where one of them did not count.
-
-    Ranks go in step, so their time is that of the one that took least for its steps: what one
-    brackets alone, a checkpoint say, lies in the steps of the others.
-    """
-    counts = [rank.steady.count(name) for rank in ranks]
-    paces = [ratio(rank.steady.wall_seconds, rank.steady.steps) for rank in ranks]
-    pace = min((pace for pace in paces if pace), default=None)
-    if None in counts or pace is None:
-        return None
-    rates = [ratio(rank.steady.count(name), pace * rank.steady.steps) for rank in ranks]
-    return ratio(total(rates), copies)
+    """A rate summed over ranks; ``None`` where one of them did not count."""
+    rates = [
+        ratio(rank.steady.count(name), rank.steady.wall_seconds - others_span_seconds(rank, ranks))
+        for rank in ranks
+    ]
+    return None if None in rates else ratio(total(rates), copies)
 
 
 def _partly(ranks: Sequence[RankFigures], name: str) -> str:

@@ -100,6 +100,11 @@ class RankFigures:
         """Whether its steady phase can be judged."""
         return is_long_enough(self.steady.fetches, self.steady.wall_seconds)
 
+    @property
+    def steady_span_seconds(self) -> float:
+        """What is taken out of its steady steps: evaluation, checkpoints, logging."""
+        return total(finite(s) for block in self.steady_blocks for s in block.spans.values()) or 0.0
+
     def rate(self, name: str) -> float | None:
         """How much of something there was per second."""
         return ratio(self.steady.count(name), self.steady.wall_seconds)
