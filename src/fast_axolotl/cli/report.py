@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fast_axolotl.cli.options import AsJson
+from fast_axolotl.cli.options import AsJson, examples
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
 
-REPORT_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl report fast-axolotl-runs/20300131-120000-axolotl\n\n"
-    "  fast-axolotl report protocol/ -o answer.html --png answer.png\n\n"
-    "  fast-axolotl report runs/before runs/after --markdown comment.md"
+REPORT_EXAMPLES = examples(
+    "report fast-axolotl-runs/20300131-120000-axolotl",
+    "report protocol/ -o answer.html --png answer.png",
+    "report runs/before runs/after --markdown comment.md",
 )
 
 _DEFAULT = Path("report.html")
