@@ -50,6 +50,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
 
     is_protocol = ProtocolFollower.is_protocol(folder)
     follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
+    read_stage = follower.read_stage if isinstance(follower, ProtocolFollower) else lambda: None
     follower.check()
     display = open_display(sys.stderr if as_json else sys.stdout)
     begin = time.time()
@@ -63,9 +64,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
             if isinstance(follower, ProtocolFollower)
             else _how_run_ended(follower)
         ),
-        stage=lambda: (
-            stage_parts(follower.read_stage()) if isinstance(follower, ProtocolFollower) else ()
-        ),
+        stage=lambda: stage_parts(read_stage()),
     )
     ending = view.run(seconds)
     if as_json:
@@ -73,7 +72,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
         return
     if isinstance(display, ScreenDisplay):
         display.print_last()
-    stage = follower.read_stage() if isinstance(follower, ProtocolFollower) else None
+    stage = read_stage()
     where = ""
     if stage is None or (stage.run and not stage.done):
         where = f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
