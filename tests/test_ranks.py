@@ -28,10 +28,8 @@ from fast_axolotl.record import (
     Mark,
     ModelShape,
     ProfileWindow,
-    RankRecord,
     RunRecord,
     Settings,
-    Start,
     StepBlock,
     SystemRecord,
     SystemSample,
@@ -44,7 +42,7 @@ from fast_axolotl.record.job_stall import find_common_steps, fold_waits
 from fast_axolotl.record.stall import WAIT_ERROR, encode_waits
 from fast_axolotl.report.live_frame import make_frame
 from support.children import clean_environment
-from support.records import START_TIME, make_rank, make_run
+from support.records import START_TIME, make_ranks, make_run
 
 NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
@@ -219,19 +217,9 @@ def make_job(*waits: Waits, settings: dict[str, Any] | None = None, **options: A
     """A job whose steps are as late as the rank that waits longest."""
     walls = [OWN + max(step) for step in zip(*waits, strict=True)]
     more = options.pop("more", [{}] * len(waits))
-    ranks = []
-    for number, own in enumerate(waits):
-        start = Start(
-            time=START_TIME,
-            rank=number,
-            world_size=len(waits),
-            pid=number + 1,
-            host="machine",
-            version="0",
-        )
-        rank = RankRecord(start=start, blocks=make_blocks(own, walls, **options, **more[number]))
-        rank.add(Settings(t=0.0, values=settings or {}))
-        ranks.append(rank)
+    ranks = make_ranks(len(waits), fetches=0, warmup_steps=0, settings=settings, end=None)
+    for rank, own, values in zip(ranks, waits, more, strict=True):
+        rank.blocks = make_blocks(own, walls, **options, **values)
     return make_run(*ranks)
 
 
@@ -446,22 +434,10 @@ def test_where_weights_are_gathered_in_the_forward_pass_a_window_tells() -> None
 
 
 def counted_job(**settings: Any) -> RunRecord:
-    record = make_run(
-        *(
-            make_rank(rank=number, world_size=8, tokens=1000, settings=settings)
-            for number in range(8)
-        )
-    )
+    sizes = {"num_parameters": 10**9, "layers": 1, "attention_width": 1, "sequence_len": 64}
+    record = make_run(*make_ranks(8, tokens=1000, settings=settings))
     for rank in record.ranks.values():
-        rank.add(
-            ModelShape(
-                num_parameters=10**9,
-                layers=1,
-                attention_width=1,
-                sequence_len=64,
-                peak_tflops=1e4,
-            )
-        )
+        rank.add(ModelShape(**sizes, peak_tflops=1e4))
     return record
 
 
@@ -485,7 +461,8 @@ def test_ranks_of_a_parallel_group_count_once(settings: dict[str, Any]) -> None:
     plain = summarise(counted_job(tensor_parallel=1))
     summary = summarise(counted_job(**settings))
     assert (plain.data_parallel_size, summary.data_parallel_size) == (8, 2)
-    for name in ("tokens_per_second", "samples_per_second", "rows_per_second", "mfu"):
+    rates = ("tokens_per_second", "goodput_tokens_per_second", "samples_per_second")
+    for name in (*rates, "rows_per_second", "mfu"):
         assert getattr(summary, name) == pytest.approx(getattr(plain, name) / 4), name
     assert not any("parallel" in note for note in summary.notes)
 
@@ -541,23 +518,10 @@ def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
 # The trainer's own tokens per second.
 
 
-def audited_job(name: str, value: float, *, ranks: int = 8, accumulation: int = 4) -> RunRecord:
-    """Ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
-    record = make_run(
-        *(
-            make_rank(
-                rank=number,
-                world_size=ranks,
-                accumulation=accumulation,
-                fetches=1200,
-                tokens=2000,
-                padded=2000,
-                trainable_tokens=0,
-                settings={"tensor_parallel": 1},
-            )
-            for number in range(ranks)
-        )
-    )
+def audited_job(name: str, value: float) -> RunRecord:
+    """Eight ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
+    known = {"tokens": 2000, "padded": 2000, "settings": {"tensor_parallel": 1}}
+    record = make_run(*make_ranks(8, accumulation=4, fetches=1200, **known))
     for rank in record.ranks.values():
         rank.blocks = [
             replace(block, trainable_tokens=1000 * block.fetches) for block in rank.blocks
