@@ -98,8 +98,11 @@ dist.barrier()
 """
 
 
+Gloo = tuple[Path, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Gloo:
     """Records of four processes, and what a clock outside of the meter saw."""
     folder = tmp_path_factory.mktemp("gloo")
     children = [
@@ -117,9 +120,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 @NEEDS_TORCH
-def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(gloo: Gloo) -> None:
     folder, seen = gloo
     # The same loop without delays: the steps in which nobody is late, in the same minutes.
     steps = seen["seconds"][20:]
@@ -138,9 +139,7 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
 
 
 @NEEDS_TORCH
-def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(gloo: Gloo) -> None:
     slow, equal = (summarise(read_run(gloo[0] / name)) for name in ("slow", "late"))
     if slow.ranks[0].forward_seconds_per_step is None:
         pytest.skip("nobody times the forward pass here")
@@ -151,9 +150,7 @@ def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
 
 
 @NEEDS_TORCH
-def test_the_groups_are_read_off_the_mesh_of_the_weights(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_groups_are_read_off_the_mesh_of_the_weights(gloo: Gloo) -> None:
     assert gloo[1]["mesh"] == {"tensor_parallel": 2}
 
 
@@ -165,12 +162,8 @@ def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) ->
     found: dict[str, Any] = {}
     try:
         sizes = ParallelismConfig(tp_size=2, cp_size=2)
-        state(
-            cpu=True,
-            parallelism_config=sizes,
-            dynamo_plugin=TorchDynamoPlugin(),
-            _from_accelerator=True,
-        )
+        known = {"parallelism_config": sizes, "dynamo_plugin": TorchDynamoPlugin()}
+        state(cpu=True, _from_accelerator=True, **known)
         found = read_parallelism()
     finally:
         state._reset_state(reset_partial_state=True)

@@ -135,16 +135,12 @@ class LiveRun:
                 read_log=None if log is None else lambda: read_last_lines(log, 8),
             ).run()
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
-            print(f"fast-axolotl: the view has ended: {error!r}", file=sys.stderr, flush=True)
+            say(f"the view has ended: {error!r}")
             return
         if log is None or not is_running():
             return
         self._is_log_shown = True
-        print(
-            f"fast-axolotl: {ending}: the command goes on, and Ctrl-C ends it",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{ending}: the command goes on, and Ctrl-C ends it")
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             was_running = True
