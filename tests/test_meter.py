@@ -149,9 +149,7 @@ def test_a_log_that_only_waits_for_queued_work_is_not_taken_out_of_it(tmp_path: 
     assert sum(b.spans["log"] for b in found) / len(found) == pytest.approx(0.05, rel=0.2)
 
 
-def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(
-    tmp_path: Path,
-) -> None:
+def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock, most_ahead=100)
     with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
@@ -858,12 +856,7 @@ def test_a_record_that_another_process_writes_is_left_alone(
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"pid": os.getpid()},
-        {"pid": 2**22 + 7},
-        {"time": 1000.0},
-        {"kind": "settings"},
-    ],
+    [{"pid": os.getpid()}, {"pid": 2**22 + 7}, {"time": 1000.0}, {"kind": "settings"}],
     ids=["this process", "a dead one", "its number again", "no start"],
 )
 def test_a_record_that_nobody_writes_any_more_is_moved_aside(

@@ -559,8 +559,7 @@ def test_a_factor_in_the_trainer_s_own_figure_is_named(
 
 
 @pytest.mark.parametrize(
-    ("share", "cause"),
-    [(1.0, ""), (1 / 8, "it counts one of 8 ranks"), (1.5, "")],
+    ("share", "cause"), [(1.0, ""), (1 / 8, "it counts one of 8 ranks"), (1.5, "")]
 )
 def test_transformers_count_is_compared_step_by_step(share: float, cause: str) -> None:
     # A slow start halves its rate since the beginning, which is no factor of the ranks.

@@ -43,8 +43,7 @@ def dedupe(
         typer.Option("--output", "-o", help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst."),
     ],
     columns: Annotated[
-        str | None,
-        typer.Option(help="Compare these columns only: names with commas between."),
+        str | None, typer.Option(help="Compare these columns only: names with commas between.")
     ] = None,
     against: Annotated[
         list[str] | None,

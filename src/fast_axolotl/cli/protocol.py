@@ -104,8 +104,7 @@ def protocol(
         int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)
     ] = None,
     command: Annotated[
-        str | None,
-        typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
+        str | None, typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'.")
     ] = None,
     data_path: DataPath = None,
     drop_caches: Annotated[
@@ -227,8 +226,7 @@ def compare(
         typer.Argument(help="Another; without it, the arms of the protocol A.", metavar="B"),
     ] = None,
     arm: Annotated[
-        str | None,
-        typer.Option(help="Arm of the protocols; by default the last that both have."),
+        str | None, typer.Option(help="Arm of the protocols; by default the last that both have.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,

@@ -52,12 +52,10 @@ Command = Annotated[
 ]
 Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+    Path | None, typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND.")
 ]
 PeakTflops = Annotated[
-    float | None,
-    typer.Option(help="Peak of one device, if its name is not known here.", min=0.001),
+    float | None, typer.Option(help="Peak of one device, if its name is not known here.", min=0.001)
 ]
 ProfileSteps = Annotated[
     int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
@@ -66,8 +64,7 @@ Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show."),
+    bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
 ]
 
 

@@ -51,11 +51,7 @@ def watch_torch(
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
-    Args:
-        meter: Where fetches and steps go.
-        optimizers: Whether the first optimizer seen reports the steps; off where something else
-            does.
-        profile_steps: So many steps are run under torch's profiler, once.
+    The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
     watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
     watch.start()
@@ -94,7 +90,7 @@ class TorchWatch:
         open_meter: Callable[[], Meter | None] | None = None,
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
-        before_fetch: Callable[[], None] | None = None,
+        before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
     ) -> None:
         self.meter = meter
@@ -150,8 +146,7 @@ class TorchWatch:
         """A loader's iterator begins to be made; where it is the training's, waiting begins."""
         if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
             self._end_span()
-            if self._before_fetch is not None:
-                self._before_fetch()
+            self._before_fetch()
             self.meter.wait_begin()
 
     def begin(self, iterator: Any) -> bool:
@@ -162,8 +157,7 @@ class TorchWatch:
             return False
         assert self.meter is not None
         self._end_span()
-        if self._before_fetch is not None:
-            self._before_fetch()
+        self._before_fetch()
         if self._has_stepped:
             # Not at the step's own end: that lies inside the optimizer's mark for profilers, which
             # must end first.

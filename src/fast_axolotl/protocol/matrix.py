@@ -127,10 +127,7 @@ def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
 
 
 def make_row(
-    figure: Figure,
-    columns: Sequence[tuple[Sequence[float | None], str]],
-    *,
-    is_paired: bool = True,
+    figure: Figure, columns: Sequence[tuple[Sequence[float | None], str]], *, is_paired: bool = True
 ) -> MatrixRow:
     """One figure over all arms, the baseline first: the values of each, and why there are none."""
     (baseline, missing), *others = columns
