@@ -33,8 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 class Slow:
     """Rows that take long to make; or one in so many takes as long as all of them."""
 
-    def __init__(self, one_in: int = 1) -> None:
-        self.one_in = one_in
+    def __init__(self, one_in: int = 1, rows: int = 260) -> None:
+        self.one_in, self.rows = one_in, rows
 
     def __getitem__(self, index: int) -> Any:
         import torch
@@ -43,7 +43,7 @@ class Slow:
         return torch.ones(8)
 
     def __len__(self) -> int:
-        return 260
+        return self.rows
 
 
 class Splintered(Slow):
@@ -96,7 +96,7 @@ def test_as_many_workers_as_are_advised_give_about_what_is_promised(
     assert (before.verdict.kind, before.verdict.subtype) == ("data", "rate")
     found = re.search(r"num_workers=(\d+)\)", before.verdict.action)
     assert found is not None
-    check_promise(before, train(Slow(), int(found[1])))
+    check_promise(before, train(Slow(rows=160), int(found[1])))
 
 
 def test_a_full_queue_is_a_matter_of_handing_over_and_not_of_workers(
@@ -107,7 +107,7 @@ def test_a_full_queue_is_a_matter_of_handing_over_and_not_of_workers(
     assert "DataLoader(num_workers=0) if a batch takes less than" in before.verdict.action
     assert "More workers do not help" in before.verdict.action
     assert any("of 2 batches are ready" in line for line in before.verdict.evidence)
-    check_promise(before, train(Splintered(), 0))
+    check_promise(before, train(Splintered(rows=160), 0))
 
 
 def test_a_worker_that_is_late_while_the_others_are_ready_is_no_matter_of_handing_over(
@@ -138,10 +138,8 @@ def test_an_unknown_number_of_workers_is_not_none() -> None:
     action = verdict("loop", 0.3).action
     assert "How many there are now was not recorded." in action
     assert "0 workers" not in action
-    assert (
-        "currently loaded in the main process (0 workers)"
-        in verdict(stall=0.3, num_workers=0).action
-    )
+    none = verdict(stall=0.3, num_workers=0).action
+    assert "currently loaded in the main process (0 workers)" in none
     assert "num_workers" not in advice.resolve_contradiction(evidence("loop"), 0.2)
 
 

@@ -333,16 +333,12 @@ def test_the_files_of_readers_and_of_hugging_face_s_datasets_are_found(tmp_path:
     for path in paths:
         Path(path).write_text('{"text": "row"}\n' * 5)
     assert find_data_paths(open_dataset(paths)) == paths
-    stream = datasets.load_dataset(
-        "json", data_files=paths, split="train", streaming=True, cache_dir=str(tmp_path / "cache")
-    )
+    files = {"data_files": paths, "split": "train", "cache_dir": str(tmp_path / "cache")}
+    stream = datasets.load_dataset("json", streaming=True, **files)
     assert set(paths) <= set(find_data_paths(stream.map(dict)))
     seen = [find_shard(stream) for _ in stream]
     assert (seen[0], seen[-1], sorted(set(seen))) == (0, 2, [0, 1, 2])
-    mapped = datasets.load_dataset(
-        "json", data_files=paths, split="train", cache_dir=str(tmp_path / "cache")
-    )
-    [path] = find_data_paths(mapped)
+    [path] = find_data_paths(datasets.load_dataset("json", **files))
     assert path.endswith(".arrow")
 
 
@@ -371,11 +367,7 @@ def test_the_shards_of_a_stream_that_torch_reads_are_marked(tmp_path: Path) -> N
     assert rank.values["num_shards"] == 3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_workers": 1, "persistent_workers": True}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str)
 @pytest.mark.parametrize("way", ["watch", "torch", "torch with breaks"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_real_loader_that_plans_its_epochs_is_waited_for(

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import (
-    Mark,
-    ProfileWindow,
-    RankRecord,
-    RunRecord,
-    RunSummary,
-    read_run,
-)
+from fast_axolotl.record import Mark, ProfileWindow, RankRecord, RunRecord, RunSummary, read_run
 from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.run_folders import read_training
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.show import show_short_summary, show_summary
 from support.children import FAST_AXOLOTL, run_child
-from support.records import START_TIME, make_rank, make_run, make_system, steady, write_run
+from support.records import (
+    START_TIME,
+    make_rank,
+    make_ranks,
+    make_run,
+    make_system,
+    steady,
+    write_run,
+)
 from support.reports import as_report, text_of
 
 AXOLOTL = {"source": "axolotl", "settings": {"config": {"saves_per_epoch": 100}}}
@@ -51,10 +50,8 @@ def add_spans(
 
 def watched_from(rank: RankRecord, seconds: float) -> RunRecord:
     """A run whose command began so long before the record."""
-    system = make_system(samples=1, end=None)
-    system.start = replace(system.start, time=START_TIME - seconds, source="run")
-    system.samples.clear()
-    return make_run(rank, system=system)
+    start = {"time": START_TIME - seconds, "source": "run"}
+    return make_run(rank, system=make_system(samples=0, end=None, start=start))
 
 
 def check_sum(summary: RunSummary) -> dict[str, float]:
@@ -143,7 +140,7 @@ def test_a_first_step_that_compiles_is_apart() -> None:
 
 
 def test_while_one_rank_saves_all_the_others_wait() -> None:
-    ranks = [make_rank(rank=number, world_size=4, fetches=6000) for number in range(4)]
+    ranks = make_ranks(4, fetches=6000)
     for rank in ranks[1:]:
         # They wait for rank 0 inside of their next step.
         rank.blocks[:] = [
@@ -170,17 +167,6 @@ def test_communication_is_apart_where_a_window_was_profiled() -> None:
     assert parts == pytest.approx(expected, rel=1e-3)
 
 
-def test_ranks_of_one_model_count_their_tokens_once() -> None:
-    parallel = {"tensor_parallel": 2, "context_parallel": 1, "pipeline_parallel": 1}
-    ranks = [
-        make_rank(rank=number, world_size=4, tokens=100, fetches=595, settings=parallel)
-        for number in range(4)
-    ]
-    summary = summarise(make_run(*ranks))
-    assert summary.data_parallel_size == 2
-    assert summary.goodput_tokens_per_second == pytest.approx(2 * 100 / 0.01, rel=1e-3)
-
-
 @pytest.mark.parametrize("nan", [math.nan, math.inf])
 def test_figures_that_are_no_numbers_do_not_reach_the_ledger(nan: float) -> None:
     rank = make_rank(wait=steady(0.3))
@@ -194,9 +180,8 @@ def test_a_second_training_of_a_command_begins_with_itself(tmp_path: Path) -> No
     assert first.system is not None
     first.system.samples.extend(make_system(samples=600).samples)
     write_run(tmp_path / "run", first)
-    later = make_rank()
-    later.start = replace(later.start, time=START_TIME + 300)
-    write_run(tmp_path / "run-2", make_run(later))
+    later = make_run(make_rank(start={"time": START_TIME + 300}))
+    write_run(tmp_path / "run-2", later)
     assert summarise(read_training(tmp_path / "run")).ledger["startup"] == pytest.approx(10.0)
     summary = summarise(read_training(tmp_path / "run-2"))
     assert summary.ledger["startup"] == 0.0
@@ -207,12 +192,12 @@ def test_the_clock_is_that_of_one_machine() -> None:
     """Two nodes whose clocks are an hour apart; the rank that waits is on the second."""
     systems, ranks = {}, []
     for number, node in enumerate(("a", "b")):
-        rank = make_rank(rank=number, world_size=2, wait=steady(0.3 * number))
-        rank.start = replace(rank.start, host=node, time=START_TIME + 3600 * number)
-        system = make_system(samples=1, end=None)
-        begin = rank.start.time - 20 - number
-        systems[node] = replace(system, start=replace(system.start, host=node, time=begin))
-        ranks.append(rank)
+        begin = START_TIME + 3600 * number
+        start = {"host": node, "time": begin}
+        wait = steady(0.3 * number)
+        ranks.append(make_rank(rank=number, world_size=2, wait=wait, start=start))
+        watched = {"host": node, "time": begin - 20 - number}
+        systems[node] = make_system(samples=1, end=None, start=watched)
     summary = summarise(replace(make_run(*ranks), systems=systems))
     assert check_sum(summary)["startup"] == pytest.approx(21.0)
     assert summary.duration_seconds == pytest.approx(21.0 + 6.05 / 0.7, rel=0.01)
@@ -271,114 +256,34 @@ def test_start_up_decides_where_nothing_in_the_loop_does(
         assert ("start-up:" in " ".join(verdict.evidence)) == (before > 10)
 
 
-# Real runs
-
-
-def test_the_parts_of_a_real_trainer_are_what_its_own_clock_says(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    from fast_axolotl.integrations.transformers_meter import MeterCallback
-
-    truth = {"evaluation": 0.0, "checkpoint": 0.0, "data": 0.0}
-
-    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
-        def __init__(self, count: int, seconds: float) -> None:
-            self.count, self.seconds = count, seconds
-
-        def __len__(self) -> int:
-            return self.count
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            begin = time.perf_counter()
-            time.sleep(self.seconds)
-            truth["data"] += (time.perf_counter() - begin) if self.count == 60 else 0.0
-            ids = torch.arange(16) % 50
-            return {"input_ids": ids, "labels": ids}
-
-    class Trainer(transformers.Trainer):  # type: ignore[name-defined,misc]
-        def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
-            begin = time.perf_counter()
-            time.sleep(0.3)
-            super()._save_checkpoint(*arguments, **named)
-            truth["checkpoint"] += time.perf_counter() - begin
-
-        def _evaluate(self, *arguments: Any, **named: Any) -> Any:
-            begin = time.perf_counter()
-            found = super()._evaluate(*arguments, **named)
-            truth["evaluation"] += time.perf_counter() - begin
-            return found
-
-        def training_step(self, *arguments: Any, **named: Any) -> Any:
-            time.sleep(0.02)
-            return super().training_step(*arguments, **named)
-
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-        )
-    )
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"),
-        per_device_train_batch_size=2,
-        max_steps=30,
-        eval_strategy="steps",
-        eval_steps=10,
-        eval_on_start=True,
-        save_strategy="steps",
-        save_steps=15,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=Rows(60, 0.01),
-        eval_dataset=Rows(10, 0.02),
-        callbacks=[MeterCallback(tmp_path / "run", sample_system=False)],
-    )
-    begin = time.perf_counter()
-    trainer.train()
-    took = time.perf_counter() - begin
-    summary = summarise(read_run(tmp_path / "run"))
-    parts = check_sum(summary)
-    assert summary.duration_seconds == pytest.approx(took, rel=0.2)
-    assert parts["evaluation"] == pytest.approx(truth["evaluation"], rel=0.05)
-    assert parts["checkpoint"] == pytest.approx(truth["checkpoint"], rel=0.05)
-    assert truth["data"] <= parts["data"] <= 1.2 * truth["data"] + 0.2
-    assert parts["compute"] >= 0.6
-    assert parts.get("other", 0.0) < 0.15 * took
+# A real run
 
 
 def test_start_up_counts_from_the_start_of_the_command(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, time; begin = time.time()\n"
-        "time.sleep(1.0)\n"
+        "time.sleep(0.5)\n"
         "from fast_axolotl.measure import measure\n"
         "with measure(os.environ['FAST_AXOLOTL_MEASURE']) as meter:\n"
-        "    print(time.time() - begin)\n"
+        "    began = time.time() - begin\n"
         "    for _ in meter.watch(range(20)):\n"
         "        time.sleep(0.01)\n"
+        "    saving = time.time()\n"
         "    with meter.span('checkpoint'):\n"
-        "        time.sleep(0.5)\n"
-        "    time.sleep(0.6)\n"
+        "        time.sleep(0.3)\n"
+        "    print(began, time.time() - saving)\n"
+        "    time.sleep(0.3)\n"
     )
     command = [*FAST_AXOLOTL, "run", "--measure", "--no-accelerate", "-q", "--output", "run", "--"]
     done = run_child(*command, sys.executable, str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     parts = check_sum(summarise(read_run(tmp_path / "run")))
-    before = float(done.stdout.splitlines()[-1])
+    before, saved = map(float, done.stdout.splitlines()[-1].split())
     # The interpreter starts before the script's first line.
     assert before <= parts["startup"] <= before + 2.0
-    assert parts["checkpoint"] == pytest.approx(0.5, rel=0.1)
-    assert parts["other"] >= 0.6
+    assert 0.3 <= parts["checkpoint"] <= saved
+    assert parts["other"] >= 0.3
 
 
 # What is shown

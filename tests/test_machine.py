@@ -119,9 +119,7 @@ def test_random_reads_that_fill_a_slow_disk_are_bound_by_it_and_not_by_the_loade
         pytest.skip("the folder for tests is on no block device")
     name = f"{device[0]}:{device[1]}"
     cgroup = limit(
-        "blkio",
-        ("blkio.throttle.read_iops_device", f"{name} 800"),
-        ("io.max", f"{name} riops=800"),
+        "blkio", ("blkio.throttle.read_iops_device", f"{name} 800"), ("io.max", f"{name} riops=800")
     )
     summary = measured(tmp_path, cgroup, FAULT, data)
     probe = read_run(tmp_path / "run").system.disk

@@ -25,6 +25,7 @@ from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSam
 from fast_axolotl.record.folder import system_file
 from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
 from fast_axolotl.system import node_name
+from support.hosts import spans_of, total
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -98,15 +99,12 @@ def test_spans_are_taken_out_and_reported(tmp_path: Path, spans: bool) -> None:
                     clock.sleep(4)
     rank = read_rank(tmp_path)
     assert stall(steady(tmp_path)) == pytest.approx(0.2, abs=1e-4)
-    total: dict[str, float] = {}
-    for block in rank.blocks:
-        for name, seconds in block.spans.items():
-            total[name] = total.get(name, 0.0) + seconds
-    assert sum(block.fetches for block in rank.blocks) == 100
-    assert total["log"] == pytest.approx(1.0)
+    found = spans_of(rank)
+    assert total(rank, "fetches") == 100
+    assert found["log"] == pytest.approx(1.0)
     if spans:
-        assert total["evaluate"] == pytest.approx(5 * 8.35)
-        assert total["checkpoint"] == pytest.approx(20)
+        assert found["evaluate"] == pytest.approx(5 * 8.35)
+        assert found["checkpoint"] == pytest.approx(20)
         phases = [phase.name for phase in rank.phases]
         assert phases[:4] == ["start", "warmup", "steady", "evaluate"]
         assert (phases.count("evaluate"), phases.count("checkpoint")) == (5, 5)
@@ -130,9 +128,8 @@ def test_on_a_device_only_waits_it_noticed_are_a_stall(
     idle = 1 - 0.064 / step
     assert device_stall(found) == pytest.approx(idle, abs=0.005)
     assert stall(found) == pytest.approx(wait / step, abs=0.01)
-    assert sum(sum((block.device_waits or {}).values()) for block in found) == sum(
-        block.fetches for block in found
-    )
+    counted = sum(sum((block.device_waits or {}).values()) for block in found)
+    assert counted == sum(block.fetches for block in found)
     assert "device_stall_fraction" not in read_rank(tmp_path).reasons
 
 
@@ -148,16 +145,13 @@ def test_a_log_that_only_waits_for_queued_work_is_not_taken_out_of_it(tmp_path: 
                 device.synchronise()
                 clock.sleep(0.005)
     found = steady(tmp_path)
-    assert sum(block.wall_seconds for block in found) / sum(
-        block.steps for block in found
-    ) == pytest.approx(0.1, abs=1e-3)
+    seconds = sum(block.wall_seconds for block in found) / sum(block.steps for block in found)
+    assert seconds == pytest.approx(0.1, abs=1e-3)
     assert device_stall(found) == pytest.approx(0.1, abs=1e-3)
     assert sum(b.spans["log"] for b in found) / len(found) == pytest.approx(0.05, rel=0.2)
 
 
-def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(
-    tmp_path: Path,
-) -> None:
+def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock, most_ahead=100)
     with open_meter(tmp_path, clock, device=device, told_steps=True) as meter:
@@ -249,12 +243,8 @@ def test_a_device_that_appears_later_is_timed_from_there_on(tmp_path: Path) -> N
     clock = Clock()
     device = Device(clock)
     appears = clock.now + 1.5
-    with measure(
-        tmp_path,
-        clock=clock,
-        events=lambda: device if clock.now > appears else None,
-        sample_system=False,
-    ) as meter:
+    find_device = lambda: device if clock.now > appears else None  # noqa: E731
+    with measure(tmp_path, clock=clock, events=find_device, sample_system=False) as meter:
         run_loop(meter, clock, batches(clock, 60, 0.01))
     blocks = read_rank(tmp_path).blocks
     with_device = [block.device_wait_seconds is not None for block in blocks]
@@ -868,12 +858,7 @@ def test_a_record_that_another_process_writes_is_left_alone(
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"pid": os.getpid()},
-        {"pid": 2**22 + 7},
-        {"time": 1000.0},
-        {"kind": "settings"},
-    ],
+    [{"pid": os.getpid()}, {"pid": 2**22 + 7}, {"time": 1000.0}, {"kind": "settings"}],
     ids=["this process", "a dead one", "its number again", "no start"],
 )
 def test_a_record_that_nobody_writes_any_more_is_moved_aside(

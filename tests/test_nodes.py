@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -20,17 +19,24 @@ from fast_axolotl.measure import measure
 from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import LocalRanks, find_owner, find_running_nodes
-from fast_axolotl.record import RunRecord, Start, SystemRecord, read_run
+from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.record.follower import RunFollower
-from fast_axolotl.report.content import Report, ReportRun
 from fast_axolotl.report.live_frame import make_frame
 from fast_axolotl.report.live_layout import ViewState, lay_out
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.show import show_summary
 from fast_axolotl.system import node_name, pid_namespace
 from support.children import FAST_AXOLOTL, clean_environment, run_child
-from support.records import GIGABYTE, START_TIME, make_rank, make_run, make_system, write_run
+from support.records import (
+    GIGABYTE,
+    START_TIME,
+    follow,
+    make_ranks,
+    make_run,
+    make_system,
+    write_run,
+)
+from support.reports import as_report, text_of
 
 MEGABYTE = 1_000_000
 HELD = 150 * MEGABYTE
@@ -68,16 +74,11 @@ sys.exit(max(child.wait() for child in [start(rank) for rank in range(size)]))
 """Starts ranks as torchrun does: siblings, none of which is the parent of another."""
 
 
-def launch(folder: Path, size: int, *before: str, **variables: str) -> None:
-    done = run_child(
-        *before,
-        sys.executable,
-        "-c",
-        LAUNCHER,
-        str(size),
-        cwd=folder,
-        environment=clean_environment(**variables),
-    )
+MEASURED = (*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--")
+
+
+def launch(folder: Path, size: int, *before: str) -> None:
+    done = run_child(*before, sys.executable, "-c", LAUNCHER, str(size), cwd=folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -108,7 +109,7 @@ def test_one_sampler_covers_every_rank_of_its_node(inside: Path) -> None:
 def test_sampling_from_inside_agrees_with_sampling_from_outside(
     inside: Path, tmp_path: Path
 ) -> None:
-    launch(tmp_path, 3, *FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--")
+    launch(tmp_path, 3, *MEASURED)
     outside = read_run(tmp_path / "run")
     assert outside.system is not None
     assert outside.system.start.source == "run"
@@ -120,11 +121,7 @@ def test_a_rank_outside_the_command_s_tree_is_sampled_by_its_file(tmp_path: Path
     """As under srun, whose tasks belong to a daemon of the node."""
     (tmp_path / "rank.py").write_text(RANK)
     script = "setsid -f $0 rank.py; until grep -q end run/rank-0.jsonl; do sleep 0.1; done"
-    done = run_child(
-        *(*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--"),
-        *("sh", "-c", script, sys.executable),
-        cwd=tmp_path,
-    )
+    done = run_child(*MEASURED, "sh", "-c", script, sys.executable, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     record = read_run(tmp_path / "run")
     assert most_memory(record) > HELD
@@ -146,11 +143,8 @@ def test_a_node_without_a_watcher_samples_itself(
         open_meter(tmp_path.with_name(f"{tmp_path.name}-2"), source="torch", rank=(8, 10, 0)),
     ):
         pass
-    assert [path.name for path in sorted(tmp_path.glob("system*"))] == [
-        "system-node-a.jsonl",
-        "system-node-b.jsonl",
-        "system-node-c.jsonl",
-    ]
+    names = [path.name for path in sorted(tmp_path.glob("system*"))]
+    assert names == [f"system-node-{letter}.jsonl" for letter in "abc"]
     assert not list(tmp_path.with_name(f"{tmp_path.name}-2").glob("system*"))
     assert read_run(tmp_path).systems["node-c"].start.source == "meter"
 
@@ -282,19 +276,11 @@ def test_nodes_that_start_at_the_same_moment_write_one_record(tmp_path: Path) ->
         ]
     first, second = [one.result() for one in told]
     record = read_run(tmp_path / "run")
-    assert {number: rank.start.host for number, rank in record.ranks.items()} == {
-        0: "node-a",
-        1: "node/b",
-    }
-    assert sorted(path.name for path in (tmp_path / "run").glob("system*")) == [
-        "system-node-a.jsonl",
-        "system-node_b.jsonl",
-    ]
-    summary = summarise(record)
-    assert [(node.node, node.ranks) for node in summary.nodes] == [
-        ("node-a", (0,)),
-        ("node/b", (1,)),
-    ]
+    assert [record.ranks[number].start.host for number in range(2)] == list(nodes)
+    names = sorted(path.name for path in (tmp_path / "run").glob("system*"))
+    assert names == ["system-node-a.jsonl", "system-node_b.jsonl"]
+    found = [(node.node, node.ranks) for node in summarise(record).nodes]
+    assert found == [("node-a", (0,)), ("node/b", (1,))]
     # Neither node counts the other's rank.
     for node in nodes:
         assert HELD < most_memory(record, node) < 1.5 * HELD
@@ -306,11 +292,9 @@ def test_nodes_that_start_at_the_same_moment_write_one_record(tmp_path: Path) ->
 @contextmanager
 def running_node(node: str, folder: Path) -> Iterator[None]:
     """A node whose command runs until the end of the block."""
-    command = [*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--", "cat"]
     environment = clean_environment(FAST_AXOLOTL_NODE=node)
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*MEASURED, "cat"], cwd=folder, env=environment, **pipes) as process:
         while not find_running_nodes(folder / "run"):
             time.sleep(0.02)
         yield
@@ -341,36 +325,29 @@ def test_a_record_is_joined_by_other_nodes_while_it_is_written_and_not_afterward
 def two_nodes(ranks: int = 2, nodes: int = 2) -> RunRecord:
     """So many ranks a node; the second node swaps, the first has least memory left."""
     names = [f"node-{letter}" for letter in "abcdefgh"[:nodes]]
-    made = []
-    for number in range(ranks * nodes):
-        rank = make_rank(rank=number, world_size=ranks * nodes)
-        made.append(replace(rank, start=replace(rank.start, host=names[number // ranks])))
-    record = make_run(*made)
+    record = make_run(*make_ranks(ranks * nodes))
     for place, name in enumerate(names):
         # The clock of every node differs from that of the others.
+        start = {"host": name, "time": START_TIME + 1000 * place}
         values = {"pss_bytes": (60 - place) * GIGABYTE, "swap_in_bytes": 1e9 * (place == 1)}
-        system = make_system(**values)
-        start = replace(system.start, host=name, time=START_TIME + 1000 * place)
-        record.systems[name] = SystemRecord(start=start, samples=system.samples, end=system.end)
+        record.systems[name] = make_system(start=start, **values)
         for number in range(place * ranks, (place + 1) * ranks):
             rank = record.ranks[number]
-            rank.start = replace(rank.start, time=START_TIME + 1000 * place)
+            rank.start = replace(rank.start, **start)
     return record
 
 
 def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -> None:
     summary = summarise(two_nodes())
-    assert [(node.node, node.ranks) for node in summary.nodes] == [
-        ("node-a", (0, 1)),
-        ("node-b", (2, 3)),
-    ]
+    found = [(node.node, node.ranks) for node in summary.nodes]
+    assert found == [("node-a", (0, 1)), ("node-b", (2, 3))]
     assert [node.working_set_bytes for node in summary.nodes] == [60 * GIGABYTE, 59 * GIGABYTE]
     assert [rank.node for rank in summary.ranks] == ["node-a", "node-a", "node-b", "node-b"]
     assert (summary.node, summary.is_swap_sustained) == ("node-b", True)
     assert summary.working_set_bytes == 59 * GIGABYTE
     assert any("are those of node-b" in note for note in summary.notes)
     calm = two_nodes()
-    calm.systems["node-b"] = replace_node(make_system(pss_bytes=GIGABYTE), "node-b")
+    calm.systems["node-b"] = make_system(start={"host": "node-b"}, pss_bytes=GIGABYTE)
     assert summarise(calm).node == "node-a"
     del calm.systems["node-b"]
     assert "no samples of node-b" in summarise(calm).notes
@@ -378,17 +355,12 @@ def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -
 
 def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path) -> None:
     record = two_nodes()
-    gone = make_system()
-    start = replace(gone.start, host="node-z", time=START_TIME - 3600)
-    record.systems["node-z"] = replace(gone, start=start)
+    gone = {"host": "node-z", "time": START_TIME - 3600}
+    record.systems["node-z"] = make_system(start=gone)
     write_run(tmp_path, record)
     kept = read_run(tmp_path)
     assert list(kept.systems) == ["node-a", "node-b"]
     assert kept.notes == ["the samples of node-z are of an earlier run and were left out"]
-
-
-def replace_node(system: SystemRecord, node: str) -> SystemRecord:
-    return replace(system, start=replace(system.start, host=node))
 
 
 def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
@@ -399,19 +371,13 @@ def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
     summary = summarise(record)
     assert time.process_time() - begin < 10
     assert (len(summary.nodes), summary.nodes[7].ranks) == (8, tuple(range(56, 64)))
-    shown = io.StringIO()
-    show_summary(summary, record=record, file=shown)
-    [line] = [
-        line for line in shown.getvalue().splitlines() if "node-h" in line and "56–63" in line
-    ]
+    shown = text_of(show_summary, summary, record=record).splitlines()
+    [line] = [line for line in shown if "node-h" in line and "56–63" in line]
     assert "53 GB" in line
-    run = ReportRun(name="run", record=record, summary=summary)
-    page = render_report(Report(title="run", runs=(run,), made=START_TIME, version="0"))
+    page = render_report(as_report(record))
     assert "Nodes and ranks" in page
     assert "56–63" in page
-    follower = RunFollower(tmp_path / "run")
-    while follower.poll() or follower.is_behind:
-        pass
+    follower = follow(tmp_path / "run")
     assert list(follower.record.systems) == list(record.systems)
     assert follower.is_complete
     frame = make_frame(follower.record, summarise(follower.record), title="run")

@@ -101,10 +101,14 @@ def scattered(arm: str, number: int) -> tuple[float, float]:
     return first * noise, whole * noise
 
 
+def plan_drop_in(**changes: Any) -> Plan:
+    """A drop-in, whose times decide."""
+    two = plan(warmup=0, same_work=None, **changes)
+    return replace(two, arms=(two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True)))
+
+
 def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: Path) -> None:
-    two = plan(warmup=0)
-    arms = (two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True))
-    wanted = replace(two, arms=arms, same_work=None)
+    wanted = plan_drop_in()
     steps = {"baseline": (0, 3, 1), "drop-in": (1, 2, 0)}
 
     def launch(scale: float, **named: Any) -> FakeLaunch:
@@ -127,8 +131,7 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
     # What is not shown leads all the same, and is not taken for more than it is.
-    few = replace(wanted, pairs=2)
-    found = run(few, tmp_path / "few", FakeLaunch(times=scattered))
+    found = run(plan_drop_in(pairs=2), tmp_path / "few", FakeLaunch(times=scattered))
     headline, figures = found.paragraph.split("\n")
     assert headline.startswith("drop-in: no clear change; the whole run was 42 % shorter (76.7 → ")
     assert headline.endswith(" s), which may be chance.")
@@ -142,11 +145,9 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
 
 
 def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Path) -> None:
-    two = plan(warmup=0, pairs=1)
-    arms = (two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True))
     warned: list[str] = []
-    wanted = replace(two, arms=arms, same_work=None)
-    found = run(wanted, tmp_path / "p", FakeLaunch(times=dropped_in), warn=warned.append)
+    launch = FakeLaunch(times=dropped_in)
+    found = run(plan_drop_in(pairs=1), tmp_path / "p", launch, warn=warned.append)
     assert found.paragraph.startswith(
         "drop-in: the whole run was 29 % shorter (61.3 → 43.3 s) in one pair of runs, which cannot"
     )

@@ -28,10 +28,8 @@ from fast_axolotl.record import (
     Mark,
     ModelShape,
     ProfileWindow,
-    RankRecord,
     RunRecord,
     Settings,
-    Start,
     StepBlock,
     SystemRecord,
     SystemSample,
@@ -43,7 +41,7 @@ from fast_axolotl.record.follower import condense_blocks
 from fast_axolotl.record.stall import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
 from fast_axolotl.report.live_frame import make_frame
 from support.children import clean_environment
-from support.records import START_TIME, make_rank, make_run
+from support.records import START_TIME, make_ranks, make_run
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -101,8 +99,11 @@ dist.barrier()
 """
 
 
+Gloo = tuple[Path, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Gloo:
     """Records of four processes, and what a clock outside of the meter saw."""
     folder = tmp_path_factory.mktemp("gloo")
     children = [
@@ -120,9 +121,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 @NEEDS_TORCH
-def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(gloo: Gloo) -> None:
     folder, seen = gloo
     # The same loop without delays: the steps in which nobody is late, in the same minutes.
     steps = seen["seconds"][20:]
@@ -141,9 +140,7 @@ def test_four_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(
 
 
 @NEEDS_TORCH
-def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(gloo: Gloo) -> None:
     slow, equal = (summarise(read_run(gloo[0] / name)) for name in ("slow", "late"))
     if slow.ranks[0].forward_seconds_per_step is None:
         pytest.skip("nobody times the forward pass here")
@@ -154,9 +151,7 @@ def test_the_rank_that_computes_longer_is_named_and_none_of_equal_ones(
 
 
 @NEEDS_TORCH
-def test_the_groups_are_read_off_the_mesh_of_the_weights(
-    gloo: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_groups_are_read_off_the_mesh_of_the_weights(gloo: Gloo) -> None:
     assert gloo[1]["mesh"] == {"tensor_parallel": 2}
 
 
@@ -168,12 +163,8 @@ def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) ->
     found: dict[str, Any] = {}
     try:
         sizes = ParallelismConfig(tp_size=2, cp_size=2)
-        state(
-            cpu=True,
-            parallelism_config=sizes,
-            dynamo_plugin=TorchDynamoPlugin(),
-            _from_accelerator=True,
-        )
+        known = {"parallelism_config": sizes, "dynamo_plugin": TorchDynamoPlugin()}
+        state(cpu=True, _from_accelerator=True, **known)
         found = read_parallelism()
     finally:
         state._reset_state(reset_partial_state=True)
@@ -220,19 +211,9 @@ def make_job(*waits: Waits, settings: dict[str, Any] | None = None, **options: A
     """A job whose steps are as late as the rank that waits longest."""
     walls = [OWN + max(step) for step in zip(*waits, strict=True)]
     more = options.pop("more", [{}] * len(waits))
-    ranks = []
-    for number, own in enumerate(waits):
-        start = Start(
-            time=START_TIME,
-            rank=number,
-            world_size=len(waits),
-            pid=number + 1,
-            host="machine",
-            version="0",
-        )
-        rank = RankRecord(start=start, blocks=make_blocks(own, walls, **options, **more[number]))
-        rank.add(Settings(t=0.0, values=settings or {}))
-        ranks.append(rank)
+    ranks = make_ranks(len(waits), fetches=0, warmup_steps=0, settings=settings, end=None)
+    for rank, own, values in zip(ranks, waits, more, strict=True):
+        rank.blocks = make_blocks(own, walls, **options, **values)
     return make_run(*ranks)
 
 
@@ -447,22 +428,10 @@ def test_where_weights_are_gathered_in_the_forward_pass_a_window_tells() -> None
 
 
 def counted_job(**settings: Any) -> RunRecord:
-    record = make_run(
-        *(
-            make_rank(rank=number, world_size=8, tokens=1000, settings=settings)
-            for number in range(8)
-        )
-    )
+    sizes = {"num_parameters": 10**9, "layers": 1, "attention_width": 1, "sequence_len": 64}
+    record = make_run(*make_ranks(8, tokens=1000, settings=settings))
     for rank in record.ranks.values():
-        rank.add(
-            ModelShape(
-                num_parameters=10**9,
-                layers=1,
-                attention_width=1,
-                sequence_len=64,
-                peak_tflops=1e4,
-            )
-        )
+        rank.add(ModelShape(**sizes, peak_tflops=1e4))
     return record
 
 
@@ -486,7 +455,8 @@ def test_ranks_of_a_parallel_group_count_once(settings: dict[str, Any]) -> None:
     plain = summarise(counted_job(tensor_parallel=1))
     summary = summarise(counted_job(**settings))
     assert (plain.data_parallel_size, summary.data_parallel_size) == (8, 2)
-    for name in ("tokens_per_second", "samples_per_second", "rows_per_second", "mfu"):
+    rates = ("tokens_per_second", "goodput_tokens_per_second", "samples_per_second")
+    for name in (*rates, "rows_per_second", "mfu"):
         assert getattr(summary, name) == pytest.approx(getattr(plain, name) / 4), name
     assert not any("parallel" in note for note in summary.notes)
 
@@ -542,23 +512,10 @@ def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
 # The trainer's own tokens per second.
 
 
-def audited_job(name: str, value: float, *, ranks: int = 8, accumulation: int = 4) -> RunRecord:
-    """Ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
-    record = make_run(
-        *(
-            make_rank(
-                rank=number,
-                world_size=ranks,
-                accumulation=accumulation,
-                fetches=1200,
-                tokens=2000,
-                padded=2000,
-                trainable_tokens=0,
-                settings={"tensor_parallel": 1},
-            )
-            for number in range(ranks)
-        )
-    )
+def audited_job(name: str, value: float) -> RunRecord:
+    """Eight ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
+    known = {"tokens": 2000, "padded": 2000, "settings": {"tensor_parallel": 1}}
+    record = make_run(*make_ranks(8, accumulation=4, fetches=1200, **known))
     for rank in record.ranks.values():
         rank.blocks = [
             replace(block, trainable_tokens=1000 * block.fetches) for block in rank.blocks
@@ -603,8 +560,7 @@ def test_a_factor_in_the_trainer_s_own_figure_is_named(
 
 
 @pytest.mark.parametrize(
-    ("share", "cause"),
-    [(1.0, ""), (1 / 8, "it counts one of 8 ranks"), (1.5, "")],
+    ("share", "cause"), [(1.0, ""), (1 / 8, "it counts one of 8 ranks"), (1.5, "")]
 )
 def test_transformers_count_is_compared_step_by_step(share: float, cause: str) -> None:
     # A slow start halves its rate since the beginning, which is no factor of the ranks.

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import RankRecord, RunRecord, RunSummary
-from fast_axolotl.record.follower import RunFollower
+from fast_axolotl.record import RankRecord, RunRecord
 from fast_axolotl.report.live_frame import make_frame
 from fast_axolotl.report.live_layout import ViewState, format_line, lay_out
 from fast_axolotl.report.page import render_report
 from fast_axolotl.report.show import show_summary
-from support.records import make_rank, make_run, make_system, write_run
+from support.records import follow, make_rank, make_ranks, make_run, make_system, write_run
 from support.reports import as_report, embedded, text_of
 
 OWN = 0.5
@@ -114,19 +113,18 @@ def test_ranks_that_stall_one_after_the_other_are_one_regime_and_together_too_la
             t = (block.first_step + block.steps) * OWN / 0.7
             rank.blocks[number] = replace(block, t=t, wall_seconds=wall)
     assert [regime.kind for regime in summarise(make_run(*swapped)).regimes] == ["data"]
-    calm, worse = (
-        changing((6_000, 0.0), (2_000, share), rank=r) for r, share in ((0, 0), (1, 0.4))
-    )
-    calm.start = replace(calm.start, world_size=2)
-    kinds = [regime.kind for regime in summarise(make_run(calm, worse)).regimes]
+    together = [
+        changing((6_000, 0.0), (2_000, share), rank=rank, world_size=2)
+        for rank, share in enumerate((0, 0.4))
+    ]
+    kinds = [regime.kind for regime in summarise(make_run(*together)).regimes]
     assert kinds == ["mixed", "data"]
 
 
 def test_ranks_that_are_late_in_different_steps_are_judged_together() -> None:
     """From step 9,000 on, each of four ranks waits 1 s in every 20th step, each in another."""
-    ranks = []
-    for number in range(4):
-        rank = make_rank(rank=number, world_size=4, own_seconds=0.1, fetches=12_000)
+    ranks = make_ranks(4, own_seconds=0.1, fetches=12_000, end=None)
+    for number, rank in enumerate(ranks):
         t = 0.0
         for place, block in enumerate(rank.blocks):
             steps = range(block.first_step, block.first_step + block.steps)
@@ -135,8 +133,6 @@ def test_ranks_that_are_late_in_different_steps_are_judged_together() -> None:
             t += sum(walls)
             known = {"walls": walls, "hosts": hosts, "t": t, "wall_seconds": sum(walls)}
             rank.blocks[place] = replace(block, **known, host_wait_seconds=sum(hosts))
-        rank.end = None
-        ranks.append(rank)
     summary = summarise(make_run(*ranks))
     assert [regime.kind for regime in summary.regimes] == ["mixed", "data"]
     assert summary.regimes[-1].stall_fraction == pytest.approx(2 / 3, abs=0.01)
@@ -217,12 +213,9 @@ def test_the_live_view_says_since_when_also_where_old_blocks_were_condensed(
 ) -> None:
     record = make_run(replace(late.ranks[0], end=None), system=make_system(samples=3, end=None))
     write_run(tmp_path, record)
-    follower = RunFollower(tmp_path)
-    while follower.poll() or follower.is_behind:
-        pass
-    assert len(follower.record.ranks[0].blocks) < len(late.ranks[0].blocks)
-    summary: RunSummary = summarise(follower.record)
-    frame = make_frame(follower.record, summary, title="runs/a")
+    kept = follow(tmp_path).record
+    assert len(kept.ranks[0].blocks) < len(late.ranks[0].blocks)
+    frame = make_frame(kept, summarise(kept), title="runs/a")
     lines = [line.plain for line in lay_out(frame, ViewState(), width=100)]
     since = next(line for line in lines if line.startswith("since"))
     assert "Data-bound from step 64," in since

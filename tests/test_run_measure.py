@@ -21,8 +21,8 @@ from fast_axolotl.cli.run import _print_summary
 from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
-from fast_axolotl.integrations.training_meter import read_rank
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file

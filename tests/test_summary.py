@@ -35,6 +35,7 @@ from support.records import (
     every,
     make_profiled_run,
     make_rank,
+    make_ranks,
     make_run,
     make_system,
     steady,
@@ -78,33 +79,26 @@ def nan_block() -> StepBlock:
 
 def full_run() -> RunRecord:
     """Two ranks with everything that can be recorded."""
-    ranks = []
-    for number in range(2):
-        rank = make_rank(
-            rank=number,
-            world_size=2,
-            wait=steady(0.2),
-            device_wait=steady(0.02),
-            replayed=100,
-            tokens=7000,
-            padded=8000,
-            queue=lambda step: 3.0,
-            settings={
-                "num_workers": 2,
-                "prefetch_factor": 2,
-                "sample_packing": True,
-                "tensor_parallel": 1,
-                "replacements": ["fetch"],
-            },
-            rows=16,
-            produced=10,
-            producing_seconds=0.5,
-            trainable_tokens=5000,
-            num_bytes=64_000,
-            sequence_tokens=7000,
-            sequence_squares=7000 * 500,
-            spans={"evaluate": 0.5},
-        )
+    settings = {"num_workers": 2, "prefetch_factor": 2, "sample_packing": True}
+    ranks = make_ranks(
+        2,
+        wait=steady(0.2),
+        device_wait=steady(0.02),
+        replayed=100,
+        tokens=7000,
+        padded=8000,
+        queue=lambda step: 3.0,
+        settings={**settings, "tensor_parallel": 1, "replacements": ["fetch"]},
+        rows=16,
+        produced=10,
+        producing_seconds=0.5,
+        trainable_tokens=5000,
+        num_bytes=64_000,
+        sequence_tokens=7000,
+        sequence_squares=7000 * 500,
+        spans={"evaluate": 0.5},
+    )
+    for rank in ranks:
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
         # More devices than one, for an MFU that can be.
@@ -122,7 +116,6 @@ def full_run() -> RunRecord:
                 collectives=(0.01, 0.02),
             )
         )
-        ranks.append(rank)
     system = make_system(
         read_bytes=1e7,
         device_reads=100,
@@ -259,19 +252,15 @@ def test_a_trainer_that_fetches_a_whole_step_at_once_is_starved_in_bursts() -> N
     def wait(fetch: int) -> float:
         return 0.0 if fetch % 8 < 2 else 0.016
 
-    rank: dict[str, Any] = {
-        "wait": wait,
-        "own_seconds": 0.02,
-        "accumulation": 8,
-        "settings": {"num_workers": 1, "prefetch_factor": 2},
-    }
-    hosted = figures("transformers", **rank)
+    def found(source: str, prefetch: int) -> RunSummary:
+        settings = {"num_workers": 1, "prefetch_factor": prefetch}
+        return figures(source, wait=wait, own_seconds=0.02, accumulation=8, settings=settings)
+
+    hosted = found("transformers", 2)
     assert (hosted.stall_pattern, hosted.stall_period_of) == ("burst", "step")
     assert (hosted.stall_period_fetches, hosted.stall_period_rows) == (8, 64)
-    loop = figures("loop", **rank)
-    assert loop.stall_pattern == "steady"
-    deep = {**rank, "settings": {"num_workers": 1, "prefetch_factor": 8}}
-    assert figures("transformers", **deep).stall_pattern == "steady"
+    assert found("loop", 2).stall_pattern == "steady"
+    assert found("transformers", 8).stall_pattern == "steady"
 
 
 def test_a_loader_too_slow_is_no_burst_though_waits_come_with_every_step() -> None:
@@ -389,8 +378,7 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     summary = summarise(make_run(rank, system=system))
     assert summary.working_set_bytes == GIGABYTE
     assert summary.working_set_peak_bytes == 9 * GIGABYTE
-    later = make_system(samples=100)
-    later.start = replace(later.start, time=START_TIME + 1e6)
+    later = make_system(samples=100, start={"time": START_TIME + 1e6})
     assert summarise(make_run(rank, system=later)).working_set_bytes == 4 * GIGABYTE
 
 
@@ -469,26 +457,15 @@ def test_the_share_of_the_limit_is_no_less_than_one_process_proves() -> None:
 
 
 def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> None:
-    summary = summarise(
-        make_run(
-            system=make_system(
-                start={"processors": 8},
-                cpu_seconds=2.0,
-                machine_cpu_seconds=6.0,
-                cpu_wait_seconds=0.25,
-                psi_cpu_some_seconds=0.4,
-                steal_seconds=2.0,
-                throttled_seconds=0.5,
-            )
-        )
-    )
-    assert summary.cpu_cores == pytest.approx(2.0)
-    assert summary.other_cpu_share == pytest.approx(0.5)
-    assert summary.cpu_wait_share == pytest.approx(0.25)
-    assert summary.psi_cpu_some == pytest.approx(0.4)
+    used = {"cpu_seconds": 2.0, "machine_cpu_seconds": 6.0}
+    waits = {"cpu_wait_seconds": 0.25, "psi_cpu_some_seconds": 0.4}
+    refused = {"steal_seconds": 2.0, "throttled_seconds": 0.5}
+    system = make_system(start={"processors": 8}, **used, **waits, **refused)
+    summary = summarise(make_run(system=system))
+    expected = {"cpu_cores": 2.0, "other_cpu_share": 0.5, "cpu_wait_share": 0.25}
     # Of the time that was wanted: 2 of 2 + 6, and 0.5 of 0.5 + 2.
-    assert summary.cpu_steal_share == pytest.approx(0.25)
-    assert summary.cpu_throttled_share == pytest.approx(0.2)
+    expected |= {"psi_cpu_some": 0.4, "cpu_steal_share": 0.25, "cpu_throttled_share": 0.2}
+    assert {name: getattr(summary, name) for name in expected} == pytest.approx(expected)
 
 
 def test_the_capacity_of_the_disk_is_that_of_the_runs_own_requests() -> None:

@@ -293,6 +293,43 @@ def test_planning_an_epoch_is_waited_for_and_logged_in_its_interval(
     assert max(logged[13], logged[14]) > 2 * sorted(logged.values())[len(logged) // 2]
 
 
+def test_the_parts_of_the_wall_clock_are_what_the_trainer_s_own_clock_says(
+    make: Make, tmp_path: Path
+) -> None:
+    truth: dict[str, float] = {}
+
+    def timed(part: str, work: Callable[..., Any], seconds: float = 0.0) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            time.sleep(seconds)
+            found = work(*arguments, **named)
+            truth[part] = truth.get(part, 0.0) + time.perf_counter() - begin
+            return found
+
+        return call
+
+    class Timed(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return timed("data", super().__getitem__)(index)
+
+    options = {"eval_strategy": "steps", "eval_steps": 10, "eval_on_start": True}
+    options |= {"save_strategy": "steps", "save_steps": 15, "max_steps": 30}
+    trainer = make(rows=Timed(60, WAIT), evaluate=Rows(10, 2 * WAIT), **options)
+    trainer._save_checkpoint = timed("checkpoint", trainer._save_checkpoint, 0.3)
+    trainer._evaluate = timed("evaluation", trainer._evaluate)
+    trainer.training_step = timed("steps", trainer.training_step, 0.02)
+    timed("all", trainer.train)()
+    summary = summarise(read_run(tmp_path / "run"))
+    parts = summary.ledger
+    assert sum(parts.values()) == pytest.approx(summary.duration_seconds, abs=1e-6)
+    assert summary.duration_seconds == pytest.approx(truth["all"], rel=0.2)
+    assert parts["evaluation"] == pytest.approx(truth["evaluation"], rel=0.05)
+    assert parts["checkpoint"] == pytest.approx(truth["checkpoint"], rel=0.05)
+    assert truth["data"] <= parts["data"] <= 1.2 * truth["data"] + 0.2
+    assert parts["compute"] >= 0.6
+    assert parts.get("other", 0.0) < 0.15 * truth["all"]
+
+
 def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: Path) -> None:
     trainer = make(rows=Stream(), save_strategy="steps", save_steps=20, max_steps=20)
     trainer.train()

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import (
-    DeviceSample,
-    End,
-    RunRecord,
-    RunSummary,
-    Settings,
-    Verdict,
-    read_run,
-)
+from fast_axolotl.record import DeviceSample, End, RunRecord, RunSummary, Verdict, read_run
 from support.meter import Clock, batches, open_meter
 from support.records import (
     GIGABYTE,
@@ -32,6 +24,7 @@ from support.records import (
     every,
     make_profiled_run,
     make_rank,
+    make_ranks,
     make_run,
     make_system,
     steady,
@@ -228,19 +221,16 @@ def test_a_record_without_an_end_that_was_near_its_limit_says_so() -> None:
 def test_a_kill_in_the_runs_own_cgroup_is_not_blamed_on_other_programs() -> None:
     record = killed(pss_bytes=2 * GIGABYTE, counter="machine_oom_kills")
     assert "other programs" in verdict_of(record).action
-    settings = {"num_workers": 8, "prefetch_factor": 2}
     record = killed(pss_bytes=2 * GIGABYTE, counter="oom_kills")
-    record.ranks[0].settings.append(Settings(t=1.0, values=settings))
+    record.ranks[0].settings[0].values.update(num_workers=8, prefetch_factor=2)
     assert "num_workers=4" in verdict_of(record).action
 
 
 def test_of_several_nodes_the_one_that_is_busy_is_judged() -> None:
-    ranks = [make_rank(rank=number, world_size=2) for number in range(2)]
-    ranks[1].start = replace(ranks[1].start, host="second")
-    record = make_run(*ranks, system=make_system())
-    busy = make_system(**{**BUSY, "pss_bytes": GIGABYTE})
-    busy.start = replace(busy.start, host="second")
-    record.systems["second"] = busy
+    record = two_ranks({}, {"start": {"host": "second"}})
+    record.system = make_system()
+    start = {**BUSY["start"], "host": "second"}
+    record.systems["second"] = make_system(**{**BUSY, "pss_bytes": GIGABYTE, "start": start})
     summary = summarise(record)
     assert (summary.node, summary.verdict.kind) == ("second", "cpu")
 
@@ -423,11 +413,10 @@ def test_a_large_queue_that_falls_slowly_is_told_when_it_is_empty(steps: int) ->
 
 
 def test_a_rank_whose_queue_falls_holds_back_the_verdict_on_all() -> None:
-    ranks = [
-        make_rank(rank=number, world_size=2, own_seconds=1.0, queue=queue, settings=AXOLOTL_QUEUE)
-        for number, queue in enumerate((lambda step: 2047.0, lambda step: 2047 - 0.2 * step))
-    ]
-    assert told(verdict_of(make_run(*ranks))) == "inconclusive/draining"
+    known = {"own_seconds": 1.0, "settings": AXOLOTL_QUEUE}
+    queues = (lambda step: 2047.0, lambda step: 2047 - 0.2 * step)
+    record = two_ranks(*({"queue": queue, **known} for queue in queues))
+    assert told(verdict_of(record)) == "inconclusive/draining"
 
 
 def test_a_queue_that_nobody_can_look_into_is_told_of() -> None:
@@ -704,37 +693,22 @@ def test_axolotl_has_no_setting_that_keeps_workers_and_the_action_says_so() -> N
 
 
 def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
-    def ranks(hosts: list[str], workers: int) -> Verdict:
-        found = []
-        for number, host in enumerate(hosts):
-            rank = make_rank(
-                rank=number,
-                world_size=len(hosts),
-                wait=steady(0.8),
-                source="axolotl",
-                settings={"num_workers": workers, "prefetch_factor": 2},
-            )
+    def action(hosts: str, workers: int) -> str:
+        settings = {"num_workers": workers, "prefetch_factor": 2}
+        ranks = make_ranks(8, wait=steady(0.8), source="axolotl", settings=settings)
+        for rank, host in zip(ranks, hosts, strict=True):
             rank.start = replace(rank.start, host=host, environment={"cores": 64})
-            found.append(rank)
-        return verdict_of(make_run(*found))
+        return verdict_of(make_run(*ranks)).action
 
-    full = ranks(["a"] * 8, 8)
-    assert "8 workers per rank, and 8 ranks, fill 64 cores" in full.action
-    assert (
-        "dataloader_num_workers: 8: 4 workers cannot keep up; about 20.0 are needed, and there are "
-        "cores for 8" in ranks(["a"] * 8, 4).action
-    )
-    assert (
-        "dataloader_num_workers: 16: " in ranks(["a", "a", "a", "a", "b", "b", "b", "b"], 4).action
-    )
+    assert "8 workers per rank, and 8 ranks, fill 64 cores" in action("aaaaaaaa", 8)
+    few = "8: 4 workers cannot keep up; about 20.0 are needed, and there are cores for 8"
+    assert f"dataloader_num_workers: {few}" in action("aaaaaaaa", 4)
+    assert "dataloader_num_workers: 16: " in action("aaaabbbb", 4)
 
 
 def test_where_processors_are_not_known_few_workers_are_advised() -> None:
-    rank = make_rank(
-        wait=steady(0.95), source="torch", settings={"num_workers": 2, "prefetch_factor": 2}
-    )
-    rank.start = replace(rank.start, environment={})
-    assert "num_workers=4)" in verdict_of(make_run(rank)).action
+    known = {"settings": {"num_workers": 2, "prefetch_factor": 2}, "start": {"environment": {}}}
+    assert "num_workers=4)" in verdict_of(run("torch", wait=steady(0.95), **known)).action
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "sdpa", "eager", None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fast_axolotl.record import (
     SystemStart,
 )
 from fast_axolotl.record.folder import dump_line, system_file
+from fast_axolotl.record.follower import RunFollower
 from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
@@ -74,12 +76,13 @@ def make_rank(
     source: str = "loop",
     settings: dict[str, Any] | None = None,
     reasons: dict[str, str] | None = None,
+    start: dict[str, Any] | None = None,
     end: str | None = "finished",
     **block_values: Any,
 ) -> RankRecord:
     """A rank of so many steady fetches, each followed by ``own_seconds`` of the model's work."""
     values = {"gradient_accumulation": accumulation, **(settings or {})}
-    start = Start(
+    first = Start(
         time=START_TIME,
         rank=rank,
         world_size=world_size,
@@ -89,7 +92,7 @@ def make_rank(
         source=source,
         environment={"cores": 8, "python": "3.12.0"},
     )
-    record = RankRecord(start=start)
+    record = RankRecord(start=replace(first, **(start or {})))
     record.add(Settings(t=0.0, values=values, reasons=reasons or {}))
     simulated = _Simulation(record, wait or steady(0.0), device_wait, own_seconds, accumulation)
     simulated.samples, simulated.tokens, simulated.padded = samples, tokens, padded
@@ -108,6 +111,11 @@ def make_rank(
             )
         )
     return record
+
+
+def make_ranks(count: int, **values: Any) -> list[RankRecord]:
+    """So many equal ranks of one run."""
+    return [make_rank(rank=number, world_size=count, **values) for number in range(count)]
 
 
 class _Simulation:
@@ -230,10 +238,9 @@ def make_system(
     }
     for name, value in rates.items():
         (counters if name in counters or name in _MORE_COUNTERS else levels)[name] = value
-    values = {"memory_bytes": 64 * GIGABYTE, "disk_bytes_per_second": 1e9, **(start or {})}
-    record = SystemRecord(
-        start=SystemStart(time=START_TIME, host="machine", root_pid=100, **values)
-    )
+    values: dict[str, Any] = {"time": START_TIME, "host": "machine", "root_pid": 100}
+    values |= {"memory_bytes": 64 * GIGABYTE, "disk_bytes_per_second": 1e9, **(start or {})}
+    record = SystemRecord(start=SystemStart(**values))
     for second in range(samples):
         known = {name: rate for name, rate in counters.items() if rate is not None}
         grown: dict[str, Any] = {name: rate * second for name, rate in known.items()}
@@ -266,6 +273,14 @@ def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunReco
         )
         ranks.append(rank)
     return make_run(*ranks)
+
+
+def follow(folder: Path) -> RunFollower:
+    """Somebody who has read all of a record, as a live view does."""
+    follower = RunFollower(folder)
+    while follower.poll() or follower.is_behind:
+        pass
+    return follower
 
 
 def lines_of(one: RankRecord | SystemRecord) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fast_axolotl.cli.options import Inputs
+from fast_axolotl.cli.options import Inputs, ResultAsJson, examples
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -28,34 +28,33 @@ bench_app = typer.Typer(
 
 _Repeats = Annotated[int, typer.Option(help="Timed repeats of every contender.", min=1)]
 _Rows = Annotated[int, typer.Option(help="At most so many rows, from the first on.", min=1)]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _Tokens = Annotated[str, typer.Option("--column", help="The column that holds the token ids.")]
 
 _READS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
 _DOES = {"reader": "reads", "hash": "hashes", "dedupe": "dedupes", "pack": "packs", "pad": "pads"}
 
 
-def _examples(*commands: str) -> str:
-    return "Examples:\n\n" + "\n\n".join(f"  fast-axolotl bench {item}" for item in commands)
-
-
 @bench_app.command(
-    "reader", epilog=_examples("reader data.jsonl", "reader 'shards/*.parquet' --rows 1000000")
+    "reader",
+    epilog=examples("bench reader data.jsonl", "bench reader 'shards/*.parquet' --rows 1000000"),
 )
 def bench_reader(
-    paths: Inputs, rows: _Rows = _READS["reader"], repeats: _Repeats = 5, as_json: _AsJson = False
+    paths: Inputs,
+    rows: _Rows = _READS["reader"],
+    repeats: _Repeats = 5,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Read your files with this package, HF datasets, pyarrow and plain Python."""
     _bench("reader", paths, None, rows, repeats, as_json)
 
 
-@bench_app.command("hash", epilog=_examples("hash data.jsonl --column text"))
+@bench_app.command("hash", epilog=examples("bench hash data.jsonl --column text"))
 def bench_hash(
     paths: Inputs,
     column: Annotated[str, typer.Option(help="The column of texts to hash.")],
     rows: _Rows = _READS["hash"],
     repeats: _Repeats = 5,
-    as_json: _AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """SHA-256 of every text, against a loop of hashlib."""
     _bench("hash", paths, [column], rows, repeats, as_json)
@@ -63,7 +62,9 @@ def bench_hash(
 
 @bench_app.command(
     "dedupe",
-    epilog=_examples("dedupe data.parquet", "dedupe data.jsonl --column prompt --column answer"),
+    epilog=examples(
+        "bench dedupe data.parquet", "bench dedupe data.jsonl --column prompt --column answer"
+    ),
 )
 def bench_dedupe(
     paths: Inputs,
@@ -72,32 +73,34 @@ def bench_dedupe(
     ] = None,
     rows: _Rows = _READS["dedupe"],
     repeats: _Repeats = 5,
-    as_json: _AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Find the first of equal rows, against a Python set, pandas, pyarrow and Axolotl."""
     _bench("dedupe", paths, column or None, rows, repeats, as_json)
 
 
-@bench_app.command("pack", epilog=_examples("pack tokens.parquet --sequence-len 4096"))
+@bench_app.command("pack", epilog=examples("bench pack tokens.parquet --sequence-len 4096"))
 def bench_pack(
     paths: Inputs,
     column: _Tokens = "input_ids",
     sequence_len: Annotated[int, typer.Option(help="Tokens of a packed row.", min=1)] = 2048,
     rows: _Rows = _READS["pack"],
     repeats: _Repeats = 5,
-    as_json: _AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Decide which rows share a pack, against plain Python and Axolotl."""
     _bench("pack", paths, [column], rows, repeats, as_json, sequence_len)
 
 
-@bench_app.command("pad", epilog=_examples("pad tokens.parquet", "pad data.arrow --column ids"))
+@bench_app.command(
+    "pad", epilog=examples("bench pad tokens.parquet", "bench pad data.arrow --column ids")
+)
 def bench_pad(
     paths: Inputs,
     column: _Tokens = "input_ids",
     rows: _Rows = _READS["pad"],
     repeats: _Repeats = 5,
-    as_json: _AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Pad batches of 64 rows to their longest, against plain Python and torch."""
     _bench("pad", paths, [column], rows, repeats, as_json)

@@ -18,6 +18,7 @@ from fast_axolotl.cli.options import (
     OnError,
     Split,
     describe_rejected,
+    examples,
     parse_names,
     parse_size,
 )
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DEDUPE_EXAMPLES", "dedupe"]
 
-DEDUPE_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl dedupe train.jsonl -o clean.jsonl\n\n"
-    "  fast-axolotl dedupe data/*.parquet -o clean.parquet --columns messages\n\n"
-    "  fast-axolotl dedupe train.parquet -o clean.parquet --against test.parquet "
-    "--report duplicates.parquet"
+DEDUPE_EXAMPLES = examples(
+    "dedupe train.jsonl -o clean.jsonl",
+    "dedupe data/*.parquet -o clean.parquet --columns messages",
+    "dedupe train.parquet -o clean.parquet --against test.parquet --report duplicates.parquet",
 )
 
 
@@ -43,8 +43,7 @@ def dedupe(
         typer.Option("--output", "-o", help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst."),
     ],
     columns: Annotated[
-        str | None,
-        typer.Option(help="Compare these columns only: names with commas between."),
+        str | None, typer.Option(help="Compare these columns only: names with commas between.")
     ] = None,
     against: Annotated[
         list[str] | None,

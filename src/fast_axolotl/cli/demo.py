@@ -21,17 +21,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fast_axolotl.cli.options import ResultAsJson, examples, say
+
 if TYPE_CHECKING:
     from fast_axolotl.protocol.plan import Plan
 
-__all__ = [
-    "DEMO_EXAMPLES",
-    "demo",
-    "plan_demo",
-    "write_rows",
-]
+__all__ = ["DEMO_EXAMPLES", "demo", "plan_demo", "write_rows"]
 
-DEMO_EXAMPLES = "Examples:\n\n  fast-axolotl demo\n\n  fast-axolotl demo -o report.html"
+DEMO_EXAMPLES = examples("demo", "demo -o report.html")
 
 _BATCHES = 230
 _PAIRS = 3
@@ -45,7 +42,7 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The report to write.")] = Path(
         "demo-report.html"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Prove the difference on generated data: a protocol, its matrix, and an HTML report.
 
@@ -60,13 +57,13 @@ def demo(
     try:
         data = folder / "rows.jsonl"
         rows = write_rows(data)
-        print(f"fast-axolotl: {rows:,} rows generated", file=sys.stderr, flush=True)
+        say(f"{rows:,} rows generated")
         result = run_plan(plan_demo(data), folder / "protocol")
         write_report([folder / "protocol"], output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print_protocol(result, as_json=as_json)
-    print(f"fast-axolotl: the report is {output}", file=sys.stderr)
+    say(f"the report is {output}")
 
 
 def write_rows(path: Path, batches: int = _BATCHES) -> int:

@@ -50,6 +50,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
 
     is_protocol = ProtocolFollower.is_protocol(folder)
     follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
+    read_stage = follower.read_stage if isinstance(follower, ProtocolFollower) else lambda: None
     follower.check()
     display = open_display(sys.stderr if as_json else sys.stdout)
     begin = time.time()
@@ -63,9 +64,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
             if isinstance(follower, ProtocolFollower)
             else _how_run_ended(follower)
         ),
-        stage=lambda: (
-            stage_parts(follower.read_stage()) if isinstance(follower, ProtocolFollower) else ()
-        ),
+        stage=lambda: stage_parts(read_stage()),
     )
     ending = view.run(seconds)
     if as_json:
@@ -73,7 +72,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
         return
     if isinstance(display, ScreenDisplay):
         display.print_last()
-    stage = follower.read_stage() if isinstance(follower, ProtocolFollower) else None
+    stage = read_stage()
     where = ""
     if stage is None or (stage.run and not stage.done):
         where = f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
@@ -136,16 +135,12 @@ class LiveRun:
                 read_log=None if log is None else lambda: read_last_lines(log, 8),
             ).run()
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
-            print(f"fast-axolotl: the view has ended: {error!r}", file=sys.stderr, flush=True)
+            say(f"the view has ended: {error!r}")
             return
         if log is None or not is_running():
             return
         self._is_log_shown = True
-        print(
-            f"fast-axolotl: {ending}: the command goes on, and Ctrl-C ends it",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{ending}: the command goes on, and Ctrl-C ends it")
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             was_running = True

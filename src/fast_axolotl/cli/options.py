@@ -24,6 +24,7 @@ __all__ = [
     "ResultAsJson",
     "Split",
     "describe_rejected",
+    "examples",
     "parse_names",
     "parse_percent",
     "parse_shard",
@@ -63,6 +64,11 @@ Matters = Annotated[
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 _MOST_REJECTIONS = 20
+
+
+def examples(*commands: str) -> str:
+    """What stands below the help of a command."""
+    return "\n\n".join(["Examples:", *(f"  fast-axolotl {command}" for command in commands)])
 
 
 def parse_size(text: str) -> int:

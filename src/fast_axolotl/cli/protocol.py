@@ -21,6 +21,7 @@ from fast_axolotl.cli.options import (
     DataPath,
     Matters,
     ResultAsJson,
+    examples,
     parse_percent,
     say,
     unused_folder,
@@ -40,28 +41,19 @@ __all__ = [
     "run_plan",
 ]
 
-PROTOCOL_EXAMPLES = "\n\n".join(
-    [
-        "Examples:",
-        "  fast-axolotl protocol config.yml --pin max_steps=200",
-        "  fast-axolotl protocol config.yml --steps 1,2,3,4,5 --sequence-len 16384 "
-        "--pin max_steps=200,num_workers=2",
-        "  fast-axolotl protocol config.yml --command "
-        "'axolotl train {config} --launcher torchrun' --max-minutes 60",
-        "  fast-axolotl protocol --baseline 'python train.py --workers 0' "
-        "--candidate 'python train.py --workers 4' --title 'four workers' -o protocols/workers",
-    ]
+PROTOCOL_EXAMPLES = examples(
+    "protocol config.yml --pin max_steps=200",
+    "protocol config.yml --steps 1,2,3,4,5 --sequence-len 16384 --pin max_steps=200,num_workers=2",
+    "protocol config.yml --command 'axolotl train {config} --launcher torchrun' --max-minutes 60",
+    "protocol --baseline 'python train.py --workers 0' --candidate 'python train.py --workers 4' "
+    "--title 'four workers' -o protocols/workers",
 )
-COMPARE_EXAMPLES = "\n\n".join(
-    [
-        "Examples:",
-        "  fast-axolotl compare runs/before runs/after",
-        "  fast-axolotl compare protocols/workers --markdown",
-        "  fast-axolotl compare protocols/main protocols/branch "
-        "--fail-if 'tokens_per_second < 0.97' --fail-if 'host_stall_fraction > +0.02'",
-        "  fast-axolotl compare protocols/main protocols/branch "
-        "--require 'tokens_per_second > 0.97'",
-    ]
+COMPARE_EXAMPLES = examples(
+    "compare runs/before runs/after",
+    "compare protocols/workers --markdown",
+    "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
+    "--fail-if 'host_stall_fraction > +0.02'",
+    "compare protocols/main protocols/branch --require 'tokens_per_second > 0.97'",
 )
 
 _BROKEN = 3
@@ -112,8 +104,7 @@ def protocol(
         int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)
     ] = None,
     command: Annotated[
-        str | None,
-        typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'."),
+        str | None, typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'.")
     ] = None,
     data_path: DataPath = None,
     drop_caches: Annotated[
@@ -241,8 +232,7 @@ def compare(
         typer.Argument(help="Another; without it, the arms of the protocol A.", metavar="B"),
     ] = None,
     arm: Annotated[
-        str | None,
-        typer.Option(help="Arm of the protocols; by default the last that both have."),
+        str | None, typer.Option(help="Arm of the protocols; by default the last that both have.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,

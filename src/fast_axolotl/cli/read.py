@@ -18,6 +18,7 @@ from fast_axolotl.cli.options import (
     OnError,
     Split,
     describe_rejected,
+    examples,
     parse_names,
     parse_shard,
     parse_size,
@@ -25,10 +26,10 @@ from fast_axolotl.cli.options import (
 
 __all__ = ["READ_EXAMPLES", "read"]
 
-READ_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl read train.jsonl.zst\n\n"
-    "  fast-axolotl read data/ --split train --columns messages --head 3\n\n"
-    "  fast-axolotl read 's3://bucket/*.parquet' --shard 0/8 --json"
+READ_EXAMPLES = examples(
+    "read train.jsonl.zst",
+    "read data/ --split train --columns messages --head 3",
+    "read 's3://bucket/*.parquet' --shard 0/8 --json",
 )
 
 
@@ -129,20 +130,14 @@ def _print_summary(summary: dict[str, Any]) -> None:
     from fast_axolotl.report.terminal import show_pairs
 
     files = count_words(summary["files"], "file")
-    reason = summary["working_set_reason"]
+    first = format_seconds(summary["first_batch_seconds"])
+    reason, size = summary["working_set_reason"], format_bytes(summary["working_set_bytes"])
     pairs = [
         ("rows", f"{summary['rows']:,} in {summary['batches']:,} batches from {files}"),
-        (
-            "time",
-            f"{format_seconds(summary['seconds'])}, first batch after "
-            f"{format_seconds(summary['first_batch_seconds'])}",
-        ),
+        ("time", f"{format_seconds(summary['seconds'])}, first batch after {first}"),
         ("rows/s", f"{summary['rows_per_second'] or 0:,.0f}"),
         ("bytes/s", f"{format_bytes(summary['bytes_per_second'])} encoded"),
-        (
-            "working set",
-            f"– ({reason})" if reason else format_bytes(summary["working_set_bytes"]),
-        ),
+        ("working set", f"– ({reason})" if reason else size),
         ("rejected rows", describe_rejected(summary["rejected_rows"], summary["rejections"])),
         ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary["columns"].items())),
     ]

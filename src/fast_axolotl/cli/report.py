@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fast_axolotl.cli.options import AsJson
+from fast_axolotl.cli.options import AsJson, examples
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
 
-REPORT_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl report fast-axolotl-runs/20300131-120000-axolotl\n\n"
-    "  fast-axolotl report protocol/ -o answer.html --png answer.png\n\n"
-    "  fast-axolotl report runs/before runs/after --markdown comment.md"
+REPORT_EXAMPLES = examples(
+    "report fast-axolotl-runs/20300131-120000-axolotl",
+    "report protocol/ -o answer.html --png answer.png",
+    "report runs/before runs/after --markdown comment.md",
 )
 
 _DEFAULT = Path("report.html")
@@ -233,16 +232,8 @@ def _markdown(made: Report) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Beside it first, so that a full disk leaves no half of a file."""
-    path = path.resolve()  # a link stays one
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    from fast_axolotl.report.picture import written_beside
+
+    with written_beside(path.resolve()) as beside:
         # A path in a record may hold bytes that are no text.
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        reason = error.strerror or str(error)
-        raise DataError(f"cannot be written: {reason}", path=str(path)) from error

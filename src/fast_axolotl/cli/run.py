@@ -12,56 +12,50 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from fast_axolotl.cli.options import DataPath, ResultAsJson, parse_names, say, unused_folder
+from fast_axolotl.cli.options import (
+    DataPath,
+    ResultAsJson,
+    examples,
+    parse_names,
+    say,
+    unused_folder,
+)
 from fast_axolotl.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from fast_axolotl.cli.live import LiveRun
-    from fast_axolotl.integrations.launch import Order
 
 __all__ = ["MEASURE_EXAMPLES", "RUN_EXAMPLES", "STATUS_EXAMPLES", "measure", "run", "status"]
 
-RUN_EXAMPLES = "\n\n".join(
-    [
-        "Examples:",
-        "  fast-axolotl run -- axolotl preprocess config.yml",
-        "  fast-axolotl run -- axolotl train config.yml --launcher torchrun",
-        "  fast-axolotl run --skip collators,fetch -- axolotl train config.yml",
-        "  fast-axolotl run --measure -- axolotl train config.yml",
-        "  fast-axolotl run --live -- axolotl train config.yml",
-        "  fast-axolotl run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
-        "  srun fast-axolotl run --measure --output runs/two-nodes -- torchrun … train.py",
-    ]
+RUN_EXAMPLES = examples(
+    "run -- axolotl preprocess config.yml",
+    "run -- axolotl train config.yml --launcher torchrun",
+    "run --skip collators,fetch -- axolotl train config.yml",
+    "run --measure -- axolotl train config.yml",
+    "run --live -- axolotl train config.yml",
+    "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py\n\n"
+    "  srun fast-axolotl run --measure --output runs/two-nodes -- torchrun … train.py",
 )
-MEASURE_EXAMPLES = "\n\n".join(
-    [
-        "Examples:",
-        "  fast-axolotl measure -- axolotl train config.yml",
-        "  fast-axolotl measure --live -- python train.py",
-        "  fast-axolotl measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
-    ]
+MEASURE_EXAMPLES = examples(
+    "measure -- axolotl train config.yml",
+    "measure --live -- python train.py",
+    "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
 )
-STATUS_EXAMPLES = "Examples:\n\n  fast-axolotl status\n\n  fast-axolotl status --json"
-
+STATUS_EXAMPLES = examples("status", "status --json")
 
 Command = Annotated[
     list[str], typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND")
 ]
 Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+    Path | None, typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND.")
 ]
 PeakTflops = Annotated[
-    float | None,
-    typer.Option(help="Peak of one device, if its name is not known here.", min=0.001),
+    float | None, typer.Option(help="Peak of one device, if its name is not known here.", min=0.001)
 ]
 ProfileSteps = Annotated[
     int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
@@ -70,8 +64,7 @@ Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show."),
+    bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
 ]
 
 
@@ -112,6 +105,7 @@ def run(
     """
     from fast_axolotl.axolotl import SWITCH
     from fast_axolotl.axolotl.patches import REPLACEMENTS
+    from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
         axolotl_version,
@@ -120,6 +114,7 @@ def run(
         find_program,
         launch_environment,
         status_line,
+        supervise,
     )
 
     names = parse_names(skip) if skip else ()
@@ -158,7 +153,16 @@ def run(
     say(f"measuring into {order.run_dir}{note}")
     begin = time.time()
     try:
-        code, view = _supervise(program, command, environment, order, live=live)
+        with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
+            code = supervise(
+                program,
+                command,
+                environment if view is None else view.environment,
+                order.run_dir,
+                data_path=order.data_paths[0] if order.data_paths else None,
+                streams=None if view is None else view.streams,
+                meanwhile=None if view is None else view.show,
+            )
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             _refuse(error, error.__cause__)
@@ -225,31 +229,6 @@ def status(as_json: ResultAsJson = False) -> None:
         ]
         show_table(["name", "function of Axolotl", "state", "reason"], rows)
     print(status_line(os.environ, patches if version is not None else None))
-
-
-def _supervise(
-    program: str, command: Sequence[str], environment: dict[str, str], order: Order, *, live: bool
-) -> tuple[int, LiveRun | None]:
-    """The command's exit code, and the view where there is one."""
-    from fast_axolotl.integrations.launch import supervise
-
-    data_path = order.data_paths[0] if order.data_paths else None
-    if not live:
-        code = supervise(program, command, environment, order.run_dir, data_path=data_path)
-        return code, None
-    from fast_axolotl.cli.live import LiveRun
-
-    with LiveRun(order.run_dir, environment) as view:
-        code = supervise(
-            program,
-            command,
-            view.environment,
-            order.run_dir,
-            data_path=data_path,
-            streams=view.streams,
-            meanwhile=view.show,
-        )
-    return code, view
 
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fast_axolotl.cli.options import AsJson
+from fast_axolotl.cli.options import AsJson, examples
 
 __all__ = ["SHOW_EXAMPLES", "show"]
 
-SHOW_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl show fast-axolotl-runs/20300131-120000-axolotl\n\n"
-    "  fast-axolotl show outputs/fast-axolotl-measure --json"
+SHOW_EXAMPLES = examples(
+    "show fast-axolotl-runs/20300131-120000-axolotl", "show outputs/fast-axolotl-measure --json"
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fast_axolotl.cli.options import AsJson, examples
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["WATCH_EXAMPLES", "watch"]
 
-WATCH_EXAMPLES = (
-    "Examples:\n\n  fast-axolotl watch fast-axolotl-runs/20300131-120000-axolotl\n\n"
-    "  fast-axolotl watch fast-axolotl-protocols/20300131-120000\n\n"
-    "  fast-axolotl watch 4711\n\n"
-    "  fast-axolotl watch 4711 --seconds 60 --data-path data/ --output runs/first\n\n"
-    "  fast-axolotl watch 4711 --seconds 10 --json"
+WATCH_EXAMPLES = examples(
+    "watch fast-axolotl-runs/20300131-120000-axolotl",
+    "watch fast-axolotl-protocols/20300131-120000",
+    "watch 4711",
+    "watch 4711 --seconds 60 --data-path data/ --output runs/first",
+    "watch 4711 --seconds 10 --json",
 )
 
 _TABLE = {
@@ -76,7 +77,7 @@ def watch(
         Path | None,
         typer.Option("--output", "-o", help="Of a PID. Keep the samples in this folder, for show."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Watch a run as it goes on: what bounds it so far, throughput, memory, disk, swap.
 

@@ -70,8 +70,7 @@ class FastAxolotlArgs(BaseModel):
     """The keys that this package adds to Axolotl's configuration."""
 
     fast_axolotl: bool | None = Field(
-        default=None,
-        description="false: Axolotl runs as it is. Default: true.",
+        default=None, description="false: Axolotl runs as it is. Default: true."
     )
     fast_axolotl_skip: list[str] | None = Field(
         default=None,

@@ -61,13 +61,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _BOOT = Path(__file__).parents[1] / "boot"
 
 _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-_PASSED_ON = (
-    *_FROM_THE_TERMINAL,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_PASSED_ON = (*_FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

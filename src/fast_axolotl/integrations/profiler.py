@@ -33,15 +33,7 @@ from fast_axolotl.record import ProfileWindow
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = [
-    "Event",
-    "WindowProfiler",
-    "clip",
-    "open_profile",
-    "read_events",
-    "total",
-    "window_of",
-]
+__all__ = ["Event", "WindowProfiler", "clip", "open_profile", "read_events", "total", "window_of"]
 
 Interval = tuple[int, int]
 """Begin and end in nanoseconds, not negative."""

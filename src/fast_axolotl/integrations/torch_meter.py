@@ -51,11 +51,7 @@ def watch_torch(
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
-    Args:
-        meter: Where fetches and steps go.
-        optimizers: Whether the first optimizer seen reports the steps; off where something else
-            does.
-        profile_steps: So many steps are run under torch's profiler, once.
+    The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
     watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
     watch.start()
@@ -94,7 +90,7 @@ class TorchWatch:
         open_meter: Callable[[], Meter | None] | None = None,
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
-        before_fetch: Callable[[], None] | None = None,
+        before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
     ) -> None:
         self.meter = meter
@@ -120,19 +116,14 @@ class TorchWatch:
         """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        for name, hook in _HOOKS.items():
-            if name not in _ORIGINALS:
-                _ORIGINALS[name] = getattr(_BaseDataLoaderIter, name)
-                setattr(_BaseDataLoaderIter, name, hook(_ORIGINALS[name]))
+        for name, watched in _HOOKS.items():
+            _hook(_BaseDataLoaderIter, name, watched)
         _WATCHES.append(self)
         if self.meter is not None:
             self._use(self.meter)
 
     def stop(self) -> None:
         """Let go of torch; what was open ends here."""
-        import torch
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         if self in _WATCHES:
             _WATCHES.remove(self)
         if self._handle is not None:
@@ -140,19 +131,9 @@ class TorchWatch:
             self._handle = None
         self._end_span()
         # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
-        for name, original in () if _WATCHES else tuple(_ORIGINALS.items()):
-            if getattr(getattr(_BaseDataLoaderIter, name), "__wrapped__", None) is original:
-                setattr(_BaseDataLoaderIter, name, _ORIGINALS.pop(name))
-        saver = _SAVERS[0] if _SAVERS and not _WATCHES else None
-        if saver is not None and getattr(torch.save, "__wrapped__", None) is saver:
-            torch.save = _SAVERS.pop()
-        backward = _BACKWARDS[0] if _BACKWARDS and not _WATCHES else None
-        if backward and getattr(torch.autograd.backward, "__wrapped__", None) is backward:
-            torch.autograd.backward = _BACKWARDS.pop()
-        ddp = torch.nn.parallel.DistributedDataParallel
-        sync = _SYNCS[0] if _SYNCS and not _WATCHES else None
-        if sync is not None and getattr(ddp._sync_buffers, "__wrapped__", None) is sync:
-            ddp._sync_buffers = _SYNCS.pop()
+        for (owner, name), original in () if _WATCHES else tuple(_ORIGINALS.items()):
+            if getattr(getattr(owner, name), "__wrapped__", None) is original:
+                setattr(owner, name, _ORIGINALS.pop((owner, name)))
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
@@ -165,8 +146,7 @@ class TorchWatch:
         """A loader's iterator begins to be made; where it is the training's, waiting begins."""
         if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
             self._end_span()
-            if self._before_fetch is not None:
-                self._before_fetch()
+            self._before_fetch()
             self.meter.wait_begin()
 
     def begin(self, iterator: Any) -> bool:
@@ -177,8 +157,7 @@ class TorchWatch:
             return False
         assert self.meter is not None
         self._end_span()
-        if self._before_fetch is not None:
-            self._before_fetch()
+        self._before_fetch()
         if self._has_stepped:
             # Not at the step's own end: that lies inside the optimizer's mark for profilers, which
             # must end first.
@@ -322,16 +301,10 @@ class TorchWatch:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        if not _SAVERS:
-            _SAVERS.append(torch.save)
-            torch.save = _watched_save(torch.save)
-        if not _BACKWARDS:
-            _BACKWARDS.append(torch.autograd.backward)
-            torch.autograd.backward = _watched_backward(torch.autograd.backward)
-        ddp = torch.nn.parallel.DistributedDataParallel
-        if not _SYNCS and hasattr(ddp, "_sync_buffers"):
-            _SYNCS.append(ddp._sync_buffers)
-            ddp._sync_buffers = _watched_sync(ddp._sync_buffers)
+        _hook(torch, "save", _watched_save)
+        _hook(torch.autograd, "backward", _watched_backward)
+        if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
+            _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -393,14 +366,15 @@ class _TrainedDatasets:
 
 
 _WATCHES: list[TorchWatch] = []
-_ORIGINALS: dict[str, Callable[..., Any]] = {}
-"""The methods of torch's iterators that ours stand in for, while they do."""
-_SAVERS: list[Callable[..., Any]] = []
-"""``torch.save``, likewise."""
-_BACKWARDS: list[Callable[..., Any]] = []
-"""``torch.autograd.backward``, likewise."""
-_SYNCS: list[Callable[..., Any]] = []
-"""``_sync_buffers`` of DDP, likewise."""
+_ORIGINALS: dict[tuple[Any, str], Callable[..., Any]] = {}
+"""What of torch ours stands in for, while it does: owner and name → the original."""
+
+
+def _hook(owner: Any, name: str, watched: Callable[..., Callable[..., Any]]) -> None:
+    """Put ours in the place of a function, unless it is there."""
+    if (owner, name) not in _ORIGINALS:
+        _ORIGINALS[owner, name] = getattr(owner, name)
+        setattr(owner, name, watched(_ORIGINALS[owner, name]))
 
 
 def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -29,7 +29,7 @@ from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.loaders import find_data_paths
-from fast_axolotl.measure.writers import has_sampler, read_rank
+from fast_axolotl.measure.writers import has_sampler
 from fast_axolotl.record.run_folders import next_folder
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ __all__ = [
     "log_figures",
     "never_raises",
     "open_meter",
-    "read_rank",
 ]
 
 LOG = logging.getLogger("fast_axolotl")
@@ -240,7 +239,7 @@ def open_meter(
     process ends without it; a loop of the user's own has no other end than the process's.
     ``options`` are those of ``measure``.
     """
-    number, count, local = read_rank() if rank is None else rank
+    number, count, local = rank or (None, None, None)
     # Further trainings of a watched run have folders of their own, and the same watcher.
     watched = os.environ.get(MEASURE)
     meter = measure(

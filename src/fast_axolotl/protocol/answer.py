@@ -38,11 +38,7 @@ _USE = {
 
 
 def describe_result(
-    arms: Sequence[Arm],
-    matrix: Matrix,
-    *,
-    are_losses_equal: bool | None,
-    dedupe: Mapping[str, Any],
+    arms: Sequence[Arm], matrix: Matrix, *, are_losses_equal: bool | None, dedupe: Mapping[str, Any]
 ) -> str:
     """For each arm one line to repeat, then one with the figures and what to do.
 

@@ -16,12 +16,7 @@ from typing import Any, Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
-from fast_axolotl.protocol.matrix import (
-    describe_judgement,
-    judge_matrix,
-    make_row,
-    read_figures,
-)
+from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row, read_figures
 from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
@@ -206,13 +201,8 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
     rows = []
     for figure in MATRIX:
-        columns = [
-            (
-                side.values.get(figure.name, ()),
-                side.reasons.get(figure.name, "it was not recorded"),
-            )
-            for side in sides
-        ]
+        name, unknown = figure.name, "it was not recorded"
+        columns = [(side.values.get(name, ()), side.reasons.get(name, unknown)) for side in sides]
         rows.append(make_row(figure, columns, is_paired=False))
     is_single = min(side.runs for side in sides) <= 1
     return Comparison(

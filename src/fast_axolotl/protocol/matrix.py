@@ -127,10 +127,7 @@ def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
 
 
 def make_row(
-    figure: Figure,
-    columns: Sequence[tuple[Sequence[float | None], str]],
-    *,
-    is_paired: bool = True,
+    figure: Figure, columns: Sequence[tuple[Sequence[float | None], str]], *, is_paired: bool = True
 ) -> MatrixRow:
     """One figure over all arms, the baseline first: the values of each, and why there are none."""
     (baseline, missing), *others = columns
@@ -165,31 +162,27 @@ def compare_values(
 ) -> Cell:
     """One figure of an arm beside the baseline's, not judged yet."""
     ratio = compare_runs(baseline, arm, is_paired=is_paired, resolution=figure.resolution)
-    measured = tuple(value for value in arm if value is not None)
-    cell = Cell(value=statistics.median(measured) if measured else None, values=measured)
+    change, tested, reason = Estimate(value=None), ratio, ratio.reason
     if figure.near_zero is not None:
         change = compare_runs(baseline, arm, is_paired=is_paired, is_ratio=False)
-        cell = replace(
-            cell,
-            difference=change.value,
-            difference_low=change.low,
-            difference_high=change.high,
-        )
         if any(value is not None and value < figure.near_zero for value in (*baseline, *arm)):
             near = "compared by difference: a run is near 0, where ratios mean nothing"
-            return _with_test(cell, change, near)
-    cell = replace(cell, ratio=ratio.value, low=ratio.low, high=ratio.high)
-    return _with_test(cell, ratio)
-
-
-def _with_test(cell: Cell, estimate: Estimate, reason: str = "") -> Cell:
-    return replace(
-        cell,
-        p_value=estimate.p_value,
-        error=estimate.error,
-        degrees=estimate.degrees,
-        outcome="not compared" if estimate.low is None else "",
-        reason=estimate.reason or reason,
+            ratio, tested, reason = Estimate(value=None), change, change.reason or near
+    measured = tuple(value for value in arm if value is not None)
+    return Cell(
+        value=statistics.median(measured) if measured else None,
+        values=measured,
+        ratio=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        difference=change.value,
+        difference_low=change.low,
+        difference_high=change.high,
+        p_value=tested.p_value,
+        error=tested.error,
+        degrees=tested.degrees,
+        outcome="not compared" if tested.low is None else "",
+        reason=reason,
     )
 
 

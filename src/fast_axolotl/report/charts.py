@@ -555,7 +555,8 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     times, axes = plot.time_axes(runs, "gpus")
     memory = plot.largest(run.series["gpus"]["memory_bytes"] for run in shown)
     scale = plot.choose_scale("bytes", memory)
-    ends = [0, 1.12 * memory * scale.by or 1.0]
+    upper = plot.axis("utilisation", range=[0, 1.03], tickformat=".0%")
+    lower = plot.axis("memory", scale.unit, range=[0, 1.12 * memory * scale.by or 1.0])
     chart = Chart(
         "gpu",
         "GPU",
@@ -578,12 +579,7 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
             plot.area(x, busy, "step", "utilisation", form=".0%", alpha=0.16),
             plot.area(x, used, "anon", "memory", alpha=0.16, yaxis="y2", unit=unit),
         ]
-        layout = {
-            "xaxis": {**time, "anchor": "y2"},
-            "yaxis": plot.axis("utilisation", range=[0, 1.03], tickformat=".0%", domain=[0.5, 1]),
-            "yaxis2": plot.axis("memory", scale.unit, range=ends, domain=[0, 0.4]),
-            "shapes": plot.phase_shapes(run, times),
-        }
+        layout = plot.stacked_layout(run, times, time, upper, lower)
         parts = []
         if summary.gpu_utilization is not None:
             parts.append(f"A kernel ran for {format_share(summary.gpu_utilization)} of the time.")

@@ -6,7 +6,7 @@ several that belong together under a label of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fast_axolotl.record import NodeSummary, RunSummary
@@ -17,18 +17,15 @@ from fast_axolotl.record.units import format_count, format_seconds, format_share
 
 __all__ = [
     "GROUPS",
-    "NODE_COLUMNS",
-    "RANK_COLUMNS",
     "Row",
     "describe_value",
     "format_row",
+    "member_tables",
     "missing_reason",
-    "node_row",
-    "rank_row",
     "read_figure",
 ]
 
-RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
+_RANK_COLUMNS = ("rank", "stall", "host wait", "steps", "step p50", "samples/s", "tokens/s", "")
 _NODE_FIGURES = {
     "working set": "working_set_bytes",
     "of limit": "limit_share",
@@ -39,7 +36,9 @@ _NODE_FIGURES = {
     "GPU busy": "gpu_utilization",
     "GPU clock": "gpu_clock_mhz",
 }
-NODE_COLUMNS = ("node", "ranks", *_NODE_FIGURES)
+
+MemberTable = tuple[str, Sequence[str], list[tuple[str, ...]]]
+"""A title, the names of the columns, and the rows."""
 
 
 class Row:
@@ -103,8 +102,16 @@ def describe_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def node_row(node: NodeSummary) -> tuple[str, ...]:
-    """A node as a row of ``NODE_COLUMNS``."""
+def member_tables(summary: RunSummary) -> list[MemberTable]:
+    """The nodes of a run, and its ranks, where there are several."""
+    tables: list[MemberTable] = [
+        ("Nodes", ("node", "ranks", *_NODE_FIGURES), [*map(_node_row, summary.nodes)]),
+        ("Ranks", _RANK_COLUMNS, [*map(_rank_row, summary.ranks)]),
+    ]
+    return [table for table in tables if len(table[2]) > 1]
+
+
+def _node_row(node: NodeSummary) -> tuple[str, ...]:
     ranks = ", ".join(map(str, node.ranks)) or "–"
     if len(node.ranks) > 2 and node.ranks[-1] - node.ranks[0] == len(node.ranks) - 1:
         ranks = f"{node.ranks[0]}–{node.ranks[-1]}"
@@ -112,8 +119,7 @@ def node_row(node: NodeSummary) -> tuple[str, ...]:
     return node.node, ranks, *figures
 
 
-def rank_row(rank: RankSummary) -> tuple[str, ...]:
-    """A rank as a row of ``RANK_COLUMNS``."""
+def _rank_row(rank: RankSummary) -> tuple[str, ...]:
     return (
         str(rank.rank),
         format_share(rank.stall_fraction),

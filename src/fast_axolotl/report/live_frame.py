@@ -150,6 +150,9 @@ def make_frame(
     if any(rank.values.get("dispatcher") for rank in ranks):
         deciding = [at for at in deciding if ranks[at].start.rank == 0] or deciding
     marks, mark_seconds = _stall_marks([ranks[at] for at in deciding])
+    newest, now = [recent[at][::-1] for at in deciding], WaitTotals()
+    for block in join_ranks(newest)[1] if any(newest) else ():
+        now.add_block(block)
     rows_now = _sum_rates(recent, "rows")
     if rows_now is None and not summary.settings.get("sample_packing"):
         # Of packed samples the rows are unknown, unless they were counted.
@@ -169,7 +172,7 @@ def make_frame(
         has_begun=bool(ranks or record.systems),
         has_blocks=any(recent),
         is_outside=is_outside,
-        stall_now=_stall_now([recent[at] for at in deciding]),
+        stall_now=now.stall_fraction,
         marks=marks,
         mark_seconds=mark_seconds,
         rows_now=rows_now,
@@ -202,15 +205,6 @@ def _sum_rates(recent: Sequence[Sequence[StepBlock]], name: str) -> float | None
     fetching = [blocks for blocks in recent if any(block.fetches for block in blocks)]
     rates = [_rate(blocks, name) for blocks in fetching]
     return None if not rates or None in rates else sum(rate or 0.0 for rate in rates)
-
-
-def _stall_now(recent: Sequence[Sequence[StepBlock]]) -> float | None:
-    """Of all ranks together; of the newest blocks, which come last first."""
-    totals = WaitTotals()
-    if any(recent):
-        for block in join_ranks([blocks[::-1] for blocks in recent])[1]:
-            totals.add_block(block)
-    return totals.stall_fraction
 
 
 def _stall_marks(ranks: Sequence[RankRecord]) -> tuple[tuple[StallMark, ...], float]:

@@ -44,14 +44,11 @@ from fast_axolotl.report.content import (
 )
 from fast_axolotl.report.figures import (
     GROUPS,
-    NODE_COLUMNS,
-    RANK_COLUMNS,
     Row,
     describe_value,
     format_row,
+    member_tables,
     missing_reason,
-    node_row,
-    rank_row,
     read_figure,
 )
 from fast_axolotl.report.matrix import compare_plainly, describe_change, measured_rows
@@ -184,11 +181,7 @@ def render_report(report: Report) -> str:
         members=[
             (title, run.name, columns, [(name, values, "") for name, *values in rows])
             for run in report.runs
-            for title, columns, rows in (
-                ("Nodes", NODE_COLUMNS, [*map(node_row, run.summary.nodes)]),
-                ("Ranks", RANK_COLUMNS, [*map(rank_row, run.summary.ranks)]),
-            )
-            if len(rows) > 1
+            for title, columns, rows in member_tables(run.summary)
         ],
         tables=tables,
         data=embedded,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fast_axolotl.errors import DataError, MissingExtraError
 
-__all__ = ["BROWSERS", "find_browser", "take_picture"]
+__all__ = ["BROWSERS", "find_browser", "take_picture", "written_beside"]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """Commands that are looked for, in this order."""
@@ -69,16 +69,21 @@ def take_picture(page: Path, picture: Path, *, browser: str) -> None:
             said = str(error)
         if not taken.exists() or not taken.stat().st_size:
             raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
-        target = picture.resolve()  # a link stays one
-        beside = target.with_name(f".{target.name}.part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(picture, "; give another name with --png") as beside:
             shutil.copyfile(taken, beside)
-            beside.replace(target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            reason = error.strerror or str(error)
-            raise DataError(
-                f"cannot be written: {reason}; give another name with --png", path=str(picture)
-            ) from error
+
+
+@contextmanager
+def written_beside(path: Path, cure: str = "") -> Iterator[Path]:
+    """A file to write that takes the path's place: a full disk leaves no half of one."""
+    target = path.resolve()  # a link stays one
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        beside.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        reason = error.strerror or str(error)
+        raise DataError(f"cannot be written: {reason}{cure}", path=str(path)) from error

@@ -36,14 +36,11 @@ from fast_axolotl.report.content import (
 )
 from fast_axolotl.report.figures import (
     GROUPS,
-    NODE_COLUMNS,
-    RANK_COLUMNS,
     Row,
     describe_value,
     format_row,
+    member_tables,
     missing_reason,
-    node_row,
-    rank_row,
     read_figure,
 )
 from fast_axolotl.report.terminal import print_parts
@@ -116,17 +113,13 @@ def show_summary(
     parts += [_heading("The run"), _pairs(course)]
     for title, rows in GROUPS.items():
         parts += [_heading(title), *_group_parts(summary, rows)]
-    for title, columns, members in (
-        ("Nodes", NODE_COLUMNS, [node_row(node) for node in summary.nodes]),
-        ("Ranks", RANK_COLUMNS, [rank_row(rank) for rank in summary.ranks]),
-    ):
-        if len(members) > 1:
-            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-            for name in columns:
-                table.add_column(name, justify="right")
-            for member in members:
-                table.add_row(*member)
-            parts += [_heading(title), _indented(table)]
+    for title, columns, members in member_tables(summary):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in columns:
+            table.add_column(name, justify="right")
+        for member in members:
+            table.add_row(*member)
+        parts += [_heading(title), _indented(table)]
     for title, values in (("Settings", summary.settings), ("Environment", summary.environment)):
         if values:
             pairs = [(name, describe_value(value)) for name, value in values.items()]
