@@ -157,7 +157,7 @@ def test_the_command_for_more_pairs_is_the_one_that_was_given(
     with pytest.raises(KeyboardInterrupt):
         protocol(baseline="a b", candidate="c", pairs=2, output=Path("x"), warmup=0)
     assert plans[0].again == (
-        "fast-axolotl protocol --baseline 'a b' --candidate=c --pairs 2 --warmup=0 --output x"
+        "fast-axolotl protocol --baseline 'a b' --candidate=c --warmup=0 --output x"
     )
 
 
