@@ -33,26 +33,26 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 5_700,
     "boot": 62,
-    "cli": 3_300,
+    "cli": 3_400,
     "dedupe": 1_800,
     "errors": 76,
-    "integrations": 2_650,
+    "integrations": 2_800,
     "kernels": 1_250,
-    "measure": 5_850,
+    "measure": 8_700,
     "packing": 1_300,
-    "protocol": 2_300,
+    "protocol": 2_700,
     "reading": 4_450,
-    "record": 2_500,
-    "report": 4_500,
+    "record": 3_050,
+    "report": 4_700,
     "streaming": 113,
-    "system": 300,
+    "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 36_000
+MOST_LINES_IN_ALL = 40_400
 MOST_FILES = 160
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 27_000
+MOST_TEST_LINES = 30_950
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

@@ -9,13 +9,14 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fast_axolotl import open_dataset
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.loaders import find_data_paths, find_shard, read_loader
+from fast_axolotl.measure.loaders import find_data_paths, find_shard, read_loader, ready_batches
 from fast_axolotl.measure.steps import StepTracker
 from fast_axolotl.record import RankRecord, read_run
 from support.hosts import spans_of, total
@@ -445,3 +446,19 @@ def test_planning_leaves_a_real_device_idle(tmp_path: Path) -> None:
         took = time.perf_counter() - begin
     idle = 1 - sum(first.elapsed_time(last) for first, last in busy) / 1000 / took
     assert device_stall(read_rank(tmp_path).blocks) == pytest.approx(idle, abs=0.03)
+
+
+def test_a_queue_that_empties_because_the_epoch_ends_says_nothing() -> None:
+    asked = dict.fromkeys(range(4))
+    queue = SimpleNamespace(qsize=lambda: 3)
+    iterator = SimpleNamespace(
+        _data_queue=queue,
+        _worker_result_queue=queue,
+        _task_info=asked,
+        _tasks_outstanding=4,
+        _num_workers=2,
+        _prefetch_factor=2,
+    )
+    assert ready_batches(iterator) == 3
+    asked.popitem()  # nothing is asked for any more: the sampler is exhausted
+    assert ready_batches(iterator) is None

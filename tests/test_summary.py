@@ -604,3 +604,44 @@ def test_the_meter_tells_its_own_cost() -> None:
     summary = figures(own_seconds=0.05)
     assert summary.overhead_seconds_per_fetch == pytest.approx(30e-6)
     assert summary.overhead_fraction == pytest.approx(30e-6 / 0.05)
+
+
+@pytest.mark.parametrize(
+    ("rank_end", "command_end", "error", "expected"),
+    [
+        ("finished", "exception", "exit code 3", "exception"),
+        (None, "exception", "exit code -15", "exception"),
+        (None, "finished", "", "finished"),
+        (None, None, "", "cut off"),
+    ],
+)
+def test_who_supervised_the_command_knows_how_it_ended(
+    rank_end: str | None, command_end: str | None, error: str, expected: str
+) -> None:
+    system = make_system(end=None, start={"source": "run"})
+    if command_end is not None:
+        system.end = End(t=60.0, reason=command_end, error=error)  # type: ignore[arg-type]
+    summary = summarise(make_run(make_rank(end=rank_end), system=system))
+    assert (summary.end_reason, summary.error) == (expected, error)
+
+
+def test_the_slowest_reader_sets_the_pace_of_all_ranks() -> None:
+    ranks = [
+        make_rank(rank=number, world_size=2, wait=steady(stall), settings={"num_workers": 0})
+        for number, stall in enumerate((0.1, 0.5))
+    ]
+    assert summarise(make_run(*ranks)).reader_rows_per_second == pytest.approx(2 * 8 / 0.010)
+
+
+def test_what_one_rank_brackets_alone_is_no_training_of_the_others() -> None:
+    ranks = make_ranks(2, own_seconds=0.02, fetches=600)
+    saved = 0.0
+    for block in ranks[0].blocks:
+        # Rank 0 saves for half of its time; the other one waits for it inside its steps.
+        object.__setattr__(block, "spans", {"checkpoint": 0.5 * block.wall_seconds})
+        object.__setattr__(block, "wall_seconds", 0.5 * block.wall_seconds)
+        saved += block.spans["checkpoint"] if block.phase == "steady" else 0.0
+    assert saved == pytest.approx(6.0)
+    assert summarise(make_run(*ranks)).samples_per_second == pytest.approx(
+        2 * 600 * 8 / 6.0, rel=0.01
+    )

@@ -619,7 +619,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a stream of fewer files than workers, on full cores": (
         "transformers", RATE, {"num_workers": 8, "num_shards": 2},
-        "each worker takes at least one, and 8 workers have 2 now",
+        "each worker takes at least one, and 8 workers share 2",
     ),
     "swap with a deep queue": (
         "axolotl", SWAP, {"num_workers": 2, "prefetch_factor": 256},

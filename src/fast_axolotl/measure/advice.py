@@ -445,7 +445,11 @@ def _speed_up(evidence: Evidence) -> Action:
     """The loader is too slow on average."""
     source, world = evidence.source, evidence.figures.world_size
     workers = evidence.number("num_workers")
-    stall, all_of_it = min(evidence.stall, 0.95), possible_gain(evidence.stall)
+    # What comes at the start of an epoch, or in the main process, no worker takes away.
+    causes = evidence.figures.waits_by_cause
+    elsewhere = sum(causes.get(name, 0.0) for name in ("epoch", "checkpoint", "gc"))
+    stall = min(evidence.stall * max(0.0, 1.0 - elsewhere), 0.95)
+    all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
         return Action(
@@ -484,7 +488,7 @@ def _speed_up(evidence: Evidence) -> Action:
     if shards and (shards < workers or shards < cores):
         return Action(
             "Divide the data into more shards (files; num_shards of to_iterable_dataset): each "
-            f"worker takes at least one, and {count_words(workers, 'worker')} have {shards} now.",
+            f"worker takes at least one, and {count_words(workers, 'worker')} share {shards}.",
             all_of_it,
         )
     if is_dispatched:
@@ -520,8 +524,10 @@ def _speed_up(evidence: Evidence) -> Action:
 def _hand_over(evidence: Evidence) -> Action:
     """Batches are ready, and it takes time to get them from a worker into the training process."""
     figures, source = evidence.figures, evidence.source
-    workers, gain = evidence.number("num_workers"), possible_gain(evidence.stall)
-    wait = evidence.stall * figures.measured_seconds / max(1, figures.fetches)
+    workers, stall = evidence.number("num_workers"), evidence.stall
+    causes = figures.waits_by_cause
+    stall *= max(0.0, 1.0 - causes.get("epoch", 0.0) - causes.get("checkpoint", 0.0))
+    gain, wait = possible_gain(stall), stall * figures.measured_seconds / max(1, figures.fetches)
     num_bytes = None
     if figures.bytes_per_second is not None:
         num_bytes = figures.bytes_per_second * figures.measured_seconds / max(1, figures.fetches)

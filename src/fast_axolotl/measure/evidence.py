@@ -67,10 +67,13 @@ class Evidence:
     def pattern(self) -> str:
         """When the waits come, as a subtype of the verdict: handover, burst, periodic, or rate.
 
-        A batch that is ready when its fetch begins has only to be handed over.
+        A batch that is ready when its fetch begins has only to be handed over: most of the waiting
+        is for such batches, and the queue is full on average.
         """
-        name = self.figures.stall_pattern
-        if self.figures.waits_by_cause.get("handover", 0.0) >= thresholds.MOST_WAITING:
+        figures, name = self.figures, self.figures.stall_pattern
+        full = thresholds.FULL_QUEUE * (figures.queue_capacity or math.inf)
+        is_most = figures.waits_by_cause.get("handover", 0.0) >= thresholds.MOST_WAITING
+        if is_most and (figures.queue_depth or 0.0) >= full:
             return "handover"
         if name == "burst" and self.figures.stall_period_of == "epoch":
             return "periodic"  # no queue reaches across epochs

@@ -27,6 +27,9 @@ DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
 dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
 REFILLED_SHARE = 0.1
 """Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
+FULL_QUEUE = 0.75
+"""Share of its capacity from which a ready queue is full. Ours: of four batches of one worker,
+three are ready when the fourth is asked for."""
 MOST_WAITING = 0.5
 """Share of all waiting that one cause must have to be named as the cause. Ours: the larger part."""
 
