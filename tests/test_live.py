@@ -427,7 +427,7 @@ def test_a_process_that_is_sampled_is_a_source_without_ranks() -> None:
     assert "From outside" in text_of(frame)
     assert "processes    2 · 1.50 cores busy" in text_of(frame)
     assert "stall  " not in text_of(frame)
-    assert "fast-axolotl run --measure -- COMMAND" in text_of(frame)
+    assert "fast-axolotl measure -- COMMAND" in text_of(frame)
     source.reset()
     assert len(system.samples) == 1
 

@@ -162,7 +162,7 @@ def test_what_is_no_record_says_so(tmp_path: Path) -> None:
         read_run(tmp_path / "file")
     # A folder with records below is no protocol yet.
     write(tmp_path / "runs" / "before" / "system.jsonl")
-    with pytest.raises(DataError, match=r"no record in here: .*run --measure"):
+    with pytest.raises(DataError, match=r"no record in here: .*measure"):
         read_run(tmp_path)
 
 
