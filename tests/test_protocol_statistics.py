@@ -291,3 +291,14 @@ def test_losses_are_equal_different_or_as_far_apart_as_chance_makes_them(
     assert found.is_equal is is_equal
     assert re.search(words, found.sentence)
     assert found.sentence.startswith("DIFFERENT") == (is_equal is False)
+
+
+def test_a_deciding_figure_in_another_unit_shares_its_verdict() -> None:
+    tokens, arm = [100.0, 101.0, 99.0], [120.0, 123.0, 118.0]
+    rows = [make_row(SPEED, [(tokens, ""), (arm, "")])]
+    samples = [[value / 10 for value in values] for values in (tokens, arm)]
+    rows.append(make_row(FIGURES["samples_per_second"], [(values, "") for values in samples]))
+    noise = [5.0, 6.0, 7.0]
+    rows += [make_row(figure, [(noise, ""), (noise[::-1], "")]) for figure in (STEP, STEP, STEP)]
+    judged = judge_matrix(Matrix(arms=("baseline", "candidate"), rows=tuple(rows)), matters=0.01)
+    assert [row.cells[1].outcome for row in judged.rows[:2]] == ["better", "better"]

@@ -186,6 +186,14 @@ def compare_values(
     )
 
 
+def _is_copy(one: Cell, other: Cell) -> bool:
+    """Whether two figures changed alike in every run, as samples and tokens of equal batches do."""
+    pairs = ((one.ratio, other.ratio), (one.low, other.low), (one.high, other.high))
+    return all(
+        a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6) for a, b in pairs
+    )
+
+
 def judge_matrix(
     matrix: Matrix,
     *,
@@ -210,7 +218,8 @@ def judge_matrix(
             tested = {
                 number: cell.p_value
                 for number, cell in enumerate(column)
-                if cell.is_deciding is group and cell.p_value is not None
+                if cell.is_deciding is group
+                if cell.p_value is not None and cell.p_adjusted is None
             }
             adjusted = adjust_by_holm(list(tested.values()))
             for number, p_adjusted in zip(tested, adjusted, strict=True):
@@ -223,6 +232,12 @@ def judge_matrix(
                 others = found - ((column[number].p_adjusted or 0.0) <= LEVEL)
                 level = LEVEL / (len(tested) - others)
                 column[number] = _with_power(column[number], matters, level, is_paired=is_paired)
+            # A row that is a deciding one in another unit shares its verdict, and tests nothing.
+            for number in tested:
+                one = column[number]
+                for at_copy, cell in enumerate(column):
+                    if not cell.is_deciding and _is_copy(one, cell):
+                        column[at_copy] = replace(cell, p_adjusted=one.p_adjusted)
         columns.append(
             [_judge(row, cell, matters) for row, cell in zip(matrix.rows, column, strict=True)]
         )
