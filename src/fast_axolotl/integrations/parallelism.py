@@ -26,8 +26,7 @@ _MESH_NAMES = {
 
 
 def read_parallelism(model: Any = None) -> dict[str, Any]:
-    """Sizes of the groups, how weights are divided, and which device is this rank's; what is not
-    known is left out."""
+    """Sizes of the groups, and how weights are divided; what is not known is left out."""
     found: dict[str, Any] = {}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     if local.isdecimal():
@@ -36,11 +35,6 @@ def read_parallelism(model: Any = None) -> dict[str, Any]:
         found.update(_read_accelerate())
     with suppress(Exception):
         found.update(_read_mesh(model))
-    with suppress(Exception):
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_initialized():
-            uuid = str(cuda.get_device_properties(cuda.current_device()).uuid)
-            found["device_uuid"] = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
     return found
 
 

@@ -261,8 +261,10 @@ def find_straggler(
             slow = Straggler(rank=seen.slow_rank, part="compute", fraction=seen.skew_fraction)
         reason = ""
     if slow is not None:
-        others = [clocks[rank.rank] for rank in steady if rank.rank in clocks]
-        clock = clocks.get(slow.rank) if slow.rank is not None else None
+        others = [
+            clocks[one.rank] for one in steady if one.rank in clocks and one.rank != slow.rank
+        ]
+        clock = clocks.get(slow.rank) if slow.rank is not None and others else None
         is_low = clock is not None and clock < (1.0 - LOWER_CLOCK) * statistics.median(others)
         if slow.part == "compute" and is_low:
             slow = Straggler(rank=slow.rank, part="device clock", fraction=slow.fraction)

@@ -253,6 +253,8 @@ class Meter:
         self._batches_ahead = 0
         """Batches that were fetched one after the other and wait for their forward pass."""
         self._is_after_backward = False
+        self._is_paused = False
+        """Whether ranks meet inside the forward pass that is timed."""
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
@@ -420,15 +422,16 @@ class Meter:
     @_guarded
     def collective_begin(self) -> None:
         """Ranks meet inside the forward pass, as DDP does to send buffers: that is not its time."""
-        start, self._forward_start = self._forward_start, None
-        if start is not None and not self._span_name and self._journal.world_size > 1:
+        start = self._forward_start
+        self._is_paused = start is not None and self._journal.world_size > 1
+        if start is not None and self._is_paused and not self._span_name:
             seconds = max(0.0, self._clock() - start[0])
             self._tracker.add_forward(seconds, self._queue.pair(start[1]))
 
     @_guarded
     def collective_end(self) -> None:
         """The forward pass goes on."""
-        if self._journal.world_size > 1:
+        if self._is_paused:
             self._forward_start = self._clock(), self._queue.record()
 
     @_guarded

@@ -66,6 +66,8 @@ class RankFigures:
     device_waits: Histogram = field(default_factory=Histogram)
     step_times: Histogram = field(default_factory=Histogram)
     spans: dict[str, float] = field(default_factory=dict)
+    steady_span_seconds: float = 0.0
+    """What is taken out of its steady steps: evaluation, checkpoints, logging."""
     steady_from: float | None = None
     """Seconds since 1970."""
     steady_to: float | None = None
@@ -100,11 +102,6 @@ class RankFigures:
         """Whether its steady phase can be judged."""
         return is_long_enough(self.steady.fetches, self.steady.wall_seconds)
 
-    @property
-    def steady_span_seconds(self) -> float:
-        """What is taken out of its steady steps: evaluation, checkpoints, logging."""
-        return total(finite(s) for block in self.steady_blocks for s in block.spans.values()) or 0.0
-
     def rate(self, name: str) -> float | None:
         """How much of something there was per second."""
         return ratio(self.steady.count(name), self.steady.wall_seconds)
@@ -133,6 +130,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.host_waits.merge(block.host_waits)
         folded.device_waits.merge(block.device_waits or {})
         folded.step_times.merge(block.step_times)
+        folded.steady_span_seconds += total(block.spans.values()) or 0.0
     if steady:
         took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
         folded.steady_from = finite(record.start.time + steady[0].t - took)
