@@ -9,7 +9,7 @@ Splitting (which may decompress) is sequential, decoding is parallel.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
@@ -84,6 +84,11 @@ class Decoded:
 
     table: pa.Table
     rejections: tuple[Rejection, ...] = ()
+    more: Iterable[Block] = ()
+    """The rest of the block, where all of it at once would take too much memory.
+
+    Where it is cut follows from the block alone, so that a resumed pass finds the same parts.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,8 @@ class Unit:
     """One past the last."""
     num_bytes: int
     """Its weight when work is dealt out: encoded bytes, estimated where compressed."""
+    num_rows: int | None = None
+    """The number of rows where the file's own metadata tells it."""
 
 
 class Block(Protocol):
@@ -223,7 +230,7 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
     if columns is None or table.num_columns == 0:
         return decoded
     table = table.select([name for name in columns if name in table.schema.names])
-    return Decoded(table, decoded.rejections)
+    return Decoded(table, decoded.rejections, decoded.more)
 
 
 def held_bytes(data: pa.Table | pa.RecordBatch | pa.Array) -> int:

@@ -86,6 +86,7 @@ def open_dataset(
     shard: tuple[int, int] | None = None,
     shuffle: int | None = None,
     epoch: int = 0,
+    even: Literal["drop", "pad"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     on_conflict: Literal["raise", "json"] = "raise",
     infer: Literal["auto", "scan"] = "auto",
@@ -106,6 +107,8 @@ def open_dataset(
         shard: ``(index, count)``: only this share of the rows.
         shuffle: A seed; ``None`` keeps the order of the files.
         epoch: Changes the shuffle.
+        even: Every shard gives the same number of batches: ``drop`` leaves out what some shards
+            have more than others, ``pad`` repeats rows and marks them in a column ``is_padding``.
         on_error: ``raise``, or ``skip`` to leave out what cannot be read and list it in ``stats``.
         on_conflict: ``raise``, or ``json`` to receive a column of clashing types as JSON text.
         infer: ``scan`` reads JSON and CSV once before the first batch, so that the schema is final
@@ -117,11 +120,12 @@ def open_dataset(
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
+        ("even", even, (None, "drop", "pad")),
         ("on_error", on_error, ("raise", "skip")),
         ("on_conflict", on_conflict, ("raise", "json")),
     ):
         if value not in choices:
-            raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+            raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
     if columns is not None and (
         isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
     ):

@@ -69,6 +69,8 @@ class Source:
     """An fsspec file system, ``None`` for local files."""
     inner_path: str = ""
     """The path inside ``filesystem``."""
+    version: str = ""
+    """Changes when the content does: the time of the last change, or the server's own tag."""
     sleep: Callable[[float], None] = _pause
     """The seam through which tests skip the back-off."""
 

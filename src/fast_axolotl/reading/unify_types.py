@@ -11,8 +11,8 @@ schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -61,6 +61,15 @@ class Known:
         decoded, self.schema = unify(decoded, block, self.schema, options)
         return decoded
 
+    def widen_all(
+        self, decoded: Decoded, block: Block, options: ReadOptions
+    ) -> Iterator[Decoded]:
+        """The rows of a block, part by part where it does not fit into memory at once."""
+        decoded = self.widen(decoded, block, options)
+        yield decoded
+        for part in decoded.more:
+            yield from self.widen_all(self.decode(part, options)[0], part, options)
+
 
 def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
@@ -87,7 +96,8 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
         )
         try:
             for block, decoded in ahead:
-                known.widen(decoded, block, options)
+                for _ in known.widen_all(decoded, block, options):
+                    pass
         finally:
             ahead.close()
         schema = known.schema
@@ -118,13 +128,13 @@ def unify(
     for attempt in range(_ATTEMPTS):
         table = decoded.table
         if table.num_columns == 0 and table.num_rows == 0:
-            return Decoded(known.empty_table(), decoded.rejections), known
+            return replace(decoded, table=known.empty_table()), known
         try:
             joined = join_schemas(known, table.schema, text_wins=block.text_wins)
             if attempt:
                 table = _by_value(table, joined)
             if not _needs_source(table.schema, joined):
-                return Decoded(conform(table, joined), decoded.rejections), joined
+                return replace(decoded, table=conform(table, joined)), joined
             known = joined
         except TypeClash as clash:
             if attempt:  # decoding it again did not remove the clash
@@ -135,7 +145,7 @@ def unify(
                 table, marked = decoded.table, clash.as_json_text()
                 index = table.schema.get_field_index(clash.column)
                 table = table.set_column(index, marked, _as_json_text(table.column(index)))
-                decoded = Decoded(table, decoded.rejections)
+                decoded = replace(decoded, table=table)
                 known = known.set(known.get_field_index(clash.column), marked)
                 continue
         decoded = decode_or_reject(block, known, options)
