@@ -62,6 +62,7 @@ class Batcher:
         self._rows = 0
         self._bytes = 0.0
         self._after = Position()
+        self._last_schema = pa.schema([])
 
     def add(self, table: pa.Table, start: Position, after: Position, row_bytes: float) -> None:
         """Rows that begin at ``start``; ``after`` is the position behind the last."""
@@ -71,12 +72,12 @@ class Batcher:
             position = position.forward(rows.num_rows)
         self._rows += table.num_rows
         self._bytes += table.num_rows * row_bytes
-        self._after = after
+        self._after, self._last_schema = after, table.schema
 
     @property
-    def next_schema(self) -> pa.Schema | None:
-        """The types of the rows that come next, where some are waiting."""
-        return self._held[0].schema if self._held else None
+    def next_schema(self) -> pa.Schema:
+        """The types of the rows that come next, or else those of the last ones."""
+        return self._held[0].schema if self._held else self._last_schema
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""

@@ -61,6 +61,11 @@ class ParquetFile:
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
+        for part in self.units(unit.file):
+            if unit.start <= part.start < unit.stop:
+                yield from self._blocks(part)
+
+    def _blocks(self, unit: Unit) -> Iterator[Block]:
         index, num_rows = unit.start, self.metadata.row_group(unit.start).num_rows
         if unit.num_bytes <= _WHOLE_GROUP_BLOCKS * self.options.block_bytes:
             yield _RowGroup(file=self, index=index, weight=unit.num_bytes, num_rows=num_rows)

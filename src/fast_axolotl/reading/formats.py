@@ -5,7 +5,8 @@ unknown ending is "json". ``open_files`` looks at content too: magic bytes for t
 the first complete JSON value for the text ones. It trusts the content, and warns where a name had
 promised something else.
 
-Costs one read of at most ``_HEAD_BYTES`` a file. Does not tell CSV from plain text by content:
+Costs one read of ``_SHORT_HEAD_BYTES`` a file, and one of ``_HEAD_BYTES`` where that holds no whole
+line: every shard opens every file, so that the first bytes add up. Does not tell CSV from plain text by content:
 without a name or an explicit format both look the same, and text is the one that loses nothing.
 """
 
@@ -23,7 +24,7 @@ from fast_axolotl.reading.columnar import open_arrow, open_parquet
 from fast_axolotl.reading.csv_files import CsvFile
 from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
 from fast_axolotl.reading.lines import TextFile
-from fast_axolotl.reading.storage import Source, head_of, spool
+from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
 __all__ = [
     "FormatWarning",
@@ -34,6 +35,7 @@ __all__ = [
     "open_files",
 ]
 
+_SHORT_HEAD_BYTES = 4 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
 
@@ -166,11 +168,15 @@ def _open(
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.path)
     promised = declared or named
-    head = source.read_at(0, _HEAD_BYTES)
+    head = source.read_at(0, _SHORT_HEAD_BYTES)
     compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
     if compression is not None:
-        head = head_of(source, compression, _HEAD_BYTES)
-    elif any(
+        head = start_of(head, compression)
+        if b"\n" not in head:
+            head = head_of(source, compression, _HEAD_BYTES)
+    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
+        head = source.read_at(0, _HEAD_BYTES)
+    if compression is None and any(
         magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == named_compression
     ):
         raise DataError(

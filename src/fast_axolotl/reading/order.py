@@ -1,66 +1,72 @@
 """The order of rows, and who reads which of them: all of it is decided here.
 
 The order is a pure function of the file list, the seed, the epoch, the number of shards and a
-position. Two nouns carry it: files are cut into *units*, and a unit gives *blocks* (``blocks``).
+position. Files are cut into *units* by the data alone (``blocks``), and then:
 
-1. Without a seed, the units are read in the order of the files. With a seed they are permuted,
-   and neighbours are put together until they hold a window's worth of bytes; their blocks then
-   come in windows, and rows are permuted inside a window.
-2. Shards deal the units among themselves, balanced by bytes. Where units are too few or too
-   unequal for that, they deal the blocks of every unit; where those are too few as well, the rows
-   of every block. Each is a partition: every row goes to exactly one shard.
-3. A position is (unit, block, row) in the sequence of a shard.
+1. Shards deal whole units among themselves, balanced by bytes, so that together they read every
+   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as one *span*.
+   Only where units are fewer than shards do several shards read the same unit. Each then takes
+   every n-th row of it.
+2. Without a seed a shard reads its spans in the order of the files. With a seed it permutes its
+   units, and then the rows inside *windows*, which are full at a number of decoded bytes
+   (``rows``).
+3. A position is (piece, row) in the sequence of a shard. Under a shuffle it also says where the
+   current window ends, and how many of its rows have been taken.
 4. A state is a position and all that it depends on, as plain JSON. It fits the same files (name,
    size, format, order) read with the same columns; anything else is refused with the reason.
 
-When a run is resumed on another number of shards, what is left of every old shard is what the new
-shards deal out: the same function again, applied to the remainder. Each such *generation* is
-therefore kept in the state as the list of positions that its shards had come to, and a
-``UnitShare`` is some units together with the chain of cuts that led to it.
+When a run is resumed on another number of shards, what is left of all old shards is what the new
+shards deal out: units that no shard had begun, and the pieces in which a shard had stopped. Each
+such *generation* is kept in the state as the list of positions that its shards had come to.
 
-Costs a few machine words a unit. Does not balance by rows: a text file's rows are not known until
-they are read.
+Costs a few machine words a unit, and n·log(shards) to deal them. Does not balance by rows: those of
+a text file are not known until they are read.
 """
 
 from __future__ import annotations
 
 import base64
+import heapq
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import ResumeError, UsageError
-from fast_axolotl.reading.blocks import (
-    Block,
-    Dataset,
-    Decoded,
-    ReadOptions,
-    Rejection,
-    Unit,
-    decode_or_reject,
-)
-from fast_axolotl.reading.schema import TypeClash, conform, join_or_mark
-from fast_axolotl.reading.unify_types import is_joinable, unify
+from fast_axolotl.reading.blocks import Dataset, Unit
+from fast_axolotl.reading.schema import TypeClash, join_or_mark
 
 __all__ = [
-    "BlockShare",
-    "Cut",
+    "Deal",
     "Order",
+    "Piece",
     "Position",
     "ResumePoint",
-    "UnitShare",
-    "Window",
+    "ShardWarning",
+    "Span",
+    "Step",
     "check_shard",
     "find_states",
+    "warn_of_sharing",
 ]
 
-_FINENESS = 4
-"""Shards should have so many units or blocks each before these are fine enough to deal out."""
+_RUNS = 8
+"""A shard is dealt what is left in runs of about this fraction of its share: long at first, and
+single units at the end, which even out what the runs before left uneven."""
 
-_STATE_VERSION = 1
+_SHUFFLED_TOGETHER = 256
+"""A shuffle permutes at least so many parts of a shard, where it has as many units."""
+
+_OUTSIZED = 2.0
+"""A shard that has so many times its share, because of one unit that cannot be cut, is reported."""
+
+_WORTH_A_WARNING_BYTES = 1024 * 1024
+"""Files smaller than this cost nothing to read on every shard."""
+
+_STATE_VERSION = 2
 _STATE_MARK = "fast_axolotl_reader"
 _STATE_KEYS = {
     "fingerprint",
@@ -69,116 +75,115 @@ _STATE_KEYS = {
     "epoch",
     "shard",
     "position",
+    "rows",
     "generations",
     "plan",
     "schema",
 }
 
 
+class ShardWarning(UserWarning):
+    """Shards read more than their share, because files cannot be cut."""
+
+
 class Position(NamedTuple):
     """How far a shard has come."""
 
-    unit: int = 0
-    """Index in the shard's list of ``UnitShare``s."""
-    block: int = 0
+    piece: int = 0
+    """Index in the shard's sequence; under a shuffle of the piece in which the window begins."""
     row: int = 0
+    """Row in that piece."""
+    end_piece: int = -1
+    """The piece in which the current window ends; -1 between windows and without a shuffle."""
+    end_row: int = 0
+    """The row behind the window's last one in that piece."""
+    taken: int = 0
+    """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        return Position(self.unit, self.block, self.row + rows)
-
-
-_START = Position()
+        if self.end_piece < 0:
+            return self._replace(row=self.row + rows)
+        return self._replace(taken=self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """One dealing: which share of the blocks or rows, and how much of it is already done."""
+class Step:
+    """Which rows to keep, of those that come."""
 
-    mode: str
-    """``unit``: all of it. ``block``: every count-th block. ``row``: a slice of every block."""
+    kind: str
+    """``skip``: all but the first n. ``head``: the first n. ``part``: of every n rows the i-th."""
+    number: int
     index: int = 0
-    count: int = 1
-    offset: int = 0
-    """Rotates the dealing from unit to unit, so that small units do not all favour one shard."""
-    skip_blocks: int = 0
-    skip_rows: int = 0
+
+    def count(self, rows: int) -> int:
+        """How many rows are kept of so many."""
+        if self.kind == "skip":
+            return max(0, rows - self.number)
+        if self.kind == "head":
+            return min(rows, self.number)
+        return max(0, (rows - self.index + self.number - 1) // self.number)
 
 
 @dataclass(frozen=True, slots=True)
-class UnitShare:
-    """Units that are read together, one of them where nothing is shuffled, and the share meant."""
+class Span:
+    """Neighbouring units of one file, which are read in one go."""
 
-    ordinal: int
-    """Its place before anything was dealt: the shuffle of its rows is seeded with it."""
     units: tuple[Unit, ...]
-    num_bytes: int
-    cuts: tuple[Cut, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """All of them as one."""
+        first, last = self.units[0], self.units[-1]
+        return replace(first, stop=last.stop, num_bytes=sum(unit.num_bytes for unit in self.units))
+
+    def count(self, rows: Mapping[Unit, int]) -> int:
+        return _count(self.steps, sum(rows[unit] for unit in self.units))
 
 
 @dataclass(frozen=True, slots=True)
-class BlockShare:
-    """A block to decode, its position in the shard's sequence, and the slices to take of it."""
+class Piece:
+    """An element of a shard's sequence: a span, or what an earlier generation left of a window."""
 
-    block: Block
-    position: Position = _START
-    slices: tuple[tuple[str, int, int], ...] = ()
-    """``("share", index, count)`` or ``("skip", rows, 0)``, applied in order."""
-
-    @property
-    def weight(self) -> int:
-        return self.block.weight
+    spans: tuple[Span, ...]
+    """One, but for windows."""
+    seed: tuple[int, ...] = ()
+    """Of the permutation of a window's rows."""
+    steps: tuple[Step, ...] = ()
 
     @property
-    def is_first(self) -> bool:
-        """Whether what is said of the whole block is to be counted here and nowhere else."""
-        return all(kind == "share" and first == 0 for kind, first, _ in self.slices)
-
-    def rows(self, table: pa.Table) -> pa.Table:
-        """The rows of this share, out of those of the whole block."""
-        for kind, first, second in self.slices:
-            if kind == "skip":
-                table = table.slice(first)
-            else:
-                start = table.num_rows * first // second
-                table = table.slice(start, table.num_rows * (first + 1) // second - start)
-        return table
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A block made of blocks whose rows are shuffled together."""
-
-    blocks: tuple[Block, ...]
-    seed: tuple[int, ...]
-    options: ReadOptions
-    num_rows: int | None = None
+    def num_bytes(self) -> int:
+        """Its weight: encoded bytes; what is skipped counts too."""
+        total = sum(unit.num_bytes for span in self.spans for unit in span.units)
+        for step in self.steps:
+            if step.kind == "part":
+                total = max(1, total // step.number)
+        return total
 
     @property
-    def weight(self) -> int:
-        return sum(block.weight for block in self.blocks)
+    def place(self) -> tuple[int, int]:
+        unit = self.spans[0].units[0]
+        return unit.file, unit.start
 
-    @property
-    def text_wins(self) -> bool:
-        return any(block.text_wins for block in self.blocks)
+    def with_step(self, kind: str, number: int, index: int = 0) -> Piece:
+        return replace(self, steps=(*self.steps, Step(kind, number, index)))
 
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        known = schema if schema is not None else pa.schema([])
-        tables: list[pa.Table] = []
-        rejections: list[Rejection] = []
-        for block in self.blocks:
-            decoded = decode_or_reject(block, known, self.options)
-            decoded, known = unify(decoded, block, known, self.options)
-            tables.append(decoded.table)
-            rejections += decoded.rejections
-        if any(not is_joinable(table, known) for table in tables):
-            return self.decode(known)
-        table = pa.concat_tables([conform(table, known) for table in tables]).combine_chunks()
-        order = pa.array(np.random.default_rng(self.seed).permutation(table.num_rows))
-        # pyarrow cannot take from columns of views, so those go by way of plain ones.
-        plain = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
-        if plain.equals(table.schema):
-            return Decoded(table.take(order), tuple(rejections))
-        return Decoded(table.cast(plain).take(order).cast(table.schema), tuple(rejections))
+    def count(self, rows: Mapping[Unit, int]) -> int:
+        """The number of rows, given those of each unit."""
+        return _count(self.steps, sum(span.count(rows) for span in self.spans))
+
+
+@dataclass(slots=True)
+class Deal:
+    """What one shard was dealt, in no order yet."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    """Begun by an earlier generation, or shared with other shards."""
+    units: list[Unit] = field(default_factory=list)
+    """Whole."""
+
+    def count(self, rows: Mapping[Unit, int]) -> int:
+        return sum(piece.count(rows) for piece in self.pieces) + sum(rows[u] for u in self.units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,87 +192,108 @@ class Order:
 
     seed: int | None
     epoch: int
-    shares: tuple[UnitShare, ...]
-    """All units, whole: what the first generation of shards deals out."""
-    block_bytes: int
-    """About how large a block is."""
+    units: tuple[Unit, ...]
+    """What the first generation of shards deals out."""
+    span_bytes: int
+    """Neighbours are read together up to this size."""
+    group_bytes: int
+    """Under a shuffle, neighbours among so many bytes of permuted units are read together."""
+    generations: tuple[tuple[Position, ...], ...] = ()
+    """For each earlier number of shards, the positions that these had come to."""
 
     @classmethod
     def plan(cls, dataset: Dataset, seed: int | None, epoch: int) -> Order:
-        units = dataset.units()
-        together: list[list[Unit]] = [[unit] for unit in units]
-        if seed is not None:
-            together, size = [], 0
-            generator = np.random.default_rng([seed, epoch, 0])
-            for index in generator.permutation(len(units)).tolist():
-                size += units[index].num_bytes
-                if not together or size > dataset.window_bytes:
-                    together.append([])
-                    size = units[index].num_bytes
-                together[-1].append(units[index])
-        shares = (
-            UnitShare(ordinal, tuple(group), sum(unit.num_bytes for unit in group))
-            for ordinal, group in enumerate(together)
-        )
         return cls(
             seed=seed,
             epoch=epoch,
-            shares=tuple(shares),
-            block_bytes=dataset.options.block_bytes if seed is None else dataset.window_bytes,
+            units=tuple(dataset.units()),
+            span_bytes=dataset.options.block_bytes // 2,
+            group_bytes=dataset.window_bytes // 2,
         )
 
-    def deal(
-        self, shard: tuple[int, int], generations: Sequence[Sequence[Sequence[int]]] = ()
-    ) -> list[UnitShare]:
-        """What one shard reads, after generations of shards have come to these positions.
-
-        Over all shards, every row that is left occurs exactly once.
-        """
-        shares: Sequence[UnitShare] = self.shares
-        for positions in generations:
-            left: list[UnitShare] = []
+    def deal(self, count: int) -> list[Deal]:
+        """What each of ``count`` shards gets: over all of them, every row that is left once."""
+        left = Deal(units=list(self.units))
+        for generation, positions in enumerate(self.generations):
+            dealt, left = _deal(left, len(positions), self.span_bytes), Deal()
             for index, position in enumerate(positions):
-                dealt = _deal(shares, (index, len(positions)), self.block_bytes)
-                left += _resume(dealt, Position(*position))
-            shares = left
-        return _deal(shares, shard, self.block_bytes)
+                shard = (index, len(positions))
+                sequence = self._arrange(dealt[index], shard, generation)
+                self._leave(sequence, position, shard, generation, left)
+            left.units.sort(key=lambda unit: (unit.file, unit.start))
+        return _deal(left, count, self.span_bytes)
 
-    def blocks(
-        self, dataset: Dataset, shares: Sequence[UnitShare], start: Position
-    ) -> Iterator[BlockShare]:
-        """The blocks of a shard from a position on."""
-        for offset, share in enumerate(_resume(shares, start)):
-            first = start.block if offset == 0 else 0
-            blocks: Iterator[BlockShare] = (
-                BlockShare(block) for block in self._whole_blocks(dataset, share)
-            )
-            for cut in share.cuts:
-                blocks = _apply(blocks, cut)
-            for index, block in enumerate(blocks, first):
-                yield replace(block, position=Position(start.unit + offset, index))
+    def sequence(self, shard: tuple[int, int]) -> list[Piece]:
+        """What one shard reads, in order."""
+        index, count = shard
+        return self._arrange(self.deal(count)[index], shard, len(self.generations))
 
-    def _whole_blocks(self, dataset: Dataset, share: UnitShare) -> Iterator[Block]:
-        """The blocks of some units, or under a shuffle the windows of them."""
-        blocks = (block for unit in share.units for block in dataset.blocks(unit))
-        if self.seed is None:
-            yield from blocks
-            return
-        held: list[Block] = []
-        size = window = 0
-        for block in blocks:
-            held.append(block)
-            size += block.weight
-            if size >= dataset.window_bytes:
-                yield self._window(held, share, window, dataset.options)
-                held, size, window = [], 0, window + 1
-        if held:
-            yield self._window(held, share, window, dataset.options)
+    def window_seed(self, shard: tuple[int, int], position: Position) -> tuple[int, ...]:
+        """Of the permutation of the window that begins at a position."""
+        return self._window_seed(shard, len(self.generations), position)
 
-    def _window(
-        self, blocks: Sequence[Block], share: UnitShare, index: int, options: ReadOptions
-    ) -> Window:
+    def _window_seed(
+        self, shard: tuple[int, int], generation: int, position: Position
+    ) -> tuple[int, ...]:
         assert self.seed is not None
-        return Window(tuple(blocks), (self.seed, self.epoch, 1, share.ordinal, index), options)
+        return (self.seed, self.epoch, 1, *shard, generation, position.piece, position.row)
+
+    def _arrange(self, dealt: Deal, shard: tuple[int, int], generation: int) -> list[Piece]:
+        """The sequence of a shard, out of what it was dealt."""
+        if self.seed is None:
+            items = [*dealt.pieces, *(Piece((Span((unit,)),)) for unit in dealt.units)]
+            return list(_merge(items, self.span_bytes))
+        windows = [piece for piece in dealt.pieces if piece.seed]
+        items = [piece for piece in dealt.pieces if not piece.seed]
+        items += [Piece((Span((unit,)),)) for unit in dealt.units]
+        # Neighbours stay together where there are many: reading single ones costs more time.
+        total = sum(piece.num_bytes for piece in items)
+        items = list(_merge(items, min(self.span_bytes, total // _SHUFFLED_TOGETHER)))
+        generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
+        groups: list[list[Piece]] = []
+        size = 0
+        for place in generator.permutation(len(items)).tolist():
+            size += items[place].num_bytes
+            if not groups or size > self.group_bytes:
+                groups.append([])
+                size = items[place].num_bytes
+            groups[-1].append(items[place])
+        for group in groups:
+            windows += _merge(group, self.span_bytes)
+        return windows
+
+    def _leave(
+        self,
+        sequence: Sequence[Piece],
+        position: Position,
+        shard: tuple[int, int],
+        generation: int,
+        left: Deal,
+    ) -> None:
+        """Adds what a shard has left from a position on."""
+        at, row = position.piece, position.row
+        if position.taken:
+            spans = []
+            for index in range(at, position.end_piece + 1):
+                piece = sequence[index]
+                steps = [*piece.spans[0].steps, *piece.steps]
+                start = row if index == at else 0
+                if start:
+                    steps.append(Step("skip", start))
+                if index == position.end_piece:
+                    steps.append(Step("head", position.end_row - start))
+                spans.append(Span(piece.spans[0].units, tuple(steps)))
+            seed = self._window_seed(shard, generation, position)
+            left.pieces.append(Piece(tuple(spans), seed, (Step("skip", position.taken),)))
+            at, row = position.end_piece, position.end_row
+        if row and at < len(sequence):  # behind the end are rows that were repeated
+            left.pieces.append(sequence[at].with_step("skip", row))
+            at += 1
+        for piece in sequence[at:]:
+            if piece.steps or piece.seed or piece.spans[0].steps:
+                left.pieces.append(piece)
+            else:
+                left.units += piece.spans[0].units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +303,9 @@ class ResumePoint:
     dataset: Dataset
     """The files, cut up as they were when the state was taken."""
     order: Order
-    generations: list[list[list[int]]]
     position: Position
+    rows: int
+    """Delivered by this shard since the number of shards last changed."""
     schema: pa.Schema
     """The columns known so far."""
 
@@ -290,12 +317,16 @@ class ResumePoint:
         first = states[0]
         plan = dict(first["plan"])
         dataset = replace(dataset, window_bytes=plan.pop("window_bytes")).with_options(**plan)
-        generations, position = first["generations"], _START
+        generations = [
+            tuple(Position(*position) for position in positions)
+            for positions in first["generations"]
+        ]
+        position, rows = Position(), 0
         own = [state for state in states if tuple(state["shard"]) == shard]
         if own:
-            position = Position(*own[0]["position"])
+            position, rows = Position(*own[0]["position"]), int(own[0]["rows"])
         else:
-            generations = [*generations, _all_positions(states)]
+            generations.append(_all_positions(states))
         schema = pa.schema([])
         for state in own or states:
             try:
@@ -306,11 +337,12 @@ class ResumePoint:
                 schema = join_or_mark(schema, found, dataset.options.on_conflict, text_wins=True)
             except TypeClash as clash:
                 raise clash.error("the data of several ranks") from None
+        order = Order.plan(dataset, first["seed"], first["epoch"])
         return cls(
             dataset=dataset,
-            order=Order.plan(dataset, first["seed"], first["epoch"]),
-            generations=generations,
+            order=replace(order, generations=tuple(generations)),
             position=position,
+            rows=rows,
             schema=schema,
         )
 
@@ -325,7 +357,8 @@ class ResumePoint:
             "epoch": self.order.epoch,
             "shard": list(shard),
             "position": list(self.position),
-            "generations": self.generations,
+            "rows": self.rows,
+            "generations": [list(map(list, positions)) for positions in self.order.generations],
             "plan": {
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
@@ -359,82 +392,128 @@ def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _deal(shares: Sequence[UnitShare], shard: tuple[int, int], block_bytes: int) -> list[UnitShare]:
-    """The share of one shard. Over all shards, every row of ``shares`` occurs exactly once."""
-    index, count = shard
-    if count == 1 or not shares:
-        return list(shares)
-    total = sum(share.num_bytes for share in shares)
-    if max(share.num_bytes for share in shares) * _FINENESS * count <= total:
-        loads = [0] * count
-        dealt = []
-        for share in shares:
-            owner = loads.index(min(loads))
-            loads[owner] += share.num_bytes
-            if owner == index:
-                dealt.append(share)
-        return dealt
-    mode = "block" if total >= block_bytes * _FINENESS * count else "row"
-    return [
-        replace(
-            share,
-            num_bytes=max(1, share.num_bytes // count),
-            cuts=(*share.cuts, Cut(mode, index, count, ordinal % count)),
+def _count(steps: Sequence[Step], rows: int) -> int:
+    for step in steps:
+        rows = step.count(rows)
+    return rows
+
+
+def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
+    """The pieces in the order of the files, neighbours put together up to a size."""
+    held: list[Unit] = []
+    size = 0
+    for piece in sorted(pieces, key=lambda piece: piece.place):
+        is_whole = not piece.steps and not piece.seed and not piece.spans[0].steps
+        units = piece.spans[0].units if is_whole else ()
+        more = sum(unit.num_bytes for unit in units)
+        is_next = units and held and held[-1].file == units[0].file
+        if held and not (
+            is_next and held[-1].stop == units[0].start and size + more <= most_bytes
+        ):
+            yield Piece((Span(tuple(held)),))
+            held, size = [], 0
+        if units:
+            held += units
+            size += more
+        else:
+            yield piece
+    if held:
+        yield Piece((Span(tuple(held)),))
+
+
+def _deal(left: Deal, count: int, span_bytes: int) -> list[Deal]:
+    """Pieces and units dealt out to shards. Over all of them, each row occurs exactly once."""
+    if count == 1:
+        return [left]
+    shards = [Deal() for _ in range(count)]
+    whole = [*left.pieces, *(Piece((Span((unit,)),)) for unit in left.units)]
+    if len(whole) < count:
+        readers = [1] * len(whole)
+        # The next shard goes to whatever is largest for each of its readers.
+        heap = [(-float(piece.num_bytes), index) for index, piece in enumerate(whole)]
+        heapq.heapify(heap)
+        for _ in range(count - len(whole) if whole else 0):
+            _, index = heap[0]
+            readers[index] += 1
+            heapq.heapreplace(heap, (-(whole[index].num_bytes / readers[index]), index))
+        owner = 0
+        for piece, number in zip(whole, readers, strict=True):
+            for index in range(number):
+                share = piece if number == 1 else piece.with_step("part", number, index)
+                shards[owner + index].pieces.append(share)
+            owner += number
+        return shards
+    loads = [(0, index) for index in range(count)]
+    for piece in left.pieces:
+        load, index = loads[0]
+        shards[index].pieces.append(piece)
+        heapq.heapreplace(loads, (load + piece.num_bytes, index))
+    unread = sum(unit.num_bytes for unit in left.units)
+    run: list[Unit] = []
+    size = 0
+    for unit in left.units:
+        run_bytes = min(span_bytes, unread // (_RUNS * count))
+        if run and (run[-1].file != unit.file or size + unit.num_bytes > run_bytes):
+            load, index = loads[0]
+            shards[index].units += run
+            heapq.heapreplace(loads, (load + size, index))
+            run, size = [], 0
+        run.append(unit)
+        size += unit.num_bytes
+        unread -= unit.num_bytes
+    if run:
+        shards[loads[0][1]].units += run
+    return shards
+
+
+def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
+    """Reports files that several shards read, or that give one shard more than its share."""
+    readers: dict[int, int] = {}
+    loads = []
+    for deal in dealt:
+        # What is left of a window is shared as well, but only once, and it is small.
+        whole = [piece for piece in deal.pieces if not piece.seed]
+        shared = [p for p in whole if any(step.kind == "part" for step in p.steps)]
+        for file in {unit.file for p in shared for span in p.spans for unit in span.units}:
+            readers[file] = readers.get(file, 0) + 1
+        loads.append(
+            sum(piece.num_bytes for piece in deal.pieces)
+            + sum(unit.num_bytes for unit in deal.units)
         )
-        for ordinal, share in enumerate(shares)
-    ]
-
-
-def _resume(shares: Sequence[UnitShare], position: Position) -> list[UnitShare]:
-    """What a shard has left from a position on."""
-    left = list(shares[position.unit :])
-    if left and (position.block or position.row):
-        cuts = left[0].cuts or (Cut("unit"),)
-        if cuts[-1].skip_blocks or cuts[-1].skip_rows:
-            cuts = (*cuts, Cut("unit"))
-        done = replace(cuts[-1], skip_blocks=position.block, skip_rows=position.row)
-        left[0] = replace(left[0], cuts=(*cuts[:-1], done))
-    return left
-
-
-def _apply(blocks: Iterator[BlockShare], cut: Cut) -> Iterator[BlockShare]:
-    """One dealing, then its skip."""
-    kept = 0
-    for ordinal, block in enumerate(blocks):
-        if cut.mode == "block" and (ordinal + cut.offset) % cut.count != cut.index:
-            continue
-        kept += 1
-        if kept <= cut.skip_blocks:
-            continue
-        slices = block.slices
-        if cut.mode == "row":
-            share = (cut.index + cut.offset + ordinal) % cut.count
-            slices = (*slices, ("share", share, cut.count))
-        if cut.skip_rows and kept == cut.skip_blocks + 1:
-            slices = (*slices, ("skip", cut.skip_rows, 0))
-        yield replace(block, slices=slices)
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    if kind.equals(pa.string_view()):
-        return pa.large_string()
-    if kind.equals(pa.binary_view()):
-        return pa.large_binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_without_views(kind.value_type))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_without_views(kind.value_type))
-    return kind
+    cure = "write the data as more files, or as uncompressed JSON lines, Parquet or Arrow"
+    for file, number in readers.items():
+        source = dataset.inputs[file].source
+        if number > 1 and source.num_bytes >= _WORTH_A_WARNING_BYTES:
+            warnings.warn(
+                f"{source.path}: {number} of {len(dealt)} shards each read this file, because "
+                f"there are fewer parts that can be read on their own than shards; {cure}",
+                ShardWarning,
+                stacklevel=4,
+            )
+            return
+    most, mean = max(loads), sum(loads) / len(loads)
+    if most > _OUTSIZED * mean and most >= _WORTH_A_WARNING_BYTES and not readers:
+        units = dealt[loads.index(most)].units
+        if units:
+            largest = max(units, key=lambda unit: unit.num_bytes)
+            warnings.warn(
+                f"{dataset.inputs[largest.file].source.path}: one of {len(dealt)} shards reads "
+                f"{most / mean:.1f} times its share, because this file cannot be cut; {cure}",
+                ShardWarning,
+                stacklevel=4,
+            )
 
 
 def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None:
     """Refuses states of another version, of other files, or of different runs."""
     if not states:
         raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
-    if any(state[_STATE_MARK] != _STATE_VERSION for state in states):
-        raise ResumeError("the state was written by another version of fast-axolotl")
+    if old := next((s for s in states if s[_STATE_MARK] != _STATE_VERSION), None):
+        raise ResumeError(
+            f"the state has format {old[_STATE_MARK]!r} and this version of fast-axolotl reads "
+            f"format {_STATE_VERSION}: the order of rows is another one; start the epoch again, or "
+            "finish it with the version that wrote the state"
+        )
     if not all(state.keys() >= _STATE_KEYS for state in states):
         raise ResumeError("the state is damaged; take an older one")
     fingerprint = dataset.fingerprint
@@ -454,19 +533,19 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
             raise ResumeError(f"the states do not belong together: their {key} differs")
 
 
-def _all_positions(states: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:
     """The position of every shard of one generation; all of them must be there."""
     count = int(states[0]["shard"][1])
-    positions: dict[int, list[int]] = {}
+    positions: dict[int, Position] = {}
     for state in states:
         index, other = state["shard"]
         if other != count:
             raise ResumeError(f"the states come from {count} and from {other} shards")
-        positions[index] = list(state["position"])
+        positions[index] = Position(*state["position"])
     missing = sorted(set(range(count)) - set(positions))
     if missing:
         raise ResumeError(
             f"the state of shard {missing[0]} of {count} is missing; to continue on another number "
             "of ranks or workers, pass the states of all of them"
         )
-    return [positions[index] for index in range(count)]
+    return tuple(positions[index] for index in range(count))

@@ -1,40 +1,35 @@
 """``open_dataset`` and the ``Reader``: any files in, record batches out, bounded memory.
 
-A pass over the data is: deal out the units (``order``), split and decode their blocks ahead in
-threads (``prefetch``), bring every block to the types known so far (``unify_types``), cut the rows
-into batches (``batches``). After any batch ``state_dict`` says where the next one begins.
+A pass over the data is: deal out the units (``order``), decode them ahead in threads and shuffle
+their rows (``rows``), cut the rows into batches (``batches``). After any batch ``state_dict`` says
+where the next one begins.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading.batches import Batcher, value_bytes
-from fast_axolotl.reading.blocks import (
-    CsvDialect,
-    Dataset,
-    Decoded,
-    InputFile,
-    ReadOptions,
-    Rejection,
-)
+from fast_axolotl.reading.batches import Batcher
+from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.formats import open_files
+from fast_axolotl.reading.index import take_rows, unit_rows, with_csv_edges
 from fast_axolotl.reading.order import (
-    BlockShare,
     Order,
+    Piece,
     Position,
     ResumePoint,
-    UnitShare,
     check_shard,
+    warn_of_sharing,
 )
-from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import READING_LISTENERS, usable_cores
 
@@ -45,6 +40,11 @@ MIB = 1024 * 1024
 DEFAULT_MEMORY_BUDGET = 256 * MIB
 _LEAST_MEMORY_BUDGET = 16 * MIB
 _MOST_LISTED_REJECTIONS = 1000
+_UNITS = 4096
+"""A file list is cut into about so many units, so that 1,024 shards find work in a few GB."""
+_LEAST_UNIT_BYTES = MIB // 32
+_MOST_UNIT_BYTES = 4 * MIB
+_PADDING = pa.field("is_padding", pa.bool_())
 _THREAD_BYTES = 2 * MIB
 """One decode thread for each so many encoded bytes."""
 
@@ -62,6 +62,10 @@ class ReadStats:
     """Batches delivered."""
     num_bytes: int = 0
     """Encoded bytes behind the rows delivered so far, before decompression of the columns."""
+    padding_rows: int = 0
+    """Rows among them that were repeated under ``even="pad"``."""
+    dropped_rows: int = 0
+    """Rows of this shard that are left out under ``even="drop"``."""
     rejected_rows: int = 0
     """Rows left out under ``on_error="skip"``, as far as their number is known."""
     rejections: list[Rejection] = field(default_factory=list)
@@ -141,23 +145,27 @@ def open_dataset(
         json_field=json_field,
         columns=None if columns is None else tuple(columns),
         block_bytes=block_bytes,
-        unit_bytes=min(block_bytes // 2, max(total // 64, 2 * MIB)),
+        unit_bytes=max(_LEAST_UNIT_BYTES, min(total // _UNITS, _MOST_UNIT_BYTES)),
     )
     opened = open_files(sources, format, options)
     dataset = Dataset(
         inputs=tuple(item for item, _ in opened),
         formats=tuple(file for _, file in opened),
         options=options,
-        window_bytes=4 * block_bytes,
+        window_bytes=memory_budget // 8,
     )
+    shard = check_shard(shard)
+    if shard[1] > 1:
+        dataset = with_csv_edges(dataset)
     return Reader(
         dataset,
         batch_size=batch_size,
         num_threads=num_threads,
         memory_budget=memory_budget,
-        shard=check_shard(shard),
+        shard=shard,
         shuffle=shuffle,
         epoch=epoch,
+        even=even,
         scan=infer == "scan",
         ignored_files=tuple(ignored),
     )
@@ -180,6 +188,7 @@ class Reader:
         shard: tuple[int, int],
         shuffle: int | None,
         epoch: int,
+        even: Literal["drop", "pad"] | None,
         scan: bool,
         ignored_files: tuple[str, ...],
     ) -> None:
@@ -198,14 +207,21 @@ class Reader:
         )
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
+        self._even = even
         self._pass = object()
         """Changes with every pass, so that one that was stopped cannot move the position."""
         self._order = Order.plan(dataset, shuffle, epoch)
         self._rewind()
+        if even == "pad" and _PADDING.name in self._base.names:
+            raise UsageError(
+                f"the data has a column {_PADDING.name!r} itself; rename it, or use even=\"drop\""
+            )
 
     def _rewind(self) -> None:
-        self._generations: list[list[list[int]]] = []
+        self._order = replace(self._order, generations=())
         self._position = Position()
+        self._rows = 0
+        """Delivered since the number of shards last changed."""
         self._known = Known(self._base)
         self._next_schema = self._base
         """The types known where the next batch begins; those of ``_known`` may be ahead of it."""
@@ -214,7 +230,13 @@ class Reader:
     @property
     def schema(self) -> pa.Schema:
         """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
-        return self._known.schema
+        schema = self._known.schema
+        return schema.append(_PADDING) if self._even == "pad" else schema
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch."""
+        return self._batch_size
 
     @property
     def stats(self) -> ReadStats:
@@ -229,7 +251,36 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
-        return sum(share.num_bytes for share in self._shares())
+        return sum(piece.num_bytes for piece in self._order.sequence(self._shard))
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a whole pass of this reader, those repeated or left out by ``even`` included.
+
+        Known from the metadata of Parquet and Arrow files. Other files are read once for it, and an
+        index of them is kept in the user's cache folder.
+        """
+        counts = self._shard_rows()
+        choose = {"drop": min, "pad": max}.get(self._even or "")
+        return choose(counts) if choose else counts[self._shard[0]]
+
+    def __len__(self) -> int:
+        """The number of batches of a whole pass; needs what ``num_rows`` needs.
+
+        Without ``even`` more batches come where rows are so large that batches are cut by bytes.
+        """
+        return -(-self.num_rows // self._batch_size)
+
+    def __bool__(self) -> bool:
+        """True, without counting."""
+        return True
+
+    def take(self, indices: Sequence[int]) -> pa.Table:
+        """Rows by their number in the order of the files, whatever the shard and the shuffle.
+
+        Reads only the units that they lie in; needs what ``num_rows`` needs.
+        """
+        return take_rows(self._dataset, self._base, indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()
@@ -237,7 +288,10 @@ class Reader:
             self._rewind()
         self._restored = False
         self._stats = ReadStats(ignored_files=self._stats.ignored_files)
-        return self._run(self._shares(), self._position, self._pass)
+        index, count = self._shard
+        if index == 0 and count > 1:
+            warn_of_sharing(self._dataset, self._order.deal(count))
+        return self._run(self._order.sequence(self._shard), self._position, self._pass)
 
     def __enter__(self) -> Reader:
         return self
@@ -257,15 +311,15 @@ class Reader:
         _check_at_least("epoch", epoch, 0)
         self.close()
         self._rewind()
-        self._order = Order.plan(self._dataset, self._order.seed, epoch)
+        self._order = replace(self._order, epoch=epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, as plain JSON values."""
         point = ResumePoint(
             dataset=self._dataset,
             order=self._order,
-            generations=self._generations,
             position=self._position,
+            rows=self._rows,
             schema=self._next_schema,
         )
         return point.state(self._shard)
@@ -280,42 +334,72 @@ class Reader:
         point = ResumePoint.from_states(state, self._dataset, self._shard)
         self.close()
         self._dataset, self._order = point.dataset, point.order
-        self._generations, self._position = point.generations, point.position
+        self._position, self._rows = point.position, point.rows
         self._known = Known(point.schema)
         self._next_schema = point.schema
         self._restored = True
 
-    def _shares(self) -> list[UnitShare]:
-        return self._order.deal(self._shard, self._generations)
+    def _shard_rows(self) -> list[int]:
+        """The rows that each shard has."""
+        units = self._order.units
+        rows = dict(zip(units, unit_rows(self._dataset, units), strict=True))
+        return [deal.count(rows) for deal in self._order.deal(self._shard[1])]
+
+    def _read(
+        self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
+    ) -> Iterator[Rows]:
+        """The rows of a sequence in the order of delivery, from a position on."""
+        dataset, order, shard = self._dataset, self._order, self._shard
+        if len(pieces) < self._num_threads:
+            dataset = dataset.with_options(parallel_columns=True)
+        # Starting a thread costs more than a small file is worth.
+        useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
+        is_shuffled = order.seed is not None
+        tables = read_rows(
+            dataset,
+            pieces,
+            start,
+            self._known,
+            num_threads=max(1, min(self._num_threads, useful_threads)),
+            budget=self._memory_budget // (4 if is_shuffled else 2),
+            closers=closers,
+        )
+        if not is_shuffled:
+            return tables
+        return shuffle_rows(
+            tables,
+            start,
+            lambda position: order.window_seed(shard, position),
+            window_bytes=dataset.window_bytes,
+            closers=closers,
+        )
 
     def _run(
-        self, shares: Sequence[UnitShare], start: Position, token: object
+        self, pieces: Sequence[Piece], start: Position, token: object
     ) -> Iterator[pa.RecordBatch]:
-        dataset = self._dataset
-        if len(shares) < self._num_threads:
-            dataset = dataset.with_options(parallel_columns=True)
-        known, options = self._known, dataset.options
-        # Starting a thread costs more than a small file is worth.
-        useful_threads = sum(share.num_bytes for share in shares) // _THREAD_BYTES
-        prefetcher: Prefetcher[BlockShare, Decoded] = Prefetcher(
-            self._order.blocks(dataset, shares, start),
-            lambda share: known.decode(share.block, options),
-            num_threads=max(1, min(self._num_threads, useful_threads)),
-            budget=self._memory_budget // 2,
-        )
-        self._stop = stop = prefetcher.close
-        batcher = Batcher(self._batch_size, self._memory_budget // 8)
+        closers: list[Callable[[], None]] = []
+
+        def stop() -> None:
+            for close in closers:
+                close()
+
+        self._stop = stop
+        # Batches of the same number everywhere cannot also be cut by bytes.
+        most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
+        batcher = Batcher(self._batch_size, most_bytes)
+        read = self._read if self._even is None else self._read_evenly
         file = -1
         try:
-            for share, decoded in prefetcher:
-                unit = shares[share.position.unit].units[0]
+            for rows in read(pieces, start, closers):
                 if self._order.seed is not None:
                     _announce("refill", "a shuffle window is filled")
-                elif unit.file != file:
-                    file = unit.file
-                    _announce("shard", dataset.inputs[file].source.path)
-                decoded = known.widen(decoded, share.block, options)
-                self._add(share, decoded, batcher, start)
+                elif rows.file != file:
+                    file = rows.file
+                    _announce("shard", self._dataset.inputs[file].source.path)
+                for rejection in rows.rejections:
+                    self._stats.reject(rejection)
+                self._stats.num_bytes += rows.num_bytes
+                batcher.add(rows.table, rows.start, rows.after, rows.row_bytes)
                 for batch, position in batcher.full():
                     yield self._delivered(batch, position, batcher, token)
             for batch, position in batcher.rest():
@@ -324,19 +408,41 @@ class Reader:
         finally:
             stop()
 
-    def _add(self, share: BlockShare, decoded: Decoded, batcher: Batcher, start: Position) -> None:
-        """Counts a block's rows and hands those of this share to the batcher."""
-        for rejection in decoded.rejections if share.is_first else ():
-            self._stats.reject(rejection)
-        table = decoded.table
-        rows = share.rows(table)
-        self._stats.num_bytes += share.weight * rows.num_rows // max(1, table.num_rows)
-        begin = share.position
-        if begin == (start.unit, start.block, 0):
-            begin = start
-        row_bytes = value_bytes(table) / max(1, table.num_rows)
-        after = Position(begin.unit, begin.block + 1)
-        batcher.add(rows, begin, after, row_bytes)
+    def _read_evenly(
+        self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
+    ) -> Iterator[Rows]:
+        """As many rows as every other shard has, some left out or repeated."""
+        counts = self._shard_rows()
+        own = counts[self._shard[0]]
+        delivered, end = self._rows, Position(len(pieces))
+        target = min(counts) if self._even == "drop" else max(counts)
+        left = target - delivered
+        self._stats.dropped_rows = max(0, own - target)
+        for rows in self._read(pieces, start, closers):
+            if left <= 0:
+                return
+            table = rows.table.slice(0, left)
+            left -= table.num_rows
+            yield replace(rows, table=self._marked(table, False))
+        # The rows of this shard again, from its first on; those of the largest where it has none.
+        richest = counts.index(max(counts)), self._shard[1]
+        source = pieces if own else self._order.sequence(richest)
+        skip = max(0, delivered - own)
+        while left > 0:
+            for rows in self._read(source, Position(), closers):
+                table = rows.table.slice(min(skip, rows.table.num_rows), left)
+                skip = max(0, skip - rows.table.num_rows)
+                left -= table.num_rows
+                self._stats.padding_rows += table.num_rows
+                yield replace(rows, table=self._marked(table, True), start=end, after=end)
+                if left == 0:
+                    return
+
+    def _marked(self, table: pa.Table, is_padding: bool) -> pa.Table:
+        if self._even != "pad":
+            return table
+        marks = pa.repeat(pa.scalar(is_padding), table.num_rows)
+        return table.append_column(_PADDING, marks)
 
     def _check_pass(self, token: object) -> None:
         if self._pass is not token:
@@ -350,7 +456,10 @@ class Reader:
     ) -> pa.RecordBatch:
         self._check_pass(token)
         self._position = position
-        self._next_schema = batcher.next_schema or self._known.schema
+        schema = batcher.next_schema
+        is_marked = self._even == "pad"
+        self._next_schema = schema.remove(len(schema) - 1) if is_marked else schema
+        self._rows += batch.num_rows
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch

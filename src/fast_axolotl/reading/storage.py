@@ -37,6 +37,7 @@ __all__ = [
     "head_of",
     "open_chunks",
     "spool",
+    "start_of",
     "translate_os_errors",
     "with_retries",
 ]
@@ -276,6 +277,20 @@ class Supply:
 def head_of(source: Source, compression: str | None, size: int) -> bytes:
     """The first ``size`` bytes of the decompressed content."""
     return next(open_chunks(source, compression, size), b"")
+
+
+def start_of(data: bytes, compression: str) -> bytes:
+    """What the first bytes of a compressed file hold, as far as they go."""
+    held = b""
+    try:
+        if compression == "xz":
+            return lzma.LZMADecompressor().decompress(data)
+        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
+            while piece := stream.read(1024):
+                held += piece
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
+        pass  # cut off, as expected
+    return held
 
 
 def spool(source: Source, compression: str) -> tuple[Source, Any]:

@@ -1,0 +1,286 @@
+"""The rows of a shard's sequence: decoded ahead, picked by its steps, and shuffled in windows.
+
+``read_rows`` gives the tables of a sequence of pieces from a position on. Every table knows where
+its first row stands, so that a position can be told after any row. ``shuffle_rows`` puts tables
+together until they hold a window's worth of decoded bytes, and permutes the rows of each window
+while the next one is read.
+
+A window's permutation is seeded with the place where the window begins, and its extent is part of
+a position. So a resumed pass reads the same rows again and permutes them alike, whatever is known
+of the types by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.reading.batches import value_bytes
+from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection
+from fast_axolotl.reading.order import Piece, Position, Step
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.schema import conform
+from fast_axolotl.reading.unify_types import Known, is_joinable
+
+__all__ = ["Rows", "read_rows", "shuffle_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows in the order of delivery."""
+
+    table: pa.Table
+    start: Position
+    """Where the first row stands."""
+    after: Position
+    """Where the row behind the last one stands."""
+    row_bytes: float
+    """What a row takes in memory, the mean over the rows that were decoded with it."""
+    num_bytes: int
+    """Encoded bytes behind them."""
+    rejections: tuple[Rejection, ...]
+    """What was left out between them."""
+    file: int
+    """Index of the file that they, or the first of them, come from."""
+    is_shuffled: bool = False
+    """Whether they are a permuted window, or what is left of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A block to decode, and the span that it belongs to."""
+
+    block: Block
+    piece: int
+    span: int
+
+    @property
+    def weight(self) -> int:
+        return self.block.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Tables whose rows are permuted together; as they are, where there is no seed."""
+
+    tables: tuple[Rows, ...]
+    seed: tuple[int, ...]
+
+    @property
+    def weight(self) -> int:
+        """Decoded bytes."""
+        return int(sum(rows.row_bytes * rows.table.num_rows for rows in self.tables))
+
+    def permute(self) -> Rows:
+        first, last = self.tables[0], self.tables[-1]
+        if not self.seed:
+            return first
+        schema = last.table.schema
+        table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
+        order = np.random.default_rng(self.seed).permutation(table.num_rows)
+        return Rows(
+            table=_take(table.combine_chunks(), order),
+            start=Position(*first.start[:2], *last.after[:2]),
+            after=last.after,
+            row_bytes=self.weight / max(1, table.num_rows),
+            num_bytes=sum(rows.num_bytes for rows in self.tables),
+            rejections=tuple(item for rows in self.tables for item in rows.rejections),
+            file=first.file,
+            is_shuffled=True,
+        )
+
+
+def read_rows(
+    dataset: Dataset,
+    pieces: Sequence[Piece],
+    start: Position,
+    known: Known,
+    *,
+    num_threads: int,
+    budget: int,
+    closers: list[Callable[[], None]],
+) -> Iterator[Rows]:
+    """The rows of a sequence, from ``start.row`` of ``start.piece`` on.
+
+    ``closers`` receives what stops the threads, for whoever does not want to wait for the end.
+    """
+    options = dataset.options
+
+    def tasks() -> Iterator[_Task]:
+        for index in range(start.piece, len(pieces)):
+            for number, span in enumerate(pieces[index].spans):
+                for block in dataset.blocks(span.unit):
+                    yield _Task(block, index, number)
+
+    ahead: Prefetcher[_Task, Decoded] = Prefetcher(
+        tasks(),
+        lambda task: known.decode(task.block, options),
+        num_threads=num_threads,
+        budget=budget,
+    )
+    closers.append(ahead.close)
+    at, span, row = -1, -1, 0
+    of_piece = of_span = _Picker(())
+    window: list[Rows] = []
+
+    def left_of_window() -> Rows:
+        permuted = _Window(tuple(window), pieces[at].seed).permute()
+        table = of_piece.pick(permuted.table)
+        begin = Position(at, row)
+        return replace(permuted, table=table, start=begin, after=begin.forward(table.num_rows))
+
+    try:
+        for task, decoded in ahead:
+            if task.piece != at:
+                if window:
+                    yield left_of_window()
+                at, span, row, window = task.piece, -1, 0, []
+                steps = pieces[at].steps
+                if at == start.piece and start.row:
+                    steps, row = (*steps, Step("skip", start.row)), start.row
+                of_piece = _Picker(steps)
+            if task.span != span:
+                span = task.span
+                of_span = _Picker(pieces[at].spans[span].steps)
+            weight = task.weight
+            for part in known.widen_all(decoded, task.block, options):
+                is_counted = of_span.counts_rejections and of_piece.counts_rejections
+                table = of_span.pick(part.table)
+                if not pieces[at].seed:
+                    table = of_piece.pick(table)
+                num_rows = max(1, part.table.num_rows)
+                begin = Position(at, row)
+                rows = Rows(
+                    table=table,
+                    start=begin,
+                    after=begin.forward(table.num_rows),
+                    row_bytes=value_bytes(part.table) / num_rows,
+                    num_bytes=weight * table.num_rows // num_rows,
+                    rejections=part.rejections if is_counted else (),
+                    file=pieces[at].spans[span].units[0].file,
+                )
+                weight = 0  # the block's counts once, with its first part
+                if pieces[at].seed:
+                    window.append(rows)
+                else:
+                    row += table.num_rows
+                    yield rows
+        if window:
+            yield left_of_window()
+    finally:
+        ahead.close()
+
+
+def shuffle_rows(
+    tables: Iterator[Rows],
+    start: Position,
+    seed_of: Callable[[Position], tuple[int, ...]],
+    *,
+    window_bytes: int,
+    closers: list[Callable[[], None]],
+) -> Iterator[Rows]:
+    """The same rows in permuted windows.
+
+    Where ``start`` is inside a window, that one comes first, as large as it was, without the rows
+    that were taken of it.
+    """
+    windows: Prefetcher[_Window, Rows] = Prefetcher(
+        _windows(tables, start, seed_of, window_bytes),
+        lambda window: (window.permute(), window.weight),
+        num_threads=1,
+        budget=2 * window_bytes,
+    )
+    closers.append(windows.close)
+    taken = start.taken
+    try:
+        for _, rows in windows:
+            yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
+            taken = 0
+    finally:
+        windows.close()
+
+
+def _windows(
+    tables: Iterator[Rows],
+    start: Position,
+    seed_of: Callable[[Position], tuple[int, ...]],
+    window_bytes: int,
+) -> Iterator[_Window]:
+    """Neighbouring tables, put together until they hold enough bytes."""
+    end = start[2:4] if start.taken else None
+    held: list[Rows] = []
+    size = 0.0
+    for rows in tables:
+        schema = rows.table.schema
+        is_wider = held and not held[-1].table.schema.equals(schema, check_metadata=True)
+        if held and (
+            rows.is_shuffled
+            or (is_wider and not all(is_joinable(item.table, schema) for item in held))
+        ):
+            yield _Window(tuple(held), seed_of(held[0].start))
+            held, size, end = [], 0.0, None
+        if rows.is_shuffled:
+            yield _Window((rows,), ())
+            continue
+        held.append(rows)
+        size += rows.row_bytes * rows.table.num_rows
+        if rows.after[:2] >= end if end else size >= window_bytes:
+            yield _Window(tuple(held), seed_of(held[0].start))
+            held, size, end = [], 0.0, None
+    if held:
+        yield _Window(tuple(held), seed_of(held[0].start))
+
+
+class _Picker:
+    """Applies steps to rows that come table by table."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+        self._seen = [0] * len(steps)
+
+    @property
+    def counts_rejections(self) -> bool:
+        """Whether what is left out now is reported here, and not by another shard or pass."""
+        return all(
+            step.index == 0 if step.kind == "part" else step.kind == "head" or seen >= step.number
+            for step, seen in zip(self._steps, self._seen, strict=True)
+        )
+
+    def pick(self, table: pa.Table) -> pa.Table:
+        for place, step in enumerate(self._steps):
+            seen, num_rows = self._seen[place], table.num_rows
+            self._seen[place] += num_rows
+            if step.kind == "part":
+                first = (step.index - seen) % step.number
+                table = _take(table, np.arange(first, num_rows, step.number))
+            elif step.kind == "skip":
+                table = table.slice(min(num_rows, max(0, step.number - seen)))
+            else:
+                table = table.slice(0, max(0, step.number - seen))
+        return table
+
+
+def _take(table: pa.Table, indices: Any) -> pa.Table:
+    # pyarrow cannot take from columns of views, so those go by way of plain ones.
+    plain = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
+    if plain.equals(table.schema):
+        return table.take(pa.array(indices))
+    return table.cast(plain).take(pa.array(indices)).cast(table.schema)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if kind.equals(pa.string_view()):
+        return pa.large_string()
+    if kind.equals(pa.binary_view()):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_without_views(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_without_views(kind.value_type))
+    return kind
