@@ -5,6 +5,10 @@ pyarrow in parallel. That is exact as long as every quote opens or closes a fiel
 that does not, the rest of the file goes through Python's ``csv`` module, which is slower and reads
 such files the way most tools do. The same holds for dialects with an escape character.
 
+Where a record begins depends on every quote before it. So a file is one unit, until one pass over
+it (``find_edges``) has shown that its quotes are regular and where stretches of records begin: then
+each stretch is a unit that is read on its own.
+
 A column is a number only where every value is a plain one. A plain integer prints back as it was
 written; a plain decimal has no leading zero. So "08123" is text, and its column with it. Empty
 fields are null in a number column, and stay empty text in a text column. Nothing else is guessed:
@@ -15,9 +19,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -54,6 +60,8 @@ class CsvFile:
     dialect: CsvDialect
     names: tuple[str, ...]
     schema: pa.Schema | None = None
+    edges: tuple[int, ...] | None = None
+    """Where stretches of records begin, then the end of the file; ``None`` where not known."""
 
     @classmethod
     def open(cls, source: Source, compression: str | None, options: ReadOptions) -> CsvFile:
@@ -84,14 +92,50 @@ class CsvFile:
         )
 
     def units(self, file: int) -> list[Unit]:
-        return whole_file(self.source, self.compression, file)
+        if self.edges is None:
+            return whole_file(self.source, self.compression, file)
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
+            for start, stop in pairwise(self.edges)
+        ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
+        if self.edges is not None:
+            # Neighbouring stretches together, read where they are decoded.
+            start, size = unit.start, self.options.block_bytes
+            first, last = bisect_right(self.edges, start), bisect_left(self.edges, unit.stop)
+            for stop, following in pairwise((*self.edges[first : last + 1], unit.stop + size + 1)):
+                if following - start > size:
+                    load = partial(self._read, start, stop)
+                    yield _CsvBlock(file=self, weight=stop - start, load=load)
+                    start = stop
+            return
         cutter = _Cutter(self)
         for lines in cutter.run():
-            yield _CsvBlock(file=self, weight=lines.stop - lines.start, lines=lines)
+            yield _CsvBlock(file=self, weight=lines.stop - lines.start, load=partial(Lines, *lines))
         if cutter.rest is not None:
             yield from _slow_blocks(self, cutter.rest, cutter.offset)
+
+    def _read(self, start: int, stop: int) -> Lines:
+        return Lines(self.source.read_at(start, stop - start), 0, stop - start, start)
+
+    def find_edges(self) -> list[int] | None:
+        """The first record, then one about every ``unit_bytes``, then the end of the file.
+
+        One sequential pass; the result follows from the data and ``unit_bytes`` alone. ``None``
+        where the file is compressed, has an escape character, or a quote that is out of place.
+        """
+        if self.compression is not None:
+            return None
+        cutter, edges = _Cutter(self), list[int]()
+        for data, start, stop, offset in cutter.run():
+            edges, shift = edges or [offset], offset - start
+            while (target := edges[-1] + self.options.unit_bytes - shift) < stop:
+                end = data.find(b"\n", target, stop)
+                while (before := int(np.searchsorted(cutter.quotes, end))) % 2:
+                    end = data.find(b"\n", int(cutter.quotes[before]), stop)
+                edges.append(shift + (end + 1 or stop))
+        return sorted({*edges, self.source.num_bytes}) if cutter.rest is None else None
 
     def line_at(self, offset: int) -> int:
         return line_at(self.source, self.compression, offset)
@@ -103,7 +147,7 @@ class _CsvBlock:
 
     file: CsvFile
     weight: int
-    lines: Lines
+    load: Callable[[], Lines]
     text_wins: bool = True
     num_rows: int | None = None
 
@@ -115,7 +159,7 @@ class _CsvBlock:
             return "skip"
 
         dialect, names = self.file.dialect, self.file.names
-        data, start, stop, offset = self.lines
+        data, start, stop, offset = self.load()
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(pa.py_buffer(data).slice(start, stop - start)),
@@ -207,6 +251,8 @@ class _Cutter:
         """What was left when a quote was found that neither opens nor closes a field."""
         self.offset = 0
         """Where that begins in the decompressed file."""
+        self.quotes = np.zeros(0, dtype=np.int64)
+        """Where quotes are in the text that was cut last."""
 
     def run(self) -> Iterator[Lines]:
         file = self._file
@@ -224,7 +270,7 @@ class _Cutter:
                 return
             start = self._header_end(text.held[:end]) if has_header else 0
             has_header = has_header and start == 0
-            if end > start:
+            if end > start and not has_header:
                 yield Lines(text.held, start, end, text.offset + start)
             text.advance(end)
         yield from self._last(text, has_header)
@@ -248,7 +294,7 @@ class _Cutter:
     def _cut(self, text: bytes) -> int | None:
         """The end of the last whole record; ``None`` where a quote is out of place."""
         raw = np.frombuffer(text, dtype=np.uint8)
-        quotes = np.flatnonzero(raw == self._quote)
+        self.quotes = quotes = np.flatnonzero(raw == self._quote)
         opening, closing = quotes[0::2], quotes[1::2]
         before = raw[opening[1 if len(opening) and opening[0] == 0 else 0 :] - 1]
         after = raw[closing[: -1 if len(closing) and closing[-1] == len(raw) - 1 else None] + 1]

@@ -1,17 +1,255 @@
+"""What one pass over a file has told, kept for the next: rows of its units, CSV edges, the schema.
+
+Parquet tells its number of rows. Others are counted once, in threads, at reading speed: JSON and
+text by line ends or elements alone; CSV, Arrow, and anything under ``on_error="skip"`` by decoding,
+since rejected rows do not count. Results lie in the user's cache folder, some kB for each file,
+named by a hash of all that they depend on: path, size and version of the file, how it is cut, and
+the options that change rows. Those not used for 90 days are removed.
+
+Processes that need the same result at once wait for the one that builds it. A damaged one is built
+again. Where the folder cannot be written, or a remote file has no version, results last as long as
+the process; so does a count that lacks a part which could not be read. Does not notice a file that
+changes and keeps both its size and its time.
+"""
+
 from __future__ import annotations
-from collections.abc import Sequence
-from typing import Any
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import astuple, replace
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 import pyarrow as pa
-from fast_axolotl.reading.blocks import Dataset, Unit
-__all__ = ["take_rows", "unit_rows", "with_csv_edges"]
-def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
-    out = []
-    for unit in units:
-        n = 0
-        for block in dataset.blocks(unit):
-            d = block.decode(None); n += d.table.num_rows
-            for m in d.more: n += m.decode(None).table.num_rows
-        out.append(n)
-    return out
-def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa.Table: raise NotImplementedError
-def with_csv_edges(dataset: Dataset) -> Dataset: return dataset
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import Block, Dataset, InputFile, Unit, decode_or_reject
+from fast_axolotl.reading.lines import Lines
+from fast_axolotl.system import usable_cores
+
+if TYPE_CHECKING:
+    from fast_axolotl.reading.csv_files import CsvFile
+
+__all__ = ["csv_edges", "keep_schema", "known_schema", "unit_rows", "with_csv_edges"]
+
+_VERSION = 1
+"""Changes when an entry comes to mean something else."""
+
+_KEEP_SECONDS = 90 * 86_400
+_BLANK = re.compile(rb"[^\S\n]*(\n|\Z)")
+
+_PASSING = "passing-"
+"""Begins the name of what depends on a file without a version: it is kept in memory only."""
+
+_Entry = dict[str, Any]
+_memory: dict[str, _Entry] = {}
+
+
+def unit_rows(
+    dataset: Dataset, units: Sequence[Unit], *, index_dir: Path | None = None
+) -> list[int]:
+    """The number of rows of each unit, or span of neighbouring units.
+
+    A file whose metadata does not tell is counted as a whole, unless its index exists.
+    """
+    files = sorted({unit.file for unit in units if unit.num_rows is None})
+    num_threads, options = min(8, usable_cores()), dataset.options
+    # Under "skip" a damaged column hides rows, but only where it is read.
+    columns = options.columns if options.on_error == "skip" else None
+    choices = (options.on_error, options.json_field, astuple(options.csv), columns)
+
+    def index(file: int) -> tuple[list[int], list[int]]:
+        cut = dataset.formats[file].units(file)
+
+        def build() -> tuple[_Entry, bool]:
+            with ThreadPoolExecutor(-(-num_threads // len(files))) as pool:
+                counts = list(pool.map(lambda unit: _count(dataset, unit), cut))
+            return {"rows": [rows for rows, _ in counts]}, all(final for _, final in counts)
+
+        spans = [(unit.start, unit.stop) for unit in cut]
+        name = _name("rows", [dataset.inputs[file]], choices, spans)
+        entry = _built(name, build, index_dir)
+        return [start for start, _ in spans], [0, *accumulate(entry["rows"])]
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        indices = dict(zip(files, pool.map(index, files), strict=True))
+
+    def rows_of(unit: Unit) -> int:
+        starts, rows_before = indices[unit.file]
+        first, last = (bisect_left(starts, edge) for edge in (unit.start, unit.stop))
+        return rows_before[last] - rows_before[first]
+
+    return [rows_of(unit) if unit.num_rows is None else unit.num_rows for unit in units]
+
+
+def known_schema(dataset: Dataset, *, index_dir: Path | None = None) -> pa.Schema | None:
+    """The final schema of these files under these options, where ``keep_schema`` was given it."""
+    entry = _load(_schema_name(dataset), index_dir)
+    if entry is None:
+        return None
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(entry["schema"])))
+
+
+def keep_schema(dataset: Dataset, schema: pa.Schema, *, index_dir: Path | None = None) -> None:
+    """Keeps the schema that all rows of all files share."""
+    text = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    _keep(_schema_name(dataset), {"schema": text}, index_dir)
+
+
+def _schema_name(dataset: Dataset) -> str:
+    options = dataset.options
+    choices = (options.on_error, options.on_conflict, options.json_field, options.columns)
+    return _name("schema", dataset.inputs, choices, astuple(options.csv), pa.__version__)
+
+
+def csv_edges(file: CsvFile, *, index_dir: Path | None = None) -> list[int] | None:
+    """Where stretches of about ``unit_bytes`` of a plain CSV file begin, then its end.
+
+    ``None`` where the file can only be read from its beginning.
+    """
+    if file.compression is not None or file.dialect.escape is not None:
+        return None
+    item = InputFile(source=file.source, format="csv", compression=None)
+    name = _name("edges", [item], astuple(file.dialect), file.options.unit_bytes)
+    return cast(
+        "list[int] | None",
+        _built(name, lambda: ({"edges": file.find_edges()}, True), index_dir)["edges"],
+    )
+
+
+def with_csv_edges(dataset: Dataset, *, index_dir: Path | None = None) -> Dataset:
+    """The dataset with each plain CSV file that is larger than a unit cut into units."""
+    formats = list(dataset.formats)
+    for at, item in enumerate(dataset.inputs):
+        file = cast("CsvFile", formats[at])
+        is_large = item.source.num_bytes > dataset.options.unit_bytes
+        if item.format == "csv" and is_large and hasattr(file, "edges"):
+            with suppress(*[DataError] * (dataset.options.on_error == "skip")):
+                edges = csv_edges(file, index_dir=index_dir)
+                formats[at] = replace(file, edges=None if edges is None else tuple(edges))
+    return replace(dataset, formats=tuple(formats))
+
+
+def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
+    """The rows of a unit, and whether as many can be expected the next time."""
+    options, rows, is_final = dataset.options, 0, True
+    names = getattr(dataset.formats[unit.file], "names", ())
+    for block in dataset.blocks(unit):
+        load = None if block.text_wins else getattr(block, "load", None)
+        if load is not None and options.on_error == "raise":
+            rows += _count_text(load())
+            continue
+        # CSV is decoded as text, which spares the search for numbers.
+        schema = pa.schema([(name, pa.string()) for name in names]) if block.text_wins else None
+        parts: list[Block] = [block]
+        while parts:
+            decoded = decode_or_reject(parts.pop(), schema, options)
+            rows += decoded.table.num_rows
+            is_final &= all(rejection.num_rows == 1 for rejection in decoded.rejections)
+            parts.extend(decoded.more)
+    return rows, is_final
+
+
+def _count_text(rows: Any) -> int:
+    """Lines of text, elements of a JSON document, or lines of JSON that are not blank."""
+    if not isinstance(rows, Lines) and rows.count is not None:
+        return int(rows.count)
+    raw = np.frombuffer(rows.data, dtype=np.uint8)[rows.start : rows.stop]
+    starts = np.append(0, np.flatnonzero(raw == ord("\n")) + 1)
+    starts = starts[starts < len(raw)]
+    if isinstance(rows, Lines):
+        return len(starts)
+    doubtful = (starts[raw[starts] <= ord(" ")] + rows.start).tolist()
+    return len(starts) - sum(_BLANK.match(rows.data, at, rows.stop) is not None for at in doubtful)
+
+
+def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
+    files, is_passing = [], False
+    for item in items:
+        source, version = item.source, item.source.version
+        path = source.path.partition("?")[0]
+        if source.filesystem is None:
+            path = os.path.abspath(source.path)  # noqa: PTH100 - as it is called
+            with suppress(OSError):
+                version += f" {Path(path).stat().st_mtime_ns}"
+        is_passing |= not version
+        files.append((path, source.num_bytes, version, item.format, item.compression))
+    text = json.dumps((_VERSION, files, depends_on)).encode()
+    return f"{_PASSING * is_passing}{kind}-{hashlib.sha256(text).hexdigest()[:32]}"
+
+
+def _folder(index_dir: Path | None) -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    # Without a home this lies in the root, where only root can write.
+    return index_dir or Path("/", caches, "fast-axolotl", "index")
+
+
+def _built(name: str, build: Callable[[], tuple[_Entry, bool]], index_dir: Path | None) -> _Entry:
+    """An entry, loaded where possible, else built by one process while others wait."""
+    entry, lock = _load(name, index_dir), None
+    if entry is not None:
+        return entry
+    path = _folder(index_dir) / f"{name}.lock"
+    with suppress(ImportError, OSError):  # without locks every process builds for itself
+        import fcntl
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        entry = _load(name, index_dir)
+        if entry is None:
+            entry, is_final = build()
+            _keep(name, entry, index_dir, is_final=is_final)
+        return entry
+    finally:
+        if lock is not None:
+            with suppress(OSError), lock:
+                path.unlink(missing_ok=True)  # those who wait have it open
+                # A child forked meanwhile has it open too: closing alone would not free it.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _load(name: str, index_dir: Path | None) -> _Entry | None:
+    path = _folder(index_dir) / name
+    with suppress(OSError):
+        if name not in _memory and not name.startswith(_PASSING):
+            digest, _, text = path.read_bytes().partition(b"\n")
+            if hashlib.sha256(text).hexdigest().encode() == digest:
+                _memory[name] = json.loads(text)
+                os.utime(path)  # when it was last used
+    return _memory.get(name)
+
+
+def _keep(name: str, entry: _Entry, index_dir: Path | None, *, is_final: bool = True) -> None:
+    """Keeps an entry in memory, and in the folder where that is possible."""
+    _memory[name] = entry
+    folder, text = _folder(index_dir), json.dumps(entry).encode()
+    if is_final and not name.startswith(_PASSING):
+        beside = folder / f"{name}.{secrets.token_hex(4)}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+            beside.replace(folder / name)
+            _prune(folder)
+
+
+@cache
+def _prune(folder: Path) -> None:
+    """Removes what is old, once in a process."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEEP_SECONDS:
+                path.unlink()

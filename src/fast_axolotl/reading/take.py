@@ -1,0 +1,90 @@
+"""Rows by their number, in files of every format.
+
+Rows are numbered in the order of the files. The rows of every unit (``index``) tell where a row
+lies; only units with wanted rows are read, once, up to the last of them. So a row of a plain file
+costs the decoding of one unit, a row of a compressed file that of all before it. Does not keep what
+was decoded for the next call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.blocks import Block, Dataset, Decoded
+from fast_axolotl.reading.index import unit_rows
+from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.schema import conform
+from fast_axolotl.reading.unify_types import Known, is_joinable
+from fast_axolotl.system import usable_cores
+
+__all__ = ["take_rows"]
+
+_AHEAD_BLOCKS = 8
+
+
+def take_rows(
+    dataset: Dataset, schema: pa.Schema, indices: Sequence[int], *, index_dir: Path | None = None
+) -> pa.Table:
+    """The rows of these numbers, in this order, under ``schema`` or a wider one."""
+    wanted = np.asarray(indices)
+    if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
+        raise UsageError(f"row numbers must be a list of whole numbers, not {indices!r}")
+    units, options, known = dataset.units(), dataset.options, Known(schema)
+    ends = np.cumsum(unit_rows(dataset, units, index_dir=index_dir), dtype=np.int64)
+    total = int(ends[-1]) if units else 0
+    outside = wanted[(wanted < 0) | (wanted >= total)]
+    if len(outside):
+        raise UsageError(f"no row {outside[0]}: there are {total:,} rows, numbered from 0")
+    rows, order = np.unique(wanted.astype(np.int64), return_inverse=True)
+    unit_of_row = np.searchsorted(ends, rows, side="right")
+    numbers: deque[int] = deque()
+    taken: list[pa.Table] = []
+    num_taken = 0
+
+    def blocks() -> Iterator[Block]:
+        for number in np.unique(unit_of_row).tolist():
+            last = int(np.searchsorted(unit_of_row, number, side="right"))
+            for block in dataset.blocks(units[number]):
+                if num_taken == last:
+                    break
+                numbers.append(number)
+                yield block
+
+    ahead: Prefetcher[Block, Decoded] = Prefetcher(
+        blocks(),
+        lambda block: known.decode(block, options),
+        num_threads=min(8, usable_cores()),
+        budget=_AHEAD_BLOCKS * options.block_bytes,
+    )
+    number, position = -1, 0
+    try:
+        for block, decoded in ahead:
+            if numbers[0] != number:
+                number, position = numbers[0], int(ends[numbers[0] - 1]) if numbers[0] else 0
+            numbers.popleft()
+            for part in known.widen_all(decoded, block, options):
+                stop = min(position + part.table.num_rows, int(ends[number]))
+                left, right = np.searchsorted(rows, (position, stop))
+                if right > left:
+                    taken.append(part.table.take(pa.array(rows[left:right] - position)))
+                    num_taken += int(right - left)
+                position = stop
+    finally:
+        ahead.close()
+    if num_taken < len(rows):
+        raise DataError(
+            f"{len(rows) - num_taken:,} of the wanted rows are not there any more: the file was "
+            "changed after its rows were counted; open it again",
+            path=dataset.inputs[units[number].file].source.path,
+        )
+    if not all(is_joinable(table, known.schema) for table in taken):
+        # A later block showed a type that needs the text of earlier values.
+        return take_rows(dataset, known.schema, indices, index_dir=index_dir)
+    tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]
+    return pa.concat_tables(tables).take(pa.array(order))
