@@ -31,6 +31,14 @@ def same_environment() -> Iterator[None]:
     os.environ = environment  # noqa: B003 - nothing is to be cleared
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indices of rows are kept for these tests alone, in processes that they start too."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests have left in this process is not seen: replaced functions of Axolotl, and

@@ -1,8 +1,11 @@
-"""The reader's six contracts, each over every format that can break it."""
+"""The reader's contracts, each over every format that can break it."""
 
 from __future__ import annotations
 
 import json
+import random
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,25 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import Reader, open_dataset
 from fast_axolotl.errors import DataError, ResumeError
+from fast_axolotl.reading.order import ShardWarning
 from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.storage import Source
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
     WRITERS,
     Rows,
     compress,
+    counted_bytes,
     flat_rows,
     make_rows,
     read_rows,
+    write_arrow,
     write_as,
     write_jsonl,
     write_parquet,
 )
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*shards:fast_axolotl.reading.order.ShardWarning")
 
 Open = Callable[..., Reader]
 
@@ -152,24 +160,124 @@ def test_each_shard_has_about_its_share_of_the_bytes(medium: dict[str, Open], ki
     assert max(shares) < 0.65 * whole
 
 
-def test_a_shard_of_a_line_file_reads_about_its_share_of_the_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """About 12 MB of the same rows in the formats that can be cut, and as many small files."""
+    folder = tmp_path_factory.mktemp("large")
+    noise = random.Random(0)
+    rows = [{"id": index, "text": noise.randbytes(480).hex()} for index in range(12_000)]
+    jsonl = write_as(folder, "jsonl", rows)
+    pieces = folder / "pieces"
+    pieces.mkdir()
+    for index in range(40):
+        part = write_jsonl(pieces / f"{index:02}.jsonl", rows[index * 300 : (index + 1) * 300])
+        compress(part, "gzip")
+        part.unlink()
+    parquet = folder / "groups.parquet"
+    # Every shard reads the footer, and the bounds of long texts make that a large one.
+    pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=100, write_statistics=False)
+    return {
+        "jsonl": jsonl,
+        "parquet": parquet,
+        "arrow file": write_arrow(folder / "rows.arrow", rows, pa.ipc.new_file, 100),
+        "arrow stream": write_arrow(folder / "stream.arrow", rows, pa.ipc.new_stream, 100),
+        "gzip files": pieces,
+        "csv": write_as(folder, "csv", rows),
+    }
+
+
+def size_of(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow file", "arrow stream", "gzip files"])
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_shards_together_read_every_byte_about_once(
+    large: dict[str, Path], kind: str, count: int, shuffle: int | None
 ) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl", make_rows(9000, 1000))
-    reader = open_dataset(path, memory_budget=SMALL_BUDGET, shard=(1, 3), num_threads=1)
-    read_at, lengths = Source.read_at, list[int]()
+    ids: list[int] = []
+    with counted_bytes() as lengths:
+        for index in range(count):
+            ids += ids_of(
+                open_dataset(
+                    large[kind], memory_budget=SMALL_BUDGET, shard=(index, count), shuffle=shuffle
+                )
+            )
 
-    def counted(source: Source, offset: int, length: int) -> bytes:
-        data = read_at(source, offset, length)
-        lengths.append(len(data))
-        return data
+    assert sorted(ids) == list(range(12_000))
+    assert sum(lengths) <= 1.3 * size_of(large[kind])
 
-    monkeypatch.setattr(Source, "read_at", counted)
 
-    num_rows = len(ids_of(reader))
+def test_shards_of_a_csv_file_index_it_once_and_then_read_every_byte_about_once(
+    large: dict[str, Path],
+) -> None:
+    open_shard = partial(open_dataset, large["csv"], memory_budget=SMALL_BUDGET)
+    with counted_bytes() as indexing:
+        shards = [open_shard(shard=(index, 16)) for index in range(16)]
+    with counted_bytes() as reading:
+        ids = [value for shard in shards for value in ids_of(shard)]
 
-    assert num_rows == pytest.approx(3000, rel=0.25)
-    assert sum(lengths) < 0.6 * path.stat().st_size
+    assert sorted(ids) == list(range(12_000))
+    assert sum(indexing) <= 1.3 * size_of(large["csv"])
+    assert sum(reading) <= 1.3 * size_of(large["csv"])
+
+
+@pytest.mark.parametrize("count", [100, 1024])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "gzip files"])
+def test_a_thousand_shards_have_the_rows_among_them(
+    large: dict[str, Path], kind: str, count: int
+) -> None:
+    """What each of them is dealt; reading them all would take a minute."""
+    reader = open_dataset(large[kind], shuffle=1, even="pad", shard=(0, count))
+    order = reader._order
+    assert order.rows is not None
+
+    deals = order.deal(count)
+
+    counts = [deal.count(order.rows) for deal in deals]
+    assert sum(counts) == 12_000
+    assert max(counts) - min(counts) <= 1
+    chosen = [(0, count), (count // 2, count), (count - 1, count)]
+    found = [ids_of(open_dataset(large[kind], even="pad", shard=shard)) for shard in chosen]
+    assert [len(ids) for ids in found] == [max(counts)] * 3
+    assert len({value for ids in found for value in ids}) >= 3 * min(counts)
+
+
+def test_one_outsized_file_leaves_the_others_whole(tmp_path: Path) -> None:
+    """A file that cannot be cut goes to one shard; the others are dealt out as ever."""
+    noise = random.Random(0)
+    rows = [{"id": index, "text": noise.randbytes(400).hex()} for index in range(4000)]
+    write_jsonl(tmp_path / "a.jsonl", rows[:2000])
+    compress(write_jsonl(tmp_path / "b.jsonl", rows[2000:]), "gzip")
+    (tmp_path / "b.jsonl").unlink()
+    size = size_of(tmp_path)
+
+    with counted_bytes() as lengths, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        shards = [
+            open_dataset(tmp_path, memory_budget=SMALL_BUDGET, shard=(i, 8)) for i in range(8)
+        ]
+        ids = [value for shard in shards for value in ids_of(shard)]
+
+    assert [re.search(r"b\.jsonl.gz: one of 8 .* times its share", str(w.message)) for w in told]
+    assert sorted(ids) == list(range(4000))
+    assert sum(lengths) <= 1.3 * size
+
+
+def test_a_file_that_several_shards_must_read_is_reported_once_with_the_cure(
+    tmp_path: Path,
+) -> None:
+    path = write_as(tmp_path, "json array", make_rows(2000, 900))
+
+    with pytest.warns(ShardWarning, match="4 of 4 shards each read this file.*more files") as told:
+        ids = [
+            value for index in range(4) for value in ids_of(open_dataset(path, shard=(index, 4)))
+        ]
+
+    assert sorted(ids) == list(range(2000))
+    assert len(told) == 1
 
 
 # The order is a pure function of files, seed and epoch.
@@ -465,3 +573,83 @@ def test_a_skipped_row_is_counted_and_listed(tmp_path: Path) -> None:
     assert reader.stats.rejected_rows == 1
     assert [(item.path, item.place) for item in reader.stats.rejections] == [(str(path), "line 3")]
     assert reader.stats.rows == 3
+
+
+# 7. Every shard gives the same number of batches.
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+@pytest.mark.parametrize("kind", MEDIUM_KINDS)
+@pytest.mark.parametrize("even", ["drop", "pad"])
+def test_shards_give_the_same_number_of_batches(
+    medium: dict[str, Open], kind: str, even: str, shuffle: int | None
+) -> None:
+    for count in (1, 4, 7):
+        sizes, ids, repeated = set(), list[int](), 0
+        for index in range(count):
+            reader = medium[kind](batch_size=100, shard=(index, count), even=even, shuffle=shuffle)
+            batches = list(reader)
+            assert len(reader) == len(batches)
+            assert reader.num_rows == sum(batch.num_rows for batch in batches)
+            sizes.add(tuple(batch.num_rows for batch in batches))
+            for batch in batches:
+                marks = batch.column("is_padding").to_pylist() if even == "pad" else ()
+                repeated += sum(marks)
+                values = batch.column("id").to_pylist()
+                ids += [value for at, value in enumerate(values) if not marks or not marks[at]]
+            assert reader.schema.equals(batches[0].schema)
+        assert len(sizes) == 1
+        if even == "pad":
+            assert sorted(ids) == list(range(3000))
+            assert repeated == -3000 % count
+        else:
+            assert len(set(ids)) == len(ids) == 3000 - 3000 % count
+
+
+@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_fewer_rows_than_shards_are_made_even_too(tmp_path: Path, num_rows: int, even: str) -> None:
+    path = write_jsonl(tmp_path / "tiny.jsonl", make_rows(num_rows))
+
+    shards = [list(open_dataset(path, shard=(index, 8), even=even)) for index in range(8)]
+
+    wanted = 1 if num_rows and even == "pad" else 0
+    assert [len(shard) for shard in shards] == [wanted] * 8
+    marks = [batch.column("is_padding")[0].as_py() for shard in shards for batch in shard]
+    assert marks.count(False) == (num_rows if wanted else 0)
+
+
+@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_an_even_pass_is_resumed_after_every_batch(
+    medium: dict[str, Open], even: str, shuffle: int | None
+) -> None:
+    check_resume_after_every_batch(
+        partial(medium["jsonl"], batch_size=100, shard=(6, 7), even=even, shuffle=shuffle)
+    )
+
+
+def test_an_even_pass_continues_evenly_on_another_number_of_shards(
+    medium: dict[str, Open],
+) -> None:
+    open_reader = partial(medium["jsonl"], batch_size=70, even="drop", shuffle=3)
+    first, states = run_shards(open_reader, 3, None, iter([4, 4, 4]))
+    second, states = run_shards(open_reader, 7, states, iter([2] * 7))
+    rest: list[list[int]] = []
+    for index in range(2):
+        reader = open_reader(shard=(index, 2))
+        reader.load_state_dict(states)
+        rest.append(ids_of(reader))
+
+    ids = [*first, *second, *rest[0], *rest[1]]
+    assert len(ids) == len(set(ids)) == 3000
+    assert len(rest[0]) == len(rest[1])
+    with pytest.raises(ResumeError, match="with even="):
+        medium["jsonl"](shard=(0, 2)).load_state_dict(states)
+
+
+def test_a_state_of_the_first_format_is_refused_with_the_cure(medium: dict[str, Open]) -> None:
+    state = {**medium["jsonl"]().state_dict(), "fast_axolotl_reader": 1}
+
+    with pytest.raises(ResumeError, match=r"format 1 .* start the epoch again"):
+        medium["jsonl"]().load_state_dict(state)

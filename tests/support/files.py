@@ -8,15 +8,19 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
+import pytest
 
 from fast_axolotl import open_dataset
+from fast_axolotl.reading.storage import Source, _SourceFile
 
 Rows = list[dict[str, Any]]
 
@@ -96,6 +100,24 @@ def jsonl_bytes(rows: Sequence[Any], *, ensure_ascii: bool = False) -> bytes:
 
 def _table(rows: Rows | pa.Table) -> pa.Table:
     return rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+
+
+@contextmanager
+def counted_bytes() -> Iterator[list[int]]:
+    """The lengths of all that is read from files while it lasts, also by pyarrow itself."""
+    lengths: list[int] = []
+    read_at, lock = Source.read_at, threading.Lock()
+
+    def counted(source: Source, offset: int, length: int) -> bytes:
+        data = read_at(source, offset, length)
+        with lock:
+            lengths.append(len(data))
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "read_at", counted)
+        patch.setattr(Source, "open_arrow", lambda source: pa.PythonFile(_SourceFile(source), "r"))
+        yield lengths
 
 
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:

@@ -6,8 +6,9 @@ the first complete JSON value for the text ones. It trusts the content, and warn
 promised something else.
 
 Costs one read of ``_SHORT_HEAD_BYTES`` a file, and one of ``_HEAD_BYTES`` where that holds no whole
-line: every shard opens every file, so that the first bytes add up. Does not tell CSV from plain text by content:
-without a name or an explicit format both look the same, and text is the one that loses nothing.
+line: every shard opens every file, so that the first bytes add up. Does not tell CSV from plain
+text by content: without a name or an explicit format both look the same, and text is the one that
+loses nothing.
 """
 
 from __future__ import annotations
@@ -168,13 +169,14 @@ def _open(
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.path)
     promised = declared or named
-    head = source.read_at(0, _SHORT_HEAD_BYTES)
+    is_compressed = named_compression is not None
+    head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
     compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
     if compression is not None:
         head = start_of(head, compression)
-        if b"\n" not in head:
+        if not _is_telling(head, promised):
             head = head_of(source, compression, _HEAD_BYTES)
-    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
+    elif not _is_telling(head, promised):
         head = source.read_at(0, _HEAD_BYTES)
     if compression is None and any(
         magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == named_compression
@@ -211,6 +213,15 @@ def _open(
         "json": JsonDocument,
     }
     return file, kinds[found](source=source, compression=compression, options=options)
+
+
+def _is_telling(head: bytes, promised: str | None) -> bool:
+    """Whether the first bytes say what a file is, so that no more need to be read."""
+    if b"\n" in head or any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
+        return True
+    if promised == "jsonl":
+        return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    return bool(head) and promised in ("csv", "text")
 
 
 def _warn(source: Source, named: str, found: str) -> None:

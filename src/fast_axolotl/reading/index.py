@@ -129,13 +129,18 @@ def csv_edges(file: CsvFile, *, index_dir: Path | None = None) -> list[int] | No
     )
 
 
-def with_csv_edges(dataset: Dataset, *, index_dir: Path | None = None) -> Dataset:
-    """The dataset with each plain CSV file that is larger than a unit cut into units."""
+def with_csv_edges(
+    dataset: Dataset, is_cut: bool = True, *, index_dir: Path | None = None
+) -> Dataset:
+    """The dataset with each plain CSV file that is larger than a unit cut into units, or none."""
     formats = list(dataset.formats)
     for at, item in enumerate(dataset.inputs):
         file = cast("CsvFile", formats[at])
         is_large = item.source.num_bytes > dataset.options.unit_bytes
         if item.format == "csv" and is_large and hasattr(file, "edges"):
+            formats[at] = replace(file, edges=None)
+            if not is_cut:
+                continue
             with suppress(*[DataError] * (dataset.options.on_error == "skip")):
                 edges = csv_edges(file, index_dir=index_dir)
                 formats[at] = replace(file, edges=None if edges is None else tuple(edges))

@@ -6,7 +6,9 @@ position. Files are cut into *units* by the data alone (``blocks``), and then:
 1. Shards deal whole units among themselves, balanced by bytes, so that together they read every
    byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as one *span*.
    Only where units are fewer than shards do several shards read the same unit. Each then takes
-   every n-th row of it.
+   every n-th row of it. Where shards are to give the same number of batches, the number of rows of
+   every unit is known, and those with more rows than others hand some over: a unit or two for each
+   shard are then read twice.
 2. Without a seed a shard reads its spans in the order of the files. With a seed it permutes its
    units, and then the rows inside *windows*, which are full at a number of decoded bytes
    (``rows``).
@@ -37,6 +39,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.blocks import Dataset, Unit
+from fast_axolotl.reading.index import unit_rows, with_csv_edges
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 
 __all__ = [
@@ -73,6 +76,7 @@ _STATE_KEYS = {
     "columns",
     "seed",
     "epoch",
+    "even",
     "shard",
     "position",
     "rows",
@@ -198,30 +202,40 @@ class Order:
     """Neighbours are read together up to this size."""
     group_bytes: int
     """Under a shuffle, neighbours among so many bytes of permuted units are read together."""
+    rows: Mapping[Unit, int] | None = None
+    """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
     """For each earlier number of shards, the positions that these had come to."""
 
     @classmethod
-    def plan(cls, dataset: Dataset, seed: int | None, epoch: int) -> Order:
+    def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
+        units = tuple(dataset.units())
         return cls(
             seed=seed,
             epoch=epoch,
-            units=tuple(dataset.units()),
+            units=units,
             span_bytes=dataset.options.block_bytes // 2,
             group_bytes=dataset.window_bytes // 2,
+            rows=dict(zip(units, unit_rows(dataset, units), strict=True)) if is_even else None,
         )
 
     def deal(self, count: int) -> list[Deal]:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
         left = Deal(units=list(self.units))
         for generation, positions in enumerate(self.generations):
-            dealt, left = _deal(left, len(positions), self.span_bytes), Deal()
+            dealt, left = self._deal(left, len(positions)), Deal()
             for index, position in enumerate(positions):
                 shard = (index, len(positions))
                 sequence = self._arrange(dealt[index], shard, generation)
                 self._leave(sequence, position, shard, generation, left)
             left.units.sort(key=lambda unit: (unit.file, unit.start))
-        return _deal(left, count, self.span_bytes)
+        return self._deal(left, count)
+
+    def _deal(self, left: Deal, count: int) -> list[Deal]:
+        dealt = _deal(left, count, self.span_bytes)
+        if self.rows is not None:
+            _level(dealt, self.rows)
+        return dealt
 
     def sequence(self, shard: tuple[int, int]) -> list[Piece]:
         """What one shard reads, in order."""
@@ -316,7 +330,9 @@ class ResumePoint:
         _check_states(states, dataset)
         first = states[0]
         plan = dict(first["plan"])
+        is_csv_cut = plan.pop("csv_cut")
         dataset = replace(dataset, window_bytes=plan.pop("window_bytes")).with_options(**plan)
+        dataset = with_csv_edges(dataset, is_csv_cut)
         generations = [
             tuple(Position(*position) for position in positions)
             for positions in first["generations"]
@@ -337,7 +353,7 @@ class ResumePoint:
                 schema = join_or_mark(schema, found, dataset.options.on_conflict, text_wins=True)
             except TypeClash as clash:
                 raise clash.error("the data of several ranks") from None
-        order = Order.plan(dataset, first["seed"], first["epoch"])
+        order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])
         return cls(
             dataset=dataset,
             order=replace(order, generations=tuple(generations)),
@@ -355,6 +371,7 @@ class ResumePoint:
             "columns": None if options.columns is None else list(options.columns),
             "seed": self.order.seed,
             "epoch": self.order.epoch,
+            "even": self.order.rows is not None,
             "shard": list(shard),
             "position": list(self.position),
             "rows": self.rows,
@@ -363,6 +380,7 @@ class ResumePoint:
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": self.dataset.window_bytes,
+                "csv_cut": any(getattr(file, "edges", None) for file in self.dataset.formats),
             },
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
         }
@@ -407,9 +425,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         units = piece.spans[0].units if is_whole else ()
         more = sum(unit.num_bytes for unit in units)
         is_next = units and held and held[-1].file == units[0].file
-        if held and not (
-            is_next and held[-1].stop == units[0].start and size + more <= most_bytes
-        ):
+        if held and not (is_next and held[-1].stop == units[0].start and size + more <= most_bytes):
             yield Piece((Span(tuple(held)),))
             held, size = [], 0
         if units:
@@ -464,6 +480,34 @@ def _deal(left: Deal, count: int, span_bytes: int) -> list[Deal]:
     if run:
         shards[loads[0][1]].units += run
     return shards
+
+
+def _level(dealt: Sequence[Deal], rows: Mapping[Unit, int]) -> None:
+    """Moves rows until no shard has two more than another."""
+    counts = [deal.count(rows) for deal in dealt]
+    share, extra = divmod(sum(counts), len(dealt))
+    missing = [share + (index < extra) - count for index, count in enumerate(counts)]
+    spare: list[Piece] = []
+    for deal, lack in zip(dealt, missing, strict=True):
+        empty: list[Piece] = []
+        while lack < 0:
+            piece = Piece((Span((deal.units.pop(),)),)) if deal.units else deal.pieces.pop()
+            count = piece.count(rows)
+            if count > -lack:
+                deal.pieces.append(piece.with_step("head", count + lack))
+                piece, count = piece.with_step("skip", count + lack), -lack
+            (spare if count else empty).append(piece)
+            lack += count
+        deal.pieces += empty
+    for deal, lack in zip(dealt, missing, strict=True):
+        while lack > 0:
+            piece = spare.pop()
+            count = piece.count(rows)
+            if count > lack:
+                spare.append(piece.with_step("skip", lack))
+                piece, count = piece.with_step("head", lack), lack
+            deal.pieces.append(piece)
+            lack -= count
 
 
 def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
@@ -528,7 +572,7 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
     shards = [tuple(state["shard"]) for state in states]
     if twice := next((shard for shard in shards if shards.count(shard) > 1), None):
         raise ResumeError(f"the state of shard {twice[0]} of {twice[1]} was given twice")
-    for key in ("seed", "epoch", "generations", "plan"):
+    for key in ("seed", "epoch", "even", "generations", "plan"):
         if any(state[key] != states[0][key] for state in states):
             raise ResumeError(f"the states do not belong together: their {key} differs")
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.batches import Batcher
 from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.formats import open_files
-from fast_axolotl.reading.index import take_rows, unit_rows, with_csv_edges
+from fast_axolotl.reading.index import unit_rows, with_csv_edges
 from fast_axolotl.reading.order import (
     Order,
     Piece,
@@ -30,6 +30,7 @@ from fast_axolotl.reading.order import (
     warn_of_sharing,
 )
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
+from fast_axolotl.reading.take import take_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import READING_LISTENERS, usable_cores
 
@@ -210,11 +211,11 @@ class Reader:
         self._even = even
         self._pass = object()
         """Changes with every pass, so that one that was stopped cannot move the position."""
-        self._order = Order.plan(dataset, shuffle, epoch)
+        self._order = Order.plan(dataset, shuffle, epoch, is_even=even is not None)
         self._rewind()
         if even == "pad" and _PADDING.name in self._base.names:
             raise UsageError(
-                f"the data has a column {_PADDING.name!r} itself; rename it, or use even=\"drop\""
+                f'the data has a column {_PADDING.name!r} itself; rename it, or use even="drop"'
             )
 
     def _rewind(self) -> None:
@@ -332,6 +333,11 @@ class Reader:
         continues on another number of them, and every row not yet delivered comes exactly once.
         """
         point = ResumePoint.from_states(state, self._dataset, self._shard)
+        if (point.order.rows is None) != (self._even is None):
+            raise ResumeError(
+                f"the state was taken {'without' if self._even else 'with'} even=; open the reader "
+                "in the same way"
+            )
         self.close()
         self._dataset, self._order = point.dataset, point.order
         self._position, self._rows = point.position, point.rows
@@ -341,9 +347,11 @@ class Reader:
 
     def _shard_rows(self) -> list[int]:
         """The rows that each shard has."""
-        units = self._order.units
-        rows = dict(zip(units, unit_rows(self._dataset, units), strict=True))
-        return [deal.count(rows) for deal in self._order.deal(self._shard[1])]
+        order = self._order
+        rows = order.rows
+        if rows is None:
+            rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
+        return [deal.count(rows) for deal in order.deal(self._shard[1])]
 
     def _read(
         self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
