@@ -289,6 +289,7 @@ FIELDS = st.one_of(
 )
 @example([["\r"]], ",", "\n", csv.QUOTE_MINIMAL, False)
 @example([["a\rb", "x"]], ",", "\r\n", csv.QUOTE_MINIMAL, True)
+@example([["x", "y"], ["\ufeff", "y"]], ",", "\n", csv.QUOTE_MINIMAL, True)
 def test_any_text_comes_back(
     rows: list[list[str]], delimiter: str, lineterminator: str, quoting: Any, tiny_blocks: bool
 ) -> None:

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
-from fast_axolotl.reading.columnar import open_arrow, open_parquet
-from fast_axolotl.reading.csv_files import CsvFile
-from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
-from fast_axolotl.reading.lines import TextFile
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
 __all__ = [
@@ -159,6 +154,8 @@ def open_files(
 
     if len(sources) == 1:
         return [open_or_reject(sources[0])]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
         return list(pool.map(open_or_reject, sources))
 
@@ -197,20 +194,28 @@ def _open(
     if named_compression not in (None, compression):
         _warn(source, str(named_compression), compression or "not compressed")
     file = InputFile(source=source, format=found, compression=compression)
+    # Each format imports what it needs when a file of it is met: for one small Parquet file, the
+    # other formats' modules would take as long as all of the reading.
     if found in ("parquet", "arrow", "feather"):
+        from fast_axolotl.reading.columnar import open_arrow, open_parquet
+
         opener = open_parquet if found == "parquet" else open_arrow
         if compression is None:
             return file, opener(source, source.path, options)
         copy, handle = spool(source, compression)
         return file, opener(copy, source.path, options, handle)
     if found == "csv":
+        from fast_axolotl.reading.csv_files import CsvFile
+
         return file, CsvFile.open(source, compression, options)
-    kinds: dict[str, Callable[..., FileFormat]] = {
-        "text": TextFile,
-        "jsonl": JsonLinesFile,
-        "json": JsonDocument,
-    }
-    return file, kinds[found](source=source, compression=compression, options=options)
+    if found == "text":
+        from fast_axolotl.reading.lines import TextFile
+
+        return file, TextFile(source=source, compression=compression, options=options)
+    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+
+    kind = JsonLinesFile if found == "jsonl" else JsonDocument
+    return file, kind(source=source, compression=compression, options=options)
 
 
 def _warn(source: Source, named: str, found: str) -> None:

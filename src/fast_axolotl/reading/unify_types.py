@@ -61,9 +61,7 @@ class Known:
         decoded, self.schema = unify(decoded, block, self.schema, options)
         return decoded
 
-    def widen_all(
-        self, decoded: Decoded, block: Block, options: ReadOptions
-    ) -> Iterator[Decoded]:
+    def widen_all(self, decoded: Decoded, block: Block, options: ReadOptions) -> Iterator[Decoded]:
         """The rows of a block, part by part where it does not fit into memory at once."""
         decoded = self.widen(decoded, block, options)
         yield decoded
