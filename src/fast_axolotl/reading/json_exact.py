@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
-from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
+from fast_axolotl.reading.schema import (
+    MIXED,
+    TypeClash,
+    is_json_text,
+    join,
+    join_schemas,
+    require_settled,
+)
 
 __all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows"]
 
@@ -139,9 +146,12 @@ class ExactParse:
                 fields.append(pa.field(name, MIXED))
         found = pa.schema(fields)
         try:
-            return join_schemas(schema, found)
+            joined = join_schemas(schema, found)
+            if not self.options.may_widen and self.known is not None:
+                require_settled(self.known, joined)
+            return joined
         except TypeClash as clash:
-            if self.options.on_conflict == "raise":
+            if clash.is_late or self.options.on_conflict == "raise":
                 raise clash.error(self.path, self.rows.place(start)) from None
             index = schema.get_field_index(clash.column)
             return self._join(schema.set(index, clash.as_json_text()), row, start)

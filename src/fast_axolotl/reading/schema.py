@@ -1,9 +1,10 @@
 """Types that meet: the join of two Arrow types, and the values carried over to it.
 
-A column's type only ever widens: null becomes anything, int becomes float, a struct gains fields.
-``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such as
-``messages[].content``. ``conform`` casts a table to the joined schema; a cast that would change a
-value (an integer past 2**53 into a float) is refused like any other clash.
+While types are inferred they only widen: null becomes anything, int becomes float, a struct gains
+fields. ``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such
+as ``messages[].content``. Once batches are given out, ``require_settled`` allows only what changes
+no type that has held a value. ``conform`` casts a table to the joined schema; a cast that would
+change a value (an integer past 2**53 into a float) is refused like any other clash.
 
 JSON brings two types of its own. A column that holds a mixed array such as ``[1, "a"]`` has no
 Arrow type and travels as Arrow's canonical JSON extension, which the Python output turns back
@@ -27,6 +28,7 @@ __all__ = [
     "join",
     "join_or_mark",
     "join_schemas",
+    "require_settled",
 ]
 
 MIXED = pa.json_()
@@ -37,9 +39,11 @@ JSON_TEXT = pa.field("", pa.string(), metadata={b"fast_axolotl": b"json"})
 
 
 class TypeClash(Exception):
-    """Two types with no common one."""
+    """Two types with no common one, or with one that comes too late."""
 
-    def __init__(self, path: str, known: pa.DataType, found: pa.DataType) -> None:
+    def __init__(
+        self, path: str, known: pa.DataType, found: pa.DataType, *, is_late: bool = False
+    ) -> None:
         super().__init__(path, known, found)
         self.path = path
         """Where in the column: ``a``, ``a.b``, ``a[].b``."""
@@ -49,15 +53,22 @@ class TypeClash(Exception):
         """The type that does not fit it."""
         self.column = path
         """The name of the top-level column that ``path`` is in."""
+        self.is_late = is_late
+        """Whether there is a common type, but batches of the known one were given out before."""
 
     def as_json_text(self) -> pa.Field:
         """The column, marked to arrive as JSON text."""
         return JSON_TEXT.with_name(self.column)
 
     def error(self, path: str, place: str = "") -> ConflictError:
+        found = "an array of mixed kinds" if self.found == MIXED else self.found
+        cure = 'on_conflict="json" to receive that column as JSON text (past 32 MiB of data with '
+        cure += 'infer="scan")'
+        if self.is_late:
+            cure = 'infer="scan", which reads everything once and settles the types beforehand'
         return ConflictError(
-            f"column {self.path!r} was {self.known} before and is {self.found} here; make the "
-            'data agree, or pass on_conflict="json" to receive that column as JSON text',
+            f"column {self.path!r} was {self.known} before and is {found} here; make the data "
+            f"agree, or pass {cure}",
             path=path,
             place=place,
         )
@@ -107,6 +118,30 @@ def join_or_mark(
             known = known.set(known.get_field_index(clash.column), clash.as_json_text())
 
 
+def require_settled(known: pa.Schema, joined: pa.Schema) -> None:
+    """``TypeClash`` where a type that has held a value would change.
+
+    A column may still come late, and a field of a struct; what was only null may get its type.
+    """
+    for before, after in zip(known, joined, strict=False):
+        _require_growth(before.type, after.type, before.name)
+        is_marked = is_json_text(after) and not is_json_text(before)
+        if is_marked and not pa.types.is_null(before.type):
+            raise TypeClash(before.name, before.type, after.type, is_late=True)
+
+
+def _require_growth(known: pa.DataType, joined: pa.DataType, path: str) -> None:
+    if known.equals(joined) or pa.types.is_null(known):
+        return
+    if pa.types.is_struct(known) and pa.types.is_struct(joined):
+        for before, after in zip(known, joined, strict=False):
+            _require_growth(before.type, after.type, f"{path}.{before.name}")
+    elif _is_list(known) and known.id == joined.id:
+        _require_growth(known.value_type, joined.value_type, f"{path}[]")
+    else:
+        raise TypeClash(path, known, joined, is_late=True)
+
+
 def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
     index = other.get_field_index(field.name)
     is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
@@ -145,7 +180,8 @@ def _join_fields(
             fields[field.name] = field
         elif not is_json_text(before):
             joined = _join_field(before, field, prefix)
-            fields[field.name] = before.with_type(joined).with_nullable(True)
+            nullable = before.nullable or field.nullable
+            fields[field.name] = before.with_type(joined).with_nullable(nullable)
     return list(fields.values())
 
 
