@@ -17,14 +17,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
-from fast_axolotl.reading.schema import (
-    MIXED,
-    TypeClash,
-    is_json_text,
-    join,
-    join_schemas,
-    require_settled,
-)
+from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
 __all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows"]
 
@@ -146,10 +139,9 @@ class ExactParse:
                 fields.append(pa.field(name, MIXED))
         found = pa.schema(fields)
         try:
-            joined = join_schemas(schema, found)
-            if not self.options.may_widen and self.known is not None:
-                require_settled(self.known, joined)
-            return joined
+            return join_schemas(
+                schema, found, settled=None if self.options.may_widen else self.known
+            )
         except TypeClash as clash:
             if clash.is_late or self.options.on_conflict == "raise":
                 raise clash.error(self.path, self.rows.place(start)) from None

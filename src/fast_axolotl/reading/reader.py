@@ -207,7 +207,7 @@ class Reader:
             scan=scan,
             num_threads=num_threads,
             budget=memory_budget // 2,
-            is_first=shard[0] == 0,
+            warn=not shard[0],
         )
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None

@@ -41,7 +41,6 @@ from fast_axolotl.reading.schema import (
     is_json_text,
     join_or_mark,
     join_schemas,
-    require_settled,
 )
 
 __all__ = ["Known", "TypesWarning", "first_schema", "is_joinable", "unify"]
@@ -52,7 +51,7 @@ _SCAN_BYTES = 32 * 1024 * 1024
 _SAMPLE_BYTES = 64 * 1024
 """Read at most of each sampled file, before decompression: by every one of perhaps 1,024 shards."""
 
-_MOST_NAMED = 8
+_LISTED_CHARACTERS = 300
 
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
@@ -87,12 +86,9 @@ class Known:
 
 
 def first_schema(
-    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, is_first: bool = True
+    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, warn: bool = True
 ) -> pa.Schema:
-    """Declared schemas joined; the rest inferred from a sample, or from everything.
-
-    ``is_first`` is said of one of all shards: the one that warns.
-    """
+    """Declared schemas joined; the rest inferred from a sample, or from everything."""
     dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -106,43 +102,69 @@ def first_schema(
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
     if units and (scan or (is_small and (has_csv or options.on_conflict == "json"))):
-        schema = _scanned(dataset, units, schema, num_threads, budget)
+        known = Known(schema)
+        ahead: Prefetcher[Block, Decoded] = Prefetcher(
+            (block for unit in units for block in dataset.blocks(unit)),
+            lambda block: known.decode(block, options),
+            num_threads=num_threads,
+            budget=budget,
+        )
+        try:
+            for block, decoded in ahead:
+                for _ in known.widen_all(decoded, block, options):
+                    pass
+        finally:
+            ahead.close()
+        schema = known.schema
     else:
-        declared = schema
+        texts = {
+            name: pa.field(name, pa.string())
+            for item, file in zip(dataset.inputs, dataset.formats, strict=True)
+            for name in (getattr(file, "names", ()) if item.format == "csv" else ())
+            if name not in schema.names and (options.columns is None or name in options.columns)
+        }
         schema = _sampled(dataset, units, schema)
-        if has_csv:
-            schema = _text_of_csv(dataset, schema, declared, warn=is_first)
+        numbers = [name for name in texts if name in schema.names]
+        numbers = [repr(name) for name in numbers if _is_number(schema.field(name).type)]
+        if numbers and warn:
+            warnings.warn(
+                f"of more than {_SCAN_BYTES / 2**20:g} MiB of CSV only the first rows were looked "
+                "at, so columns that look like numbers arrive as text, "
+                f'{", ".join(numbers)[:_LISTED_CHARACTERS]}; pass infer="scan" to read '
+                "everything once and receive numbers where all values are numbers",
+                TypesWarning,
+                stacklevel=4,
+            )
+        fields = {field.name: field for field in schema} | texts
+        schema = pa.schema(list(fields.values()), schema.metadata)
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
-        fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
-        schema = pa.schema(fields)
+        schema = pa.schema(dict(zip(schema.names, kinds, strict=True)))
     columns = options.columns
     if columns is None:
         return schema
     missing = [name for name in columns if name not in schema.names]
     if missing:
-        names = [name for file in dataset.formats for name in getattr(file, "names", ())]
-        names += _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
-        listed = ", ".join(dict.fromkeys(names))
+        declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
+        inferred = _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
+        names = ", ".join(dict.fromkeys([*declared, *inferred]))
         hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
-        raise UsageError(f"no column {missing[0]!r}; there are: {listed}{hint}")
-    return pa.schema([schema.field(name) for name in columns])
+        raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
+    return pa.schema([schema.field(name) for name in columns], schema.metadata)
 
 
 def unify(
     decoded: Decoded, block: Block, known: pa.Schema, options: ReadOptions
 ) -> tuple[Decoded, pa.Schema]:
     """The rows under the joined schema, and that schema."""
-    settled = known
+    settled = None if options.may_widen else known
     for attempt in range(_ATTEMPTS):
         table = decoded.table
         if table.num_columns == 0 and table.num_rows == 0:
             return replace(decoded, table=known.empty_table()), known
         try:
-            joined = join_schemas(known, table.schema, text_wins=block.text_wins)
-            if not options.may_widen:
-                require_settled(settled, joined)
+            joined = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
             if attempt:
                 table = _by_value(table, joined)
             if not _needs_source(table.schema, joined):
@@ -175,26 +197,6 @@ def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
     return True
 
 
-def _scanned(
-    dataset: Dataset, units: Sequence[Unit], schema: pa.Schema, num_threads: int, budget: int
-) -> pa.Schema:
-    """The types of all rows."""
-    known, options = Known(schema), dataset.options
-    ahead: Prefetcher[Block, Decoded] = Prefetcher(
-        (block for unit in units for block in dataset.blocks(unit)),
-        lambda block: known.decode(block, options),
-        num_threads=num_threads,
-        budget=budget,
-    )
-    try:
-        for block, decoded in ahead:
-            for _ in known.widen_all(decoded, block, options):
-                pass
-    finally:
-        ahead.close()
-    return known.schema
-
-
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
     """The types of the first rows of some files, at least of the first rows that there are.
 
@@ -214,38 +216,6 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
                 seen.add(unit.file)
                 break
     return known.schema
-
-
-def _text_of_csv(
-    dataset: Dataset, schema: pa.Schema, declared: pa.Schema, *, warn: bool
-) -> pa.Schema:
-    """The schema with text for all columns of CSV files whose later values are not known."""
-    files = zip(dataset.inputs, dataset.formats, strict=True)
-    names = {name: None for item, file in files if item.format == "csv" for name in file.names}  # type: ignore[attr-defined]
-    wanted = dataset.options.columns
-    numbers = []
-    for name in names:
-        index = schema.get_field_index(name)
-        if name in declared.names or (wanted is not None and name not in wanted):
-            continue
-        if index < 0:
-            schema = schema.append(pa.field(name, pa.string()))
-            continue
-        if _is_number(schema.field(index).type):
-            numbers.append(name)
-        schema = schema.set(index, pa.field(name, pa.string()))
-    if numbers and warn:
-        listed = ", ".join(map(repr, numbers[:_MOST_NAMED])) + ", ..." * (
-            len(numbers) > _MOST_NAMED
-        )
-        warnings.warn(
-            f"the CSV data is larger than {_SCAN_BYTES // 2**20} MiB and only its first rows were "
-            f"looked at, so columns that look like numbers arrive as text: {listed}; pass "
-            'infer="scan" to read everything once and receive numbers where all values are numbers',
-            TypesWarning,
-            stacklevel=5,
-        )
-    return schema
 
 
 def _needs_source(found: pa.Schema, joined: pa.Schema) -> bool:
