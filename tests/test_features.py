@@ -7,12 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from datasets import Array2D, Audio, ClassLabel, Dataset, Features, Image, List, Value
-from datasets.table import InMemoryTable
 
 from fast_axolotl import Reader, open_dataset
 from fast_axolotl.reading import convert
 from support.files import write_parquet
+
+pytest.importorskip("datasets")
+
+from datasets import Array2D, Audio, ClassLabel, Dataset, Features, Image, List, Value
+from datasets.table import InMemoryTable
 
 FEATURES = Features(
     {
