@@ -362,10 +362,10 @@ def test_resume_works_in_every_format(tmp_path: Path, kind: str) -> None:
 
 
 def drifting_rows() -> Rows:
-    """Over 1 MB in which a key comes late, an integer becomes a float, a null a struct."""
+    """Over 1 MB in which a key comes late, a null becomes a struct, a struct gains a field."""
     filler = "x" * 500
     rows: Rows = [{"id": i, "n": i, "s": None, "t": filler} for i in range(1000)]
-    rows += [{"id": i, "n": i + 0.5, "s": {"a": i}, "t": filler} for i in range(1000, 2000)]
+    rows += [{"id": i, "n": i, "s": {"a": i}, "t": filler} for i in range(1000, 2000)]
     return rows + [
         {"id": i, "n": i, "s": {"b": "late"}, "t": filler, "k": [i]} for i in range(2000, 3000)
     ]

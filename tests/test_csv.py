@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import DataError
+from fast_axolotl.reading import TypesWarning
 from support.files import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
 
 
@@ -202,23 +204,31 @@ def test_a_value_in_a_later_block_decides_for_the_whole_column(
     assert len({type(item) for item in found if item is not None}) == 1
 
 
-def test_a_value_past_the_sample_makes_text_of_the_column_from_there_on_or_by_a_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late", ["08123", "x", "1.5", "", "7"])
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_past_the_size_that_is_scanned_a_column_is_text_for_the_whole_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, shuffle: int | None
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
-    rows = [{"a": "1.50", "t": "x" * 500}] * 3000 + [{"a": "x", "t": "y"}]
-    path = write_csv(tmp_path / "a.csv", rows)
+    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 1_000_000)
+    rows = [{"n": "1", "t": "x" * 500, "e": ""}] * 2100 + [{"n": late, "t": "1", "e": late}]
+    path = write_csv(tmp_path / "1.csv", rows)
+    write(tmp_path / "2.csv", "n,other\n2,3\n")
+    open_shard = partial(open_dataset, tmp_path, memory_budget=SMALL_BUDGET, shuffle=shuffle)
 
-    assert values_of(path, memory_budget=SMALL_BUDGET, infer="scan") == ["1.50"] * 3000 + ["x"]
-    batches = list(open_dataset(path, memory_budget=SMALL_BUDGET))
+    with pytest.warns(TypesWarning, match=r"as text, 'n', 'other'; pass infer=\"scan\"") as warned:
+        readers = [open_shard(shard=(index, 3)) for index in range(3)]
+    batches = [batch for reader in readers for batch in reader]
 
-    kinds = [batch.schema.field("a").type for batch in batches]
-    values = [value for batch in batches for value in batch.column("a").to_pylist()]
-    assert kinds[0] == pa.float64()
-    assert kinds[-1] == pa.string()
-    assert values[-2:] == ["1.50", "x"]
-    assert [str(value) for value in values].count("1.5") + values.count("1.50") == 3000
-    assert {value for value in values if isinstance(value, str)} == {"1.50", "x"}
+    assert [Path(item.filename) for item in warned] == [Path(__file__)]
+    assert {batch.schema for batch in batches} == {
+        pa.schema([(name, pa.string()) for name in ("n", "t", "e", "other")])
+    }
+    found = [value for batch in batches for value in batch.column("n").to_pylist()]
+    assert sorted(found) == sorted(["1"] * 2100 + [late, "2"])
+    scanned = open_dataset(path, memory_budget=SMALL_BUDGET, infer="scan").schema.field("n").type
+    assert scanned == {"x": pa.string(), "08123": pa.string(), "1.5": pa.float64()}.get(
+        late, pa.int64()
+    )
 
 
 def test_types_are_joined_over_files(tmp_path: Path) -> None:
@@ -289,6 +299,7 @@ FIELDS = st.one_of(
 )
 @example([["\r"]], ",", "\n", csv.QUOTE_MINIMAL, False)
 @example([["a\rb", "x"]], ",", "\r\n", csv.QUOTE_MINIMAL, True)
+@example([["x", "y"], ["\ufeff", "y"]], ",", "\n", csv.QUOTE_MINIMAL, True)
 def test_any_text_comes_back(
     rows: list[list[str]], delimiter: str, lineterminator: str, quoting: Any, tiny_blocks: bool
 ) -> None:

@@ -80,7 +80,7 @@ def test_a_state_holds_the_types_of_its_own_position(tmp_path: Path) -> None:
 
 def test_batches_cut_by_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"a":1}\n' * 40_000 + '{"a":1.5}\n' + '{"a":1}\n' * 300_000)
+    path.write_text('{"a":1}\n' * 40_000 + '{"b":1.5}\n' + '{"a":1}\n' * 300_000)
     sizes = []
     for threads in (1, 4):
         reader = open_dataset(path, batch_size=10**6, memory_budget=16 * 2**20, num_threads=threads)
@@ -89,8 +89,8 @@ def test_batches_cut_by_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
 
 
 def test_ranks_that_saw_clashing_types_name_the_clash(tmp_path: Path) -> None:
-    for index in range(16):
-        row = {"a": index} | ({"b": True} if index == 4 else {"b": {"z": 1}} if index == 5 else {})
+    for index in range(40):  # types are inferred from every third file
+        row = {"a": index} | ({"b": True} if index == 4 else {"b": {"z": 1}} if index == 35 else {})
         (tmp_path / f"{index:02}.jsonl").write_text(json.dumps(row).ljust(60) + "\n")
     states = []
     for shard in range(2):

@@ -63,6 +63,8 @@ class ReadOptions:
     """Size of a block before decoding; a single larger row makes a larger block."""
     unit_bytes: int = 4 * 1024 * 1024
     """Size of the byte ranges of line files."""
+    may_widen: bool = False
+    """Whether types may still change: while they are inferred, before any batch is given out."""
     parallel_columns: bool = False
     """Let pyarrow decode the columns of one row group in parallel: for files of few row groups."""
 

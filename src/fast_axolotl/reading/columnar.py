@@ -256,7 +256,7 @@ def open_parquet(
         source=source,
         label=label,
         metadata=metadata,
-        schema=pa.schema([schema.field(name) for name in columns]),
+        schema=pa.schema([schema.field(name) for name in columns], schema.metadata),
         columns=columns,
         names=schema.names,
         options=options,
@@ -285,7 +285,7 @@ def open_arrow(
     return ArrowFile(
         source=source,
         label=label,
-        schema=pa.schema([schema.field(name) for name in columns]),
+        schema=pa.schema([schema.field(name) for name in columns], schema.metadata),
         columns=columns,
         names=schema.names,
         options=options,

@@ -179,7 +179,8 @@ class _CsvBlock:
         except (pa.ArrowException, UnicodeDecodeError):
             pass
         else:
-            if not unfit:
+            # pyarrow takes a byte order mark away, which is a value's own at the start of a block.
+            if not unfit and not data.startswith(BOM, start):
                 return Decoded(_typed(table, schema))
         # The same block through Python, which tells the line of whatever is wrong.
         text = io.StringIO(data[start:stop].decode("utf-8", "surrogateescape"), newline="")

@@ -15,16 +15,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
-from fast_axolotl.reading.columnar import open_arrow, open_parquet
-from fast_axolotl.reading.csv_files import CsvFile
-from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
-from fast_axolotl.reading.lines import TextFile
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
 __all__ = [
@@ -34,11 +29,15 @@ __all__ = [
     "is_saved_dataset",
     "list_supported_formats",
     "open_files",
+    "sampled_files",
 ]
 
 _SHORT_HEAD_BYTES = 4 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
+
+_SAMPLED_FILES = 16
+"""Types are inferred from the first rows of at most so many files, evenly spread over the list."""
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
@@ -147,9 +146,12 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
 
-    def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
+    sampled = sampled_files(len(sources))
+
+    def open_or_reject(index: int) -> tuple[InputFile, FileFormat]:
+        source = sources[index]
         try:
-            return _open(source, declared, options)
+            return _open(source, declared, options, keep_head=index in sampled)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -159,13 +161,20 @@ def open_files(
             return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
 
     if len(sources) == 1:
-        return [open_or_reject(sources[0])]
+        return [open_or_reject(0)]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(open_or_reject, sources))
+        return list(pool.map(open_or_reject, range(len(sources))))
+
+
+def sampled_files(count: int) -> range:
+    """The indices of the files that types are inferred from: the same ones on every shard."""
+    return range(0, count, max(1, -(-count // _SAMPLED_FILES)))
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions
+    source: Source, declared: str | None, options: ReadOptions, *, keep_head: bool
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.path)
     promised = declared or named
@@ -199,20 +208,31 @@ def _open(
     if named_compression not in (None, compression):
         _warn(source, str(named_compression), compression or "not compressed")
     file = InputFile(source=source, format=found, compression=compression)
+    # Each format imports what it needs when a file of it is met: for one small Parquet file, the
+    # other formats' modules would take as long as all of the reading.
     if found in ("parquet", "arrow", "feather"):
+        from fast_axolotl.reading.columnar import open_arrow, open_parquet
+
         opener = open_parquet if found == "parquet" else open_arrow
         if compression is None:
             return file, opener(source, source.path, options)
         copy, handle = spool(source, compression)
         return file, opener(copy, source.path, options, handle)
     if found == "csv":
+        from fast_axolotl.reading.csv_files import CsvFile
+
         return file, CsvFile.open(source, compression, options)
-    kinds: dict[str, Callable[..., FileFormat]] = {
-        "text": TextFile,
-        "jsonl": JsonLinesFile,
-        "json": JsonDocument,
-    }
-    return file, kinds[found](source=source, compression=compression, options=options)
+    if found == "text":
+        from fast_axolotl.reading.lines import TextFile
+
+        return file, TextFile(source=source, compression=compression, options=options)
+    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+
+    if found == "json":
+        return file, JsonDocument(source=source, compression=compression, options=options)
+    lines = head if len(head) < _HEAD_BYTES else head[: head.rfind(b"\n") + 1]
+    head = lines if keep_head else b""
+    return file, JsonLinesFile(source=source, compression=compression, options=options, head=head)
 
 
 def _is_telling(head: bytes, promised: str | None) -> bool:

@@ -139,9 +139,11 @@ class ExactParse:
                 fields.append(pa.field(name, MIXED))
         found = pa.schema(fields)
         try:
-            return join_schemas(schema, found)
+            return join_schemas(
+                schema, found, settled=None if self.options.may_widen else self.known
+            )
         except TypeClash as clash:
-            if self.options.on_conflict == "raise":
+            if clash.is_late or self.options.on_conflict == "raise":
                 raise clash.error(self.path, self.rows.place(start)) from None
             index = schema.get_field_index(clash.column)
             return self._join(schema.set(index, clash.as_json_text()), row, start)

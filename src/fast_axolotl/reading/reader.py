@@ -204,7 +204,11 @@ class Reader:
         self._memory_budget = memory_budget
         self._shard = shard
         self._base = first_schema(
-            dataset, scan=scan, num_threads=num_threads, budget=memory_budget // 2
+            dataset,
+            scan=scan,
+            num_threads=num_threads,
+            budget=memory_budget // 2,
+            warn=not shard[0],
         )
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None

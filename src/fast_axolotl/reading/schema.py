@@ -1,18 +1,25 @@
 """Types that meet: the join of two Arrow types, and the values carried over to it.
 
-A column's type only ever widens: null becomes anything, int becomes float, a struct gains fields.
-``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such as
-``messages[].content``. ``conform`` casts a table to the joined schema; a cast that would change a
-value (an integer past 2**53 into a float) is refused like any other clash.
+While types are inferred they only widen: null becomes anything, int becomes float, a struct gains
+fields. ``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such
+as ``messages[].content``. Once batches are given out they are *settled*: a column may still come
+late, a struct gain a field, what was only null get its type, and any other change is a clash, too.
+``conform`` casts a table to the joined schema; a cast that would change a value (an integer past
+2**53 into a float) is refused.
 
 JSON brings two types of its own. A column that holds a mixed array such as ``[1, "a"]`` has no
 Arrow type and travels as Arrow's canonical JSON extension, which the Python output turns back
 into values. A column for which the caller chose ``on_conflict="json"`` is plain JSON text.
+
+Of a schema's metadata, what Hugging Face ``datasets`` says of its columns is kept, so that labels,
+images and audio are still such in a ``Dataset`` made of the batches.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,14 +39,18 @@ __all__ = [
 MIXED = pa.json_()
 """The type of a column with arrays of mixed kinds: JSON text that decodes to values."""
 
+_FEATURES = b"huggingface"
+
 JSON_TEXT = pa.field("", pa.string(), metadata={b"fast_axolotl": b"json"})
 """Marks a column that the caller asked to receive as JSON text."""
 
 
 class TypeClash(Exception):
-    """Two types with no common one."""
+    """Two types with no common one, or with one that comes too late."""
 
-    def __init__(self, path: str, known: pa.DataType, found: pa.DataType) -> None:
+    def __init__(
+        self, path: str, known: pa.DataType, found: pa.DataType, *, is_late: bool = False
+    ) -> None:
         super().__init__(path, known, found)
         self.path = path
         """Where in the column: ``a``, ``a.b``, ``a[].b``."""
@@ -49,15 +60,21 @@ class TypeClash(Exception):
         """The type that does not fit it."""
         self.column = path
         """The name of the top-level column that ``path`` is in."""
+        self.is_late = is_late
+        """Whether there is a common type, but batches of the known one were given out before."""
 
     def as_json_text(self) -> pa.Field:
         """The column, marked to arrive as JSON text."""
         return JSON_TEXT.with_name(self.column)
 
     def error(self, path: str, place: str = "") -> ConflictError:
+        found = "an array of mixed kinds" if self.found == MIXED else self.found
+        cure = 'on_conflict="json" to receive that column as JSON text'
+        if self.is_late:
+            cure = 'infer="scan", which reads everything once and settles the types beforehand'
         return ConflictError(
-            f"column {self.path!r} was {self.known} before and is {self.found} here; make the "
-            'data agree, or pass on_conflict="json" to receive that column as JSON text',
+            f"column {self.path!r} was {self.known} before and is {found} here; make the data "
+            f"agree, or pass {cure}",
             path=path,
             place=place,
         )
@@ -80,18 +97,50 @@ def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
     return _join_leaves(_plain(known), _plain(found), path)
 
 
-def join_schemas(known: pa.Schema, found: pa.Schema, *, text_wins: bool = False) -> pa.Schema:
+def join_schemas(
+    known: pa.Schema,
+    found: pa.Schema,
+    *,
+    text_wins: bool = False,
+    settled: pa.Schema | None = None,
+) -> pa.Schema:
     """Known columns in their order, then new ones; types joined.
 
     ``text_wins`` makes text of a column that is text on one side and a number on the other, as
-    CSV files want it.
+    CSV files want it. ``settled`` is what batches were given out with: its first columns stay.
     """
     if known.equals(found, check_metadata=True):
         return known
+    features = _join_features(known, found)
     if text_wins:
         found = pa.schema([_text_over_number(known, field) for field in found])
         known = pa.schema([_text_over_number(found, field) for field in known])
-    return pa.schema(_join_fields(list(known), list(found), ""))
+    fields = _join_fields(list(known), list(found), "")
+    for before, after in zip(settled or (), fields, strict=False):
+        _require_growth(before.type, after.type, before.name)
+        is_marked = is_json_text(after) and not is_json_text(before)
+        if is_marked and not pa.types.is_null(before.type):
+            raise TypeClash(before.name, before.type, after.type, is_late=True)
+    return pa.schema(fields, metadata=features)
+
+
+def _join_features(known: pa.Schema, found: pa.Schema) -> dict[bytes, bytes] | None:
+    """The metadata by which ``datasets`` knows its features: those that both agree on."""
+    kept = dict(_features(known))
+    for name, feature in _features(found).items():
+        if name not in known.names:
+            kept[name] = feature
+        elif kept.get(name) != feature:
+            kept.pop(name, None)
+    return {_FEATURES: json.dumps({"info": {"features": kept}}).encode()} if kept else None
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    try:
+        features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
+        return {name: features[name] for name in schema.names if name in features}
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def join_or_mark(
@@ -105,6 +154,18 @@ def join_or_mark(
             if on_conflict != "json":
                 raise
             known = known.set(known.get_field_index(clash.column), clash.as_json_text())
+
+
+def _require_growth(known: pa.DataType, joined: pa.DataType, path: str) -> None:
+    if known.equals(joined) or pa.types.is_null(known):
+        return
+    if pa.types.is_struct(known) and pa.types.is_struct(joined):
+        for before, after in zip(known, joined, strict=False):
+            _require_growth(before.type, after.type, f"{path}.{before.name}")
+    elif _is_list(known) and known.id == joined.id:
+        _require_growth(known.value_type, joined.value_type, f"{path}[]")
+    else:
+        raise TypeClash(path, known, joined, is_late=True)
 
 
 def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
@@ -145,7 +206,8 @@ def _join_fields(
             fields[field.name] = field
         elif not is_json_text(before):
             joined = _join_field(before, field, prefix)
-            fields[field.name] = before.with_type(joined).with_nullable(True)
+            nullable = before.nullable or field.nullable
+            fields[field.name] = before.with_type(joined).with_nullable(nullable)
     return list(fields.values())
 
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyarrow import fs
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
 
@@ -118,6 +117,8 @@ class Source:
             )
 
     def _fetch(self, offset: int, length: int) -> bytes:
+        from pyarrow import fs  # 10 ms that local files can do without
+
         native = getattr(self.filesystem, "fs", None)
 
         def attempt() -> bytes:

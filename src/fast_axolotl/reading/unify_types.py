@@ -1,18 +1,24 @@
 """One schema for all batches: what is known before the first block, and every block's rows.
 
-``first_schema`` joins the schemas that files declare and infers the rest, from a sample or from all
-of the data. Workers then decode a block under whatever schema was known when they began; the
-consumer joins and casts in row order with ``unify``, so the types of a batch depend on the rows
-before it and never on thread timing. Where the joined type needs the original text (a mixed array,
-JSON text, a CSV number that turned out to be text), the block is decoded once more under the joined
-schema.
+``first_schema`` joins the schemas that files declare and infers the rest, alike on every shard:
+from all of the data where the caller asks for it, or where it is CSV of at most 32 MiB; else from
+the first rows of up to 16 files. From then on types only grow: a column or a field may come late,
+what was only null gets its type, and anything else is an error with file, line and cure. CSV past
+that size is text, since a later value could make text of any number.
+
+Workers decode a block under whatever schema was known when they began; the consumer joins and casts
+in row order with ``unify``, so the types of a batch depend on the rows before it and never on the
+timing of threads. Where the joined type needs the original text (a mixed array, JSON text, a CSV
+number that turned out to be text), the block is decoded once more under the joined schema.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 
@@ -26,6 +32,7 @@ from fast_axolotl.reading.blocks import (
     decode_or_reject,
     held_bytes,
 )
+from fast_axolotl.reading.formats import sampled_files
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import (
     MIXED,
@@ -36,13 +43,22 @@ from fast_axolotl.reading.schema import (
     join_schemas,
 )
 
-__all__ = ["Known", "first_schema", "is_joinable", "unify"]
+__all__ = ["Known", "TypesWarning", "first_schema", "is_joinable", "unify"]
 
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
 
+_SAMPLE_BYTES = 64 * 1024
+"""Read at most of each sampled file, before decompression: by every one of perhaps 1,024 shards."""
+
+_LISTED_CHARACTERS = 300
+
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
+
+
+class TypesWarning(UserWarning):
+    """Columns arrive as text because not all of their values were looked at."""
 
 
 @dataclass(slots=True)
@@ -69,8 +85,11 @@ class Known:
             yield from self.widen_all(self.decode(part, options)[0], part, options)
 
 
-def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
+def first_schema(
+    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, warn: bool = True
+) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
+    dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
@@ -79,15 +98,13 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
             except TypeClash as clash:
                 raise clash.error(item.source.path) from None
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
-    all_units = dataset.units()
-    units = [unit for unit in all_units if unit.file in undeclared]
-    may_change = options.on_conflict == "json" or any(f.format == "csv" for f in dataset.inputs)
-    is_small = sum(unit.num_bytes for unit in all_units) <= _SCAN_BYTES
-    if units and (scan or (may_change and is_small)):
+    units = [unit for unit in dataset.units() if unit.file in undeclared]
+    has_csv = any(item.format == "csv" for item in dataset.inputs)
+    is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
+    if units and (scan or (is_small and (has_csv or options.on_conflict == "json"))):
         known = Known(schema)
-        blocks = (block for unit in units for block in dataset.blocks(unit))
         ahead: Prefetcher[Block, Decoded] = Prefetcher(
-            blocks,
+            (block for unit in units for block in dataset.blocks(unit)),
             lambda block: known.decode(block, options),
             num_threads=num_threads,
             budget=budget,
@@ -100,12 +117,30 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
             ahead.close()
         schema = known.schema
     else:
+        texts = {
+            name: pa.field(name, pa.string())
+            for item, file in zip(dataset.inputs, dataset.formats, strict=True)
+            for name in (getattr(file, "names", ()) if item.format == "csv" else ())
+            if name not in schema.names and (options.columns is None or name in options.columns)
+        }
         schema = _sampled(dataset, units, schema)
+        numbers = [name for name in texts if name in schema.names]
+        numbers = [repr(name) for name in numbers if _is_number(schema.field(name).type)]
+        if numbers and warn:
+            warnings.warn(
+                f"of more than {_SCAN_BYTES / 2**20:g} MiB of CSV only the first rows were looked "
+                "at, so columns that look like numbers arrive as text, "
+                f'{", ".join(numbers)[:_LISTED_CHARACTERS]}; pass infer="scan" to read '
+                "everything once and receive numbers where all values are numbers",
+                TypesWarning,
+                stacklevel=4,
+            )
+        fields = {field.name: field for field in schema} | texts
+        schema = pa.schema(list(fields.values()), schema.metadata)
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
-        fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
-        schema = pa.schema(fields)
+        schema = pa.schema(dict(zip(schema.names, kinds, strict=True)))
     columns = options.columns
     if columns is None:
         return schema
@@ -116,19 +151,20 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
         names = ", ".join(dict.fromkeys([*declared, *inferred]))
         hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
         raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
-    return pa.schema([schema.field(name) for name in columns])
+    return pa.schema([schema.field(name) for name in columns], schema.metadata)
 
 
 def unify(
     decoded: Decoded, block: Block, known: pa.Schema, options: ReadOptions
 ) -> tuple[Decoded, pa.Schema]:
     """The rows under the joined schema, and that schema."""
+    settled = None if options.may_widen else known
     for attempt in range(_ATTEMPTS):
         table = decoded.table
         if table.num_columns == 0 and table.num_rows == 0:
             return replace(decoded, table=known.empty_table()), known
         try:
-            joined = join_schemas(known, table.schema, text_wins=block.text_wins)
+            joined = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
             if attempt:
                 table = _by_value(table, joined)
             if not _needs_source(table.schema, joined):
@@ -136,7 +172,7 @@ def unify(
             known = joined
         except TypeClash as clash:
             if attempt:  # decoding it again did not remove the clash
-                if options.on_conflict != "json":
+                if clash.is_late or options.on_conflict != "json":
                     raise clash.error(
                         getattr(block, "path", "") or getattr(block, "label", "")
                     ) from None
@@ -162,13 +198,23 @@ def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
-    """The types of the first block that has rows."""
-    known = Known(schema)
+    """The types of the first rows of some files, at least of the first rows that there are.
+
+    The lines that were read to tell the format serve for it, where a file has kept them.
+    """
+    dataset = dataset.with_options(block_bytes=_SAMPLE_BYTES)
+    known, options = Known(schema), dataset.options
+    sampled, seen = sampled_files(len(dataset.inputs)), set[int]()
     for unit in units:
-        for block in dataset.blocks(unit):
-            decoded = decode_or_reject(block, known.schema, dataset.options)
-            if known.widen(decoded, block, dataset.options).table.num_rows:
-                return known.schema
+        if unit.file in seen or (seen and unit.file not in sampled):
+            continue
+        sample = getattr(dataset.formats[unit.file], "sample", None)
+        part = replace(unit, stop=min(unit.stop, unit.start + _SAMPLE_BYTES))
+        for block in chain(sample() if sample else (), dataset.blocks(part)):
+            decoded = decode_or_reject(block, known.schema, options)
+            if known.widen(decoded, block, options).table.num_rows:
+                seen.add(unit.file)
+                break
     return known.schema
 
 
@@ -182,8 +228,11 @@ def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
         return bool(found.type != MIXED)
     if is_json_text(joined):
         return not is_json_text(found)
-    is_number = pa.types.is_integer(found.type) or pa.types.is_floating(found.type)
-    return bool(pa.types.is_string(joined.type) and is_number)
+    return bool(pa.types.is_string(joined.type) and _is_number(found.type))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
