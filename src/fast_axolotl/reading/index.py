@@ -49,7 +49,6 @@ _VERSION = 1
 
 _KEEP_SECONDS = 90 * 86_400
 _BLANK = re.compile(rb"[^\S\n]*(\n|\Z)")
-
 _PASSING = "passing-"
 """Begins the name of what depends on a file without a version: it is kept in memory only."""
 
@@ -115,18 +114,13 @@ def _schema_name(dataset: Dataset) -> str:
 
 
 def csv_edges(file: CsvFile, *, index_dir: Path | None = None) -> list[int] | None:
-    """Where stretches of about ``unit_bytes`` of a plain CSV file begin, then its end.
-
-    ``None`` where the file can only be read from its beginning.
-    """
+    """``CsvFile.find_edges``, kept: where stretches begin; ``None`` where it cannot be cut."""
     if file.compression is not None or file.dialect.escape is not None:
         return None
     item = InputFile(source=file.source, format="csv", compression=None)
     name = _name("edges", [item], astuple(file.dialect), file.options.unit_bytes)
-    return cast(
-        "list[int] | None",
-        _built(name, lambda: ({"edges": file.find_edges()}, True), index_dir)["edges"],
-    )
+    entry = _built(name, lambda: ({"edges": file.find_edges()}, True), index_dir)
+    return cast("list[int] | None", entry["edges"])
 
 
 def with_csv_edges(
@@ -152,13 +146,11 @@ def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
     options, rows, is_final = dataset.options, 0, True
     names = getattr(dataset.formats[unit.file], "names", ())
     for block in dataset.blocks(unit):
-        load = None if block.text_wins else getattr(block, "load", None)
-        if load is not None and options.on_error == "raise":
-            rows += _count_text(load())
-            continue
         # CSV is decoded as text, which spares the search for numbers.
         schema = pa.schema([(name, pa.string()) for name in names]) if block.text_wins else None
         parts: list[Block] = [block]
+        if options.on_error == "raise" and hasattr(block, "load") and not block.text_wins:
+            rows, parts = rows + _count_text(block.load()), []
         while parts:
             decoded = decode_or_reject(parts.pop(), schema, options)
             rows += decoded.table.num_rows

@@ -36,16 +36,14 @@ def take_rows(
     if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
         raise UsageError(f"row numbers must be a list of whole numbers, not {indices!r}")
     units, options, known = dataset.units(), dataset.options, Known(schema)
-    ends = np.cumsum(unit_rows(dataset, units, index_dir=index_dir), dtype=np.int64)
-    total = int(ends[-1]) if units else 0
+    counts = np.array(unit_rows(dataset, units, index_dir=index_dir), dtype=np.int64)
+    ends, total = np.cumsum(counts), int(counts.sum())
     outside = wanted[(wanted < 0) | (wanted >= total)]
     if len(outside):
         raise UsageError(f"no row {outside[0]}: there are {total:,} rows, numbered from 0")
     rows, order = np.unique(wanted.astype(np.int64), return_inverse=True)
     unit_of_row = np.searchsorted(ends, rows, side="right")
-    numbers: deque[int] = deque()
-    taken: list[pa.Table] = []
-    num_taken = 0
+    numbers, taken, num_taken = deque[int](), list[pa.Table](), 0
 
     def blocks() -> Iterator[Block]:
         for number in np.unique(unit_of_row).tolist():
@@ -65,9 +63,8 @@ def take_rows(
     number, position = -1, 0
     try:
         for block, decoded in ahead:
-            if numbers[0] != number:
-                number, position = numbers[0], int(ends[numbers[0] - 1]) if numbers[0] else 0
-            numbers.popleft()
+            if (following := numbers.popleft()) != number:
+                number, position = following, int(ends[following] - counts[following])
             for part in known.widen_all(decoded, block, options):
                 stop = min(position + part.table.num_rows, int(ends[number]))
                 left, right = np.searchsorted(rows, (position, stop))

@@ -1,0 +1,403 @@
+"""Rows of units, kept in an index; rows by their number; CSV files cut into units."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fast_axolotl import CsvDialect, open_dataset
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading import index
+from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
+from fast_axolotl.reading.index import keep_schema, known_schema, unit_rows, with_csv_edges
+from fast_axolotl.reading.schema import MIXED
+from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.take import take_rows
+from support.files import WRITERS, compress, flat_rows, jsonl_bytes, make_rows, write_as, write_csv
+
+QUICK = settings(max_examples=40, deadline=None)
+KINDS = [*WRITERS, "text"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The index folder of a new user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache" / "fast-axolotl" / "index"
+    forget()
+
+
+def forget() -> None:
+    """What a new process would not know."""
+    index._memory.clear()
+    index._prune.cache_clear()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of every read of a file."""
+    lengths: list[int] = []
+    read_at = Source.read_at
+
+    def counted(source: Source, offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return read_at(source, offset, length)
+
+    monkeypatch.setattr(Source, "read_at", counted)
+    return lengths
+
+
+def open_as(path: Any, unit_bytes: int = 4096, **options: Any) -> Dataset:
+    return open_dataset(path, **options)._dataset.with_options(unit_bytes=unit_bytes)
+
+
+def total_rows(dataset: Dataset, **options: Any) -> int:
+    return sum(unit_rows(dataset, dataset.units(), **options))
+
+
+def write_kind(folder: Path, kind: str, compression: str = "none") -> tuple[Path, list[Any]]:
+    if kind != "text":
+        rows = flat_rows(700) if kind == "csv" else make_rows(700)
+        return write_as(folder, kind, rows, compression), rows
+    rows = [{"text": f"line {number}"} for number in range(700)]
+    path = folder / "rows.txt"
+    path.write_text("\n".join(row["text"] for row in rows))
+    return compress(path, compression), rows
+
+
+def rows_in(dataset: Dataset, unit: Unit) -> list[Any]:
+    """The rows of a unit as text, so that the types of other units do not matter."""
+    names = getattr(dataset.formats[0], "names", ())
+    schema = pa.schema([(name, pa.string()) for name in names])
+    blocks = [decode_or_reject(block, schema, dataset.options) for block in dataset.blocks(unit)]
+    return [row for decoded in blocks for row in decoded.table.to_pylist()]
+
+
+# Counts.
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_have_the_rows_that_reading_them_gives(
+    tmp_path: Path, kind: str, compression: str, on_error: str
+) -> None:
+    path, rows = write_kind(tmp_path, kind, compression)
+    options = {} if kind == "text" else WRITERS[kind][2]
+    dataset = with_csv_edges(open_as([path, path], on_error=on_error, **options))
+    units = dataset.units()
+
+    counts = unit_rows(dataset, units)
+
+    decoded = [[block.decode(None).table for block in dataset.blocks(unit)] for unit in units]
+    assert counts == [sum(map(len, tables)) for tables in decoded]
+    assert sum(counts) == 2 * len(rows)
+    if compression == "none" and kind in ("jsonl", "csv", "text"):
+        assert len(units) > 2
+        assert unit_rows(dataset, [replace(units[0], stop=units[1].stop)]) == [sum(counts[:2])]
+
+
+LINE = st.sampled_from(['{"a": 1}', ' {"a": 2} ', "", " ", "\t \r", "\x0b", "{}", '{"b": "\\r"}'])
+
+
+@QUICK
+@given(st.lists(LINE), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.integers(1, 40))
+@example(["", "", ' {"a": 2} '], "\n", False, 1)
+def test_blank_lines_of_json_are_no_rows(
+    lines: list[str], end: str, is_open: bool, unit_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.jsonl")
+        path.write_bytes((end.join(lines) + ("" if is_open else end)).encode())
+        dataset = open_as(path, unit_bytes)
+        units = dataset.units()
+
+        assert unit_rows(dataset, units) == [len(rows_in(dataset, unit)) for unit in units]
+
+
+def test_rejected_rows_do_not_count_and_parts_that_failed_are_not_kept(
+    tmp_path: Path, folder: Path
+) -> None:
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"a": 1}\nbroken\n{"a": 2}\n[]\n')
+    path, rows = write_kind(tmp_path, "arrow file")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 : len(data) // 2] = b"\xff" * (len(data) // 2 - len(data) // 3)
+    path.write_bytes(data)
+
+    assert total_rows(open_as(path, on_error="skip")) < len(rows)
+    assert list(folder.iterdir()) == []
+    assert total_rows(open_as(lines, on_error="skip")) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+# The index.
+
+
+def test_a_second_open_uses_the_index(tmp_path: Path, reads: list[int]) -> None:
+    path, rows = write_kind(tmp_path, "csv")
+    counted = []
+    for _ in range(2):
+        forget()
+        dataset = open_as(path)
+        reads.clear()
+        dataset = with_csv_edges(dataset)
+        counted.append(unit_rows(dataset, dataset.units()))
+
+    assert reads == []
+    assert counted[0] == counted[1]
+    assert sum(counted[0]) == len(rows)
+
+
+@pytest.mark.parametrize("change", ["rewritten", "touched", "damaged", "emptied", "other cut"])
+def test_the_index_is_built_again_where_it_does_not_fit(
+    tmp_path: Path, folder: Path, reads: list[int], change: str
+) -> None:
+    path, rows = write_kind(tmp_path, "text")
+    assert total_rows(open_as(path)) == len(rows)
+    forget()
+    (kept,) = folder.iterdir()
+    if change == "rewritten":
+        path.write_bytes(path.read_bytes().replace(b"line 17\n", b"line\n17\n"))
+    elif change == "touched":
+        os.utime(path, (1, 1))
+    elif change != "other cut":
+        kept.write_bytes(kept.read_bytes().replace(b"[", b"[1") if change == "damaged" else b"")
+    dataset = open_as(path, 1000 if change == "other cut" else 4096)
+    reads.clear()
+
+    assert total_rows(dataset) == len(rows) + (change == "rewritten")
+    assert reads
+
+
+def test_without_a_folder_to_write_the_process_remembers(tmp_path: Path, reads: list[int]) -> None:
+    path, rows = write_kind(tmp_path, "csv")
+    dataset = open_as(path)
+
+    for is_read in (True, False):
+        reads.clear()
+        assert total_rows(dataset, index_dir=path / "no folder") == len(rows)
+        assert bool(reads) == is_read
+
+
+def test_a_remote_file_is_known_by_its_version_whatever_its_query(
+    tmp_path: Path, folder: Path, reads: list[int]
+) -> None:
+    path, rows = write_kind(tmp_path, "jsonl")
+    dataset = open_as(path)
+    remote = replace(dataset.inputs[0].source, filesystem=object())
+    for version, query, is_read in [("", "a", True), ("1", "b", True), ("1", "c", False)]:
+        source = replace(remote, path=f"https://host/a.jsonl?{query}", version=version)
+        inputs = (replace(dataset.inputs[0], source=source),)
+        forget()
+        reads.clear()
+
+        assert total_rows(replace(dataset, inputs=inputs)) == len(rows)
+        assert bool(reads) == is_read
+        assert len(list(folder.iterdir())) == len(version)
+
+
+CHILD = """
+import sys, time
+from fast_axolotl import open_dataset
+from fast_axolotl.reading import index
+count = index._count
+def slow(dataset, unit):
+    with open(sys.argv[2], "a") as log:
+        log.write("counted\\n")
+    time.sleep(0.2)
+    return count(dataset, unit)
+index._count = slow
+dataset = open_dataset(sys.argv[1])._dataset
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(index.unit_rows(dataset, dataset.units())))
+"""
+
+
+def test_two_processes_at_once_build_one_index(tmp_path: Path, folder: Path) -> None:
+    path, rows = write_kind(tmp_path, "text")
+    command = [sys.executable, "-c", CHILD, str(path), str(tmp_path / "log")]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+
+    assert [int(child.communicate(timeout=60)[0]) for child in children] == [len(rows)] * 2
+    assert (tmp_path / "log").read_text() == "counted\n"
+    assert [item.name[:4] for item in folder.iterdir()] == ["rows"]
+
+
+def test_entries_that_nobody_uses_are_removed(tmp_path: Path, folder: Path) -> None:
+    dataset, days = open_as(write_kind(tmp_path, "text")[0]), 86_400
+    folder.mkdir(parents=True)
+    for name, age in [("old", 91), ("young", 89)]:
+        (folder / name).write_text("")
+        os.utime(folder / name, (time.time() - age * days,) * 2)
+    total_rows(dataset)
+
+    kept = sorted(folder.iterdir())
+    assert [item.name[:5] for item in kept] == ["rows-", "young"]
+    os.utime(kept[0], (1, 1))
+    forget()
+    total_rows(dataset)
+    assert kept[0].stat().st_mtime > time.time() - days
+
+
+def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None:
+    path, _ = write_kind(tmp_path, "jsonl")
+    schema = pa.schema([pa.field("a", MIXED, metadata={"k": "v"}), ("b", pa.list_(pa.int8()))])
+    keep_schema(open_as(path), schema)
+    forget()
+
+    assert known_schema(open_as(path)).equals(schema, check_metadata=True)
+    for options in ({"on_conflict": "json"}, {"columns": ["id"]}, {"csv": CsvDialect(quote="'")}):
+        assert known_schema(open_as(path, **options)) is None
+    assert known_schema(open_as([path, path])) is None
+    os.utime(path, (1, 1))
+    assert known_schema(open_as(path)) is None
+
+
+# Rows by their number.
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) -> None:
+    path, rows = write_kind(tmp_path, kind, compression)
+    reader = open_dataset([path, path], **({} if kind == "text" else WRITERS[kind][2]))
+    dataset = with_csv_edges(reader._dataset.with_options(unit_bytes=4096, block_bytes=8192))
+    rows, schema = rows + rows, reader.schema
+    random = np.random.default_rng(0)
+
+    for wanted in (*(random.integers(0, 1400, size) for size in (0, 1, 60)), range(1400)[::-1]):
+        table = take_rows(dataset, schema, wanted)
+        assert table.schema == schema
+        assert table.to_pylist() == [rows[number] for number in wanted]
+    for wrong in (-1, 1400):
+        with pytest.raises(UsageError, match=f"no row {wrong}: there are 1,400 rows"):
+            take_rows(dataset, schema, [0, wrong])
+    with pytest.raises(UsageError, match="whole numbers"):
+        take_rows(dataset, schema, [0.5])  # type: ignore[list-item]
+
+
+def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int]) -> None:
+    path, wanted = tmp_path / "a.jsonl", [9_000, 3, 9_001]
+    path.write_bytes(jsonl_bytes(make_rows(10_000)))
+    dataset = open_as(path, 50_000)
+    total_rows(dataset)
+    reads.clear()
+
+    assert take_rows(dataset, pa.schema([]), wanted).column("id").to_pylist() == wanted
+    assert sum(reads) < 300_000 < path.stat().st_size
+
+
+def test_rows_that_are_taken_share_the_widest_type(tmp_path: Path) -> None:
+    path, schema = tmp_path / "a.csv", pa.schema([("a", pa.int64())])
+    path.write_text("a\n" + "".join(f"{number}\n" for number in range(10, 99)) + "08\n")
+    dataset = with_csv_edges(open_as(path, 30))
+
+    assert take_rows(dataset, schema, [1, 0]).column("a").to_pylist() == [11, 10]
+    assert take_rows(dataset, schema, [89, 0, 89]).column("a").to_pylist() == ["08", "10", "08"]
+
+
+def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path) -> None:
+    path, _ = write_kind(tmp_path, "text")
+    dataset, before = open_as(path), path.stat().st_mtime_ns
+    total_rows(dataset)
+    path.write_bytes(path.read_bytes().replace(b"\n", b" "))
+    os.utime(path, ns=(before, before))
+
+    with pytest.raises(DataError, match="changed after its rows were counted"):
+        take_rows(dataset, pa.schema([]), [600])
+
+
+# CSV in units.
+
+
+FIELD = st.text(st.sampled_from('ab,"\r\n é'), max_size=6)
+END = st.sampled_from(["\n", "\r\n"])
+SIZE = st.sampled_from([1, 7, 30, 100, 10_000])
+
+
+@QUICK
+@given(st.data(), st.lists(st.tuples(FIELD, FIELD), max_size=30), END, st.booleans())
+def test_edges_part_the_rows_of_a_csv_file(
+    data: st.DataObject, records: list[tuple[str, str]], end: str, quotes_all: bool
+) -> None:
+    text = data.draw(st.sampled_from(["", "\ufeff"]))
+    for record in [("a", "b\n,"), *records]:
+        quoted = ('"' + field.replace('"', '""') + '"' for field in record)
+        fields = (
+            each if quotes_all or set(field) & set(',"\r\n') else field
+            for each, field in zip(quoted, record, strict=True)
+        )
+        text += end * data.draw(st.sampled_from([0, 0, 1, 2])) + ",".join(fields) + end
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        path.write_bytes(text.removesuffix(data.draw(st.sampled_from(["", end]))).encode())
+        whole = open_as(path, data.draw(SIZE), csv=CsvDialect(delimiter=","))
+        whole = whole.with_options(block_bytes=data.draw(SIZE))
+        file: Any = whole.formats[0]
+        edges = file.find_edges()
+        assert replace(file, options=replace(file.options, block_bytes=64)).find_edges() == edges
+        cut = replace(whole, formats=(replace(file, edges=tuple(edges)),))
+        units = cut.units()
+        at = data.draw(st.integers(0, len(units)))
+        spans = [replace(s[0], stop=s[-1].stop) for s in (units[:at], units[at:]) if s]
+
+        expected = rows_in(whole, whole.units()[0])
+
+        assert len(expected) == len(records)
+        for parts in (units, spans):
+            assert [row for unit in parts for row in rows_in(cut, unit)] == expected
+            assert sum(unit_rows(cut, parts)) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "compression", "dialect"),
+    [
+        ('a,b\nx,5" pipe\n', "none", {}),
+        ("a,b\n1,2\n", "none", {"escape": "\\"}),
+        ("a,b\n1,2\n", "gzip", {}),
+    ],
+)
+def test_a_csv_file_with_irregular_quotes_or_compressed_stays_whole(
+    tmp_path: Path, text: str, compression: str, dialect: dict[str, Any]
+) -> None:
+    (tmp_path / "a.csv").write_text(text * 100)
+    path = compress(tmp_path / "a.csv", compression)
+    dataset = open_as(path, 50, csv=CsvDialect(**dialect))
+
+    assert dataset.inputs[0].source.num_bytes > 50
+    assert with_csv_edges(dataset).units() == dataset.units()
+
+
+def test_a_quote_that_is_not_closed_is_an_error_unless_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 50 + '3,"4\n')
+    dataset = open_as(path, 50, on_error="skip")
+
+    assert with_csv_edges(dataset).units() == dataset.units()
+    with pytest.raises(DataError, match="a quoted field is not closed"):
+        with_csv_edges(dataset.with_options(on_error="raise"))
