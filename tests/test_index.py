@@ -26,7 +26,7 @@ from fast_axolotl.reading.index import keep_schema, known_schema, unit_rows, wit
 from fast_axolotl.reading.schema import MIXED
 from fast_axolotl.reading.storage import Source
 from fast_axolotl.reading.take import take_rows
-from support.files import WRITERS, compress, flat_rows, jsonl_bytes, make_rows, write_as, write_csv
+from support.files import WRITERS, compress, flat_rows, jsonl_bytes, make_rows, write_as
 
 QUICK = settings(max_examples=40, deadline=None)
 KINDS = [*WRITERS, "text"]

@@ -151,7 +151,8 @@ def open_files(
     def open_or_reject(index: int) -> tuple[InputFile, FileFormat]:
         source = sources[index]
         try:
-            return _open(source, declared, options, keep_head=index in sampled)
+            sample_bytes = _HEAD_BYTES // len(sampled) if index in sampled else 0
+            return _open(source, declared, options, sample_bytes)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -174,12 +175,13 @@ def sampled_files(count: int) -> range:
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions, *, keep_head: bool
+    source: Source, declared: str | None, options: ReadOptions, sample_bytes: int
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.path)
     promised = declared or named
-    is_compressed = named_compression is not None
-    head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
+    is_columnar = promised in ("parquet", "arrow", "feather")
+    head_bytes = _SHORT_HEAD_BYTES if is_columnar else max(_SHORT_HEAD_BYTES, sample_bytes)
+    head = source.read_at(0, head_bytes // 4 if named_compression else head_bytes)
     compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
     if compression is not None:
         head = start_of(head, compression)
@@ -230,8 +232,7 @@ def _open(
 
     if found == "json":
         return file, JsonDocument(source=source, compression=compression, options=options)
-    lines = head if len(head) < _HEAD_BYTES else head[: head.rfind(b"\n") + 1]
-    head = lines if keep_head else b""
+    head = head[: head.rfind(b"\n") + 1] if sample_bytes else b""
     return file, JsonLinesFile(source=source, compression=compression, options=options, head=head)
 
 
