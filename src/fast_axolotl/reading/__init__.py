@@ -20,7 +20,6 @@ from fast_axolotl.reading.formats import (
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
-from fast_axolotl.reading.unify_types import TypesWarning
 
 __all__ = [
     "MIXED",
@@ -31,7 +30,6 @@ __all__ = [
     "Reader",
     "Rejection",
     "TypeClash",
-    "TypesWarning",
     "conform",
     "convert",
     "detect_format",

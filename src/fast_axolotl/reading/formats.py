@@ -29,15 +29,11 @@ __all__ = [
     "is_saved_dataset",
     "list_supported_formats",
     "open_files",
-    "sampled_files",
 ]
 
 _SHORT_HEAD_BYTES = 4 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
-
-_SAMPLED_FILES = 16
-"""Types are inferred from the first rows of at most so many files, evenly spread over the list."""
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
@@ -93,7 +89,7 @@ _LISTED_COMPRESSIONS = ("zst", "gz", "bz2", "xz", "lz4")
 
 
 class FormatWarning(UserWarning):
-    """A file is not what its name says, and is read as what it is."""
+    """A file is not what its name or its first rows say, and is read as what it is."""
 
 
 def detect_format(path: str) -> tuple[str, str | None]:
@@ -146,13 +142,9 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
 
-    sampled = sampled_files(len(sources))
-
-    def open_or_reject(index: int) -> tuple[InputFile, FileFormat]:
-        source = sources[index]
+    def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            sample_bytes = _HEAD_BYTES // len(sampled) if index in sampled else 0
-            return _open(source, declared, options, sample_bytes)
+            return _open(source, declared, options)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -162,26 +154,20 @@ def open_files(
             return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
 
     if len(sources) == 1:
-        return [open_or_reject(0)]
+        return [open_or_reject(sources[0])]
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(open_or_reject, range(len(sources))))
-
-
-def sampled_files(count: int) -> range:
-    """The indices of the files that types are inferred from: the same ones on every shard."""
-    return range(0, count, max(1, -(-count // _SAMPLED_FILES)))
+        return list(pool.map(open_or_reject, sources))
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions, sample_bytes: int
+    source: Source, declared: str | None, options: ReadOptions
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.path)
     promised = declared or named
-    is_columnar = promised in ("parquet", "arrow", "feather")
-    head_bytes = _SHORT_HEAD_BYTES if is_columnar else max(_SHORT_HEAD_BYTES, sample_bytes)
-    head = source.read_at(0, head_bytes // 4 if named_compression else head_bytes)
+    is_compressed = named_compression is not None
+    head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
     compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
     if compression is not None:
         head = start_of(head, compression)
@@ -230,10 +216,8 @@ def _open(
         return file, TextFile(source=source, compression=compression, options=options)
     from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
 
-    if found == "json":
-        return file, JsonDocument(source=source, compression=compression, options=options)
-    head = head[: head.rfind(b"\n") + 1] if sample_bytes else b""
-    return file, JsonLinesFile(source=source, compression=compression, options=options, head=head)
+    kind = JsonLinesFile if found == "jsonl" else JsonDocument
+    return file, kind(source=source, compression=compression, options=options)
 
 
 def _is_telling(head: bytes, promised: str | None) -> bool:

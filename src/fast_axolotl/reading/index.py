@@ -23,7 +23,6 @@ import secrets
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import cache
@@ -63,6 +62,8 @@ def unit_rows(
 
     A file whose metadata does not tell is counted as a whole, unless its index exists.
     """
+    from concurrent.futures import ThreadPoolExecutor  # most readers never count
+
     files = sorted({unit.file for unit in units if unit.num_rows is None})
     num_threads, options = min(8, usable_cores()), dataset.options
     # Under "skip" a damaged column hides rows, but only where it is read.

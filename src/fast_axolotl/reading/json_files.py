@@ -43,21 +43,7 @@ class JsonLinesFile:
     source: Source
     compression: str | None
     options: ReadOptions
-    head: bytes = b""
-    """The first whole lines, where types are inferred from those of this file."""
     schema: pa.Schema | None = None
-
-    def sample(self) -> Iterator[Block]:
-        """The lines at hand as a block: nothing is read for it."""
-        start = len(BOM) if self.head.startswith(BOM) else 0
-        if len(self.head) > start:
-            rows = self._rows(Lines(self.head, start, len(self.head), start))
-            yield JsonBlock(
-                path=self.source.path,
-                weight=len(self.head),
-                load=lambda: rows,
-                options=self.options,
-            )
 
     def units(self, file: int) -> list[Unit]:
         return line_units(self.source, self.compression, file, self.options.unit_bytes)

@@ -2,9 +2,10 @@
 
 ``first_schema`` joins the schemas that files declare and infers the rest, alike on every shard:
 from all of the data where the caller asks for it, or where it is CSV of at most 32 MiB; else from
-the first rows of up to 16 files. From then on types only grow: a column or a field may come late,
-what was only null gets its type, and anything else is an error with file, line and cure. CSV past
-that size is text, since a later value could make text of any number.
+the first rows of up to 16 files. What a scan has found is kept, and spares the next one. From then
+on types only grow: a column or a field may come late, what was only null gets its type, and
+anything else is an error with file, line and cure. CSV past that size is text, since a later value
+could make text of any number.
 
 Workers decode a block under whatever schema was known when they began; the consumer joins and casts
 in row order with ``unify``, so the types of a batch depend on the rows before it and never on the
@@ -18,7 +19,6 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import pyarrow as pa
 
@@ -32,7 +32,8 @@ from fast_axolotl.reading.blocks import (
     decode_or_reject,
     held_bytes,
 )
-from fast_axolotl.reading.formats import sampled_files
+from fast_axolotl.reading.formats import FormatWarning
+from fast_axolotl.reading.index import keep_schema, known_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import (
     MIXED,
@@ -43,22 +44,23 @@ from fast_axolotl.reading.schema import (
     join_schemas,
 )
 
-__all__ = ["Known", "TypesWarning", "first_schema", "is_joinable", "unify"]
+__all__ = ["Known", "first_schema", "is_joinable", "unify"]
 
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
 
 _SAMPLE_BYTES = 64 * 1024
-"""Read at most of each sampled file, before decompression: by every one of perhaps 1,024 shards."""
+_SAMPLE_SHARE = 16_384
+_SAMPLED_FILES = 16
+"""Types are inferred from so many bytes, or this part of all, spread over so many files at most.
 
-_LISTED_CHARACTERS = 300
+Every one of perhaps 1,024 shards reads them, before anything else.
+"""
+
+_MOST_NAMED = 10
 
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
-
-
-class TypesWarning(UserWarning):
-    """Columns arrive as text because not all of their values were looked at."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ def first_schema(
             except TypeClash as clash:
                 raise clash.error(item.source.path) from None
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
+    if undeclared and (kept := known_schema(dataset)) is not None:
+        return kept
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
@@ -124,15 +128,14 @@ def first_schema(
             if name not in schema.names and (options.columns is None or name in options.columns)
         }
         schema = _sampled(dataset, units, schema)
-        numbers = [name for name in texts if name in schema.names]
-        numbers = [repr(name) for name in numbers if _is_number(schema.field(name).type)]
+        numbers = [repr(f.name) for f in schema if f.name in texts and _is_number(f.type)]
         if numbers and warn:
             warnings.warn(
                 f"of more than {_SCAN_BYTES / 2**20:g} MiB of CSV only the first rows were looked "
                 "at, so columns that look like numbers arrive as text, "
-                f'{", ".join(numbers)[:_LISTED_CHARACTERS]}; pass infer="scan" to read '
+                f'{", ".join(numbers[:_MOST_NAMED])}; pass infer="scan" to read '
                 "everything once and receive numbers where all values are numbers",
-                TypesWarning,
+                FormatWarning,
                 stacklevel=4,
             )
         fields = {field.name: field for field in schema} | texts
@@ -141,9 +144,7 @@ def first_schema(
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
         schema = pa.schema(dict(zip(schema.names, kinds, strict=True)))
-    columns = options.columns
-    if columns is None:
-        return schema
+    columns = options.columns or schema.names
     missing = [name for name in columns if name not in schema.names]
     if missing:
         declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
@@ -151,7 +152,10 @@ def first_schema(
         names = ", ".join(dict.fromkeys([*declared, *inferred]))
         hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
         raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
-    return pa.schema([schema.field(name) for name in columns], schema.metadata)
+    schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
+    if undeclared and scan:
+        keep_schema(dataset, schema)
+    return schema
 
 
 def unify(
@@ -172,7 +176,7 @@ def unify(
             known = joined
         except TypeClash as clash:
             if attempt:  # decoding it again did not remove the clash
-                if clash.is_late or options.on_conflict != "json":
+                if settled is not None or options.on_conflict != "json":
                     raise clash.error(
                         getattr(block, "path", "") or getattr(block, "label", "")
                     ) from None
@@ -198,21 +202,19 @@ def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
-    """The types of the first rows of some files, at least of the first rows that there are.
-
-    The lines that were read to tell the format serve for it, where a file has kept them.
-    """
-    dataset = dataset.with_options(block_bytes=_SAMPLE_BYTES)
-    known, options = Known(schema), dataset.options
-    sampled, seen = sampled_files(len(dataset.inputs)), set[int]()
+    """The types of the first rows of some files, at least of the first rows that there are."""
+    files = sorted({unit.file for unit in units})
+    files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
+    size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
+    size = size // max(1, len(files))
+    dataset = dataset.with_options(block_bytes=size)
+    known, seen = Known(schema), set[int]()
     for unit in units:
-        if unit.file in seen or (seen and unit.file not in sampled):
+        if unit.file in seen or (seen and unit.file not in files):
             continue
-        sample = getattr(dataset.formats[unit.file], "sample", None)
-        part = replace(unit, stop=min(unit.stop, unit.start + _SAMPLE_BYTES))
-        for block in chain(sample() if sample else (), dataset.blocks(part)):
-            decoded = decode_or_reject(block, known.schema, options)
-            if known.widen(decoded, block, options).table.num_rows:
+        for block in dataset.blocks(replace(unit, stop=min(unit.stop, unit.start + size))):
+            decoded = decode_or_reject(block, known.schema, dataset.options)
+            if known.widen(decoded, block, dataset.options).table.num_rows:
                 seen.add(unit.file)
                 break
     return known.schema
