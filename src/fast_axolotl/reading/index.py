@@ -129,18 +129,18 @@ def with_csv_edges(
     dataset: Dataset, is_cut: bool = True, *, index_dir: Path | None = None
 ) -> Dataset:
     """The dataset with each plain CSV file that is larger than a unit cut into units, or none."""
-    formats = list(dataset.formats)
-    for at, item in enumerate(dataset.inputs):
-        file = cast("CsvFile", formats[at])
-        is_large = item.source.num_bytes > dataset.options.unit_bytes
-        if item.format == "csv" and is_large and hasattr(file, "edges"):
-            formats[at] = replace(file, edges=None)
-            if not is_cut:
-                continue
-            with suppress(*[DataError] * (dataset.options.on_error == "skip")):
-                edges = csv_edges(file, index_dir=index_dir)
-                formats[at] = replace(file, edges=None if edges is None else tuple(edges))
-    return replace(dataset, formats=tuple(formats))
+
+    def cut(at: int) -> Any:
+        file, source = cast(Any, dataset.formats[at]), dataset.inputs[at].source
+        if not hasattr(file, "edges") or source.num_bytes <= dataset.options.unit_bytes:
+            return file
+        edges = None
+        with suppress(*[DataError] * (dataset.options.on_error == "skip")):
+            edges = csv_edges(file, index_dir=index_dir) if is_cut else None
+        return replace(file, edges=None if edges is None else tuple(edges))
+
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+        return replace(dataset, formats=tuple(pool.map(cut, range(len(dataset.formats)))))
 
 
 def _count(dataset: Dataset, unit: Unit, stopped: threading.Event) -> tuple[int, bool]:
