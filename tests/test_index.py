@@ -207,7 +207,7 @@ def test_a_remote_file_is_known_by_its_version_whatever_its_query(
         reads.clear()
 
         assert total_rows(replace(dataset, inputs=inputs)) == len(rows)
-        assert bool(reads) == is_read
+        assert (sum(reads) > path.stat().st_size) == is_read
         assert len(list(folder.iterdir())) == len(version)
 
 
@@ -216,11 +216,11 @@ import sys, time
 from fast_axolotl import open_dataset
 from fast_axolotl.reading import index
 count = index._count
-def slow(dataset, unit):
+def slow(*arguments):
     with open(sys.argv[2], "a") as log:
         log.write("counted\\n")
     time.sleep(0.2)
-    return count(dataset, unit)
+    return count(*arguments)
 index._count = slow
 dataset = open_dataset(sys.argv[1])._dataset
 print("ready", flush=True)
@@ -313,23 +313,23 @@ def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int])
 
 
 def test_rows_that_are_taken_share_the_widest_type(tmp_path: Path) -> None:
-    path, schema = tmp_path / "a.csv", pa.schema([("a", pa.int64())])
-    path.write_text("a\n" + "".join(f"{number}\n" for number in range(10, 99)) + "08\n")
-    dataset = with_csv_edges(open_as(path, 30))
+    path, schema = tmp_path / "a.jsonl", pa.schema([("a", pa.null())])
+    path.write_text('{"a": null}\n' * 89 + '{"a": [1, "x"]}\n')
+    dataset = open_as(path, 30)
 
-    assert take_rows(dataset, schema, [1, 0]).column("a").to_pylist() == [11, 10]
-    assert take_rows(dataset, schema, [89, 0, 89]).column("a").to_pylist() == ["08", "10", "08"]
+    assert take_rows(dataset, schema, [1, 0]).schema == schema
+    assert take_rows(dataset, schema, [89, 0]).column("a").to_pylist() == ['[1, "x"]', None]
 
 
 def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path) -> None:
     path, _ = write_kind(tmp_path, "text")
     dataset, before = open_as(path), path.stat().st_mtime_ns
     total_rows(dataset)
-    path.write_bytes(path.read_bytes().replace(b"\n", b" "))
+    path.write_bytes(path.read_bytes()[:5000] + path.read_bytes()[5000:].replace(b"\n", b" "))
     os.utime(path, ns=(before, before))
 
     with pytest.raises(DataError, match="changed after its rows were counted"):
-        take_rows(dataset, pa.schema([]), [600])
+        take_rows(dataset, pa.schema([]), [690])
 
 
 # CSV in units.
@@ -337,7 +337,7 @@ def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path
 
 FIELD = st.text(st.sampled_from('ab,"\r\n é'), max_size=6)
 END = st.sampled_from(["\n", "\r\n"])
-SIZE = st.sampled_from([1, 7, 30, 100, 10_000])
+SIZE = st.sampled_from([4, 7, 30, 100, 10_000])
 
 
 @QUICK
@@ -385,7 +385,7 @@ def test_edges_part_the_rows_of_a_csv_file(
 def test_a_csv_file_with_irregular_quotes_or_compressed_stays_whole(
     tmp_path: Path, text: str, compression: str, dialect: dict[str, Any]
 ) -> None:
-    (tmp_path / "a.csv").write_text(text * 100)
+    (tmp_path / "a.csv").write_text(text * 5000)
     path = compress(tmp_path / "a.csv", compression)
     dataset = open_as(path, 50, csv=CsvDialect(**dialect))
 

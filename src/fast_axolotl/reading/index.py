@@ -14,13 +14,14 @@ changes and keeps both its size and its time.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import re
 import secrets
+import threading
 import time
+from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -65,7 +66,7 @@ def unit_rows(
     from concurrent.futures import ThreadPoolExecutor  # most readers never count
 
     files = sorted({unit.file for unit in units if unit.num_rows is None})
-    num_threads, options = min(8, usable_cores()), dataset.options
+    num_threads, options, stopped = min(8, usable_cores()), dataset.options, threading.Event()
     # Under "skip" a damaged column hides rows, but only where it is read.
     columns = options.columns if options.on_error == "skip" else None
     choices = (options.on_error, options.json_field, astuple(options.csv), columns)
@@ -75,7 +76,7 @@ def unit_rows(
 
         def build() -> tuple[_Entry, bool]:
             with ThreadPoolExecutor(-(-num_threads // len(files))) as pool:
-                counts = list(pool.map(lambda unit: _count(dataset, unit), cut))
+                counts = list(pool.map(lambda unit: _count(dataset, unit, stopped), cut))
             return {"rows": [rows for rows, _ in counts]}, all(final for _, final in counts)
 
         spans = [(unit.start, unit.stop) for unit in cut]
@@ -84,7 +85,10 @@ def unit_rows(
         return [start for start, _ in spans], [0, *accumulate(entry["rows"])]
 
     with ThreadPoolExecutor(num_threads) as pool:
-        indices = dict(zip(files, pool.map(index, files), strict=True))
+        try:
+            indices = dict(zip(files, pool.map(index, files), strict=True))
+        finally:
+            stopped.set()  # an error, or an interrupt, does not wait for the rest
 
     def rows_of(unit: Unit) -> int:
         starts, rows_before = indices[unit.file]
@@ -97,14 +101,12 @@ def unit_rows(
 def known_schema(dataset: Dataset, *, index_dir: Path | None = None) -> pa.Schema | None:
     """The final schema of these files under these options, where ``keep_schema`` was given it."""
     entry = _load(_schema_name(dataset), index_dir)
-    if entry is None:
-        return None
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(entry["schema"])))
+    return entry and pa.ipc.read_schema(pa.py_buffer(b64decode(entry["schema"])))
 
 
 def keep_schema(dataset: Dataset, schema: pa.Schema, *, index_dir: Path | None = None) -> None:
     """Keeps the schema that all rows of all files share."""
-    text = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    text = b64encode(schema.serialize().to_pybytes()).decode()
     _keep(_schema_name(dataset), {"schema": text}, index_dir)
 
 
@@ -128,25 +130,31 @@ def with_csv_edges(
     dataset: Dataset, is_cut: bool = True, *, index_dir: Path | None = None
 ) -> Dataset:
     """The dataset with each plain CSV file that is larger than a unit cut into units, or none."""
-    formats = list(dataset.formats)
-    for at, item in enumerate(dataset.inputs):
-        file = cast("CsvFile", formats[at])
-        is_large = item.source.num_bytes > dataset.options.unit_bytes
-        if item.format == "csv" and is_large and hasattr(file, "edges"):
-            formats[at] = replace(file, edges=None)
-            if not is_cut:
-                continue
-            with suppress(*[DataError] * (dataset.options.on_error == "skip")):
-                edges = csv_edges(file, index_dir=index_dir)
-                formats[at] = replace(file, edges=None if edges is None else tuple(edges))
-    return replace(dataset, formats=tuple(formats))
+    if all(item.format != "csv" for item in dataset.inputs):
+        return dataset
+
+    def cut(at: int) -> Any:
+        file, source = cast(Any, dataset.formats[at]), dataset.inputs[at].source
+        if not hasattr(file, "edges") or source.num_bytes <= dataset.options.unit_bytes:
+            return file
+        edges = None
+        with suppress(*[DataError] * (dataset.options.on_error == "skip")):
+            edges = csv_edges(file, index_dir=index_dir) if is_cut else None
+        return replace(file, edges=None if edges is None else tuple(edges))
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+        return replace(dataset, formats=tuple(pool.map(cut, range(len(dataset.formats)))))
 
 
-def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
+def _count(dataset: Dataset, unit: Unit, stopped: threading.Event) -> tuple[int, bool]:
     """The rows of a unit, and whether as many can be expected the next time."""
     options, rows, is_final = dataset.options, 0, True
     names = getattr(dataset.formats[unit.file], "names", ())
     for block in dataset.blocks(unit):
+        if stopped.is_set():
+            raise InterruptedError
         # CSV is decoded as text, which spares the search for numbers.
         schema = pa.schema([(name, pa.string()) for name in names]) if block.text_wins else None
         parts: list[Block] = [block]
