@@ -41,6 +41,9 @@ __all__ = ["Known", "first_schema", "is_joinable", "unify"]
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
 
+_COLUMN_BYTES = 1024
+"""What an array takes beside its values, which counts where columns are thousands."""
+
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
 
@@ -54,16 +57,16 @@ class Known:
     def decode(self, block: Block, options: ReadOptions) -> tuple[Decoded, int]:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
-        return decoded, held_bytes(decoded.table)
+        # What is left of a block that comes in parts is held too, encoded.
+        size = held_bytes(decoded.table) + (block.weight if decoded.more else 0)
+        return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
         """The same rows under the schema that they and all rows before them share."""
         decoded, self.schema = unify(decoded, block, self.schema, options)
         return decoded
 
-    def widen_all(
-        self, decoded: Decoded, block: Block, options: ReadOptions
-    ) -> Iterator[Decoded]:
+    def widen_all(self, decoded: Decoded, block: Block, options: ReadOptions) -> Iterator[Decoded]:
         """The rows of a block, part by part where it does not fit into memory at once."""
         decoded = self.widen(decoded, block, options)
         yield decoded
