@@ -1,33 +1,65 @@
 """Parquet, Arrow IPC (file and stream) and Feather.
 
-Units are row groups and record batches. A row group that is small is read whole, which decodes
-nested columns three times faster than reading it in slices; a large one is streamed page by page,
-so that memory does not depend on how the file was written. An Arrow stream has no index: it is one
-unit, read front to back. Every batch is validated in full, since damaged offsets would otherwise
-crash whoever touches them; that costs about a fifth of a Parquet read.
+Units are row groups and record batches. What a row group takes once it is decoded cannot be told
+from its size on disk: dictionaries and run lengths make a thousand times as much of it. So a group
+is decoded in steps of a few rows first and more when these have been weighed, and handed out in
+parts of some blocks. Steps are two thirds slower than a whole group of 1,000 rows; where the groups
+before it say that a group is small, it is read whole, and read again in steps if it was not. A
+group that is large on disk too is streamed page by page.
+
+The record batches of an Arrow stream, which has no index, are found by walking its message headers:
+some 256 bytes for each. What the walk does not understand (dictionaries, damage, the form of before
+2019) is one unit, read front to back. A record batch cannot be decoded in steps, only handed out in
+slices: a compressed one takes what it takes.
+
+Every batch is validated in full, since damaged offsets would otherwise crash whoever touches them;
+that costs about a fifth of a Parquet read.
 """
 
 from __future__ import annotations
 
+import struct
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.blocks import (
+    Block,
+    BrokenBlock,
+    Decoded,
+    ReadOptions,
+    Unit,
+    held_bytes,
+)
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
 
-_WHOLE_GROUP_BLOCKS = 4
-"""A row group of up to so many blocks is read at once."""
+_PART_BLOCKS = 4
+"""A row group or record batch of up to so many blocks, decoded, is handed out at once."""
+
+_FIRST_ROWS = 4
+"""What a row group's first step decodes; a step has at most four times the rows of the one before,
+so that only rows which differ much from all before them can surprise."""
 
 _PAGE_BUFFER_BYTES = 1024 * 1024
-"""Read-ahead per column while a large row group is streamed."""
+"""Read-ahead per column while a large row group is streamed; all columns share a part's size."""
+
+_LEAST_PAGE_BUFFER_BYTES = 4 * 1024
+
+_HEADER_BYTES = 256
+"""Enough of an Arrow message for its type, length and rows; where it is not, all of it is read."""
+
+_MOST_REMOTE_HEADERS = 64
+"""A walk over more messages of a remote file costs more in round trips than it gains."""
+
+_SCHEMA_MESSAGE, _RECORD_BATCH_MESSAGE = 1, 3
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
@@ -51,37 +83,72 @@ class ParquetFile:
     """All columns of the file."""
     options: ReadOptions
     keep_alive: Any = None
+    row_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    """What a row of each of the groups before took, decoded."""
 
     def units(self, file: int) -> list[Unit]:
         groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
         return [
-            Unit(file=file, start=index, stop=index + 1, num_bytes=max(1, group.total_byte_size))
+            Unit(
+                file=file,
+                start=index,
+                stop=index + 1,
+                num_bytes=max(1, group.total_byte_size),
+                num_rows=group.num_rows,
+            )
             for index, group in enumerate(groups)
             if group.num_rows
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        for part in self.units(unit.file):
-            if unit.start <= part.start < unit.stop:
-                yield from self._blocks(part)
+        most = _PART_BLOCKS * self.options.block_bytes
+        for index in range(unit.start, unit.stop):
+            group = self.metadata.row_group(index)
+            num_rows, weight = group.num_rows, max(1, group.total_byte_size)
+            if num_rows and weight <= most:
+                yield _RowGroup(file=self, index=index, weight=weight, num_rows=num_rows)
+            elif num_rows:
+                buffer = most // max(1, self.metadata.num_columns)
+                buffer = min(max(buffer, _LEAST_PAGE_BUFFER_BYTES), _PAGE_BUFFER_BYTES)
+                parts = self.parts(index, self.options.block_bytes, buffer_size=buffer)
+                for table in parts:
+                    share = weight * table.num_rows // num_rows
+                    yield _Ready(self.label, f"row group {index}", table, share)
 
-    def _blocks(self, unit: Unit) -> Iterator[Block]:
-        index, num_rows = unit.start, self.metadata.row_group(unit.start).num_rows
-        if unit.num_bytes <= _WHOLE_GROUP_BLOCKS * self.options.block_bytes:
-            yield _RowGroup(file=self, index=index, weight=unit.num_bytes, num_rows=num_rows)
-            return
-        step = max(1, num_rows * self.options.block_bytes // unit.num_bytes)
-        weight, seen = max(1, unit.num_bytes * step // num_rows), 0
-        place = f"row group {index}"
-        with _named(self.label, place):
-            file = self.open(buffer_size=_PAGE_BUFFER_BYTES)
-            batches = file.iter_batches(
-                step, row_groups=[index], columns=self.columns, use_threads=False
-            )
-            for batch in batches:
-                seen += batch.num_rows
-                yield _Ready(self.label, place, pa.Table.from_batches([batch]), weight)
-        self.check_count(index, seen)
+    def parts(self, index: int, part_bytes: int, **settings: Any) -> Iterator[pa.Table]:
+        """The rows of a group in tables of about ``part_bytes``; not yet validated.
+
+        A step has as many rows as make a block at the size of those of the last step, or at what is
+        left of the encoded bytes, whichever is more.
+        """
+        group, target = self.metadata.row_group(index), self.options.block_bytes
+        rows_left, encoded_left = group.num_rows, group.total_byte_size
+        step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
+        held, size = list[pa.RecordBatch](), 0
+        with _named(self.label, f"row group {index}"):
+            file = self.open(**settings)
+            # Not documented to change the batches of an iteration that has begun. Where it does
+            # not, steps stay small, which costs time and nothing else.
+            resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
+            for batch in file.iter_batches(
+                step, row_groups=[index], columns=self.columns, use_threads=self.may_use_pool
+            ):
+                num_bytes = batch.get_total_buffer_size()  # ten times as fast as ``nbytes``
+                held.append(batch)
+                size += num_bytes
+                rows_left -= batch.num_rows
+                encoded_left = max(0, encoded_left - num_bytes)
+                if size >= part_bytes or rows_left <= 0:
+                    yield pa.Table.from_batches(held)
+                    held, size = [], 0
+                row_bytes = max(
+                    num_bytes / max(1, batch.num_rows), encoded_left / max(1, rows_left)
+                )
+                del batch
+                step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
+                if resize is not None:
+                    resize(step)
+        self.check_count(index, group.num_rows - rows_left)
 
     @property
     def may_use_pool(self) -> bool:
@@ -114,18 +181,42 @@ class _RowGroup:
     file: ParquetFile
     index: int
     weight: int
+    num_rows: int
     text_wins: bool = False
-    num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         file = self.file
-        with _named(file.label, f"row group {self.index}"):
-            table = file.open().read_row_group(
-                self.index, columns=file.columns, use_threads=file.may_use_pool
-            )
-            table.validate(full=True)
-        file.check_count(self.index, table.num_rows)
-        return Decoded(table)
+        most = _PART_BLOCKS * file.options.block_bytes
+        # Half a part: so far from a whole one, reading in steps would not cut the group either.
+        # Whether the groups before it are known already, which is chance, must not show.
+        if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
+            with _named(file.label, f"row group {self.index}"):
+                table = file.open().read_row_group(
+                    self.index, columns=file.columns, use_threads=file.may_use_pool
+                )
+                table.validate(full=True)
+            file.check_count(self.index, table.num_rows)
+            file.row_bytes.append(held_bytes(table) / self.num_rows)
+            if held_bytes(table) <= most // 2:
+                return Decoded(table)
+            del table
+        decoded = _first_of(self._parts(most), self.num_rows)
+        file.row_bytes.append(held_bytes(decoded.table) / max(1, decoded.table.num_rows))
+        return decoded
+
+    def _parts(self, most: int) -> Iterator[pa.Table]:
+        for table in self.file.parts(self.index, most):
+            with _named(self.file.label, f"row group {self.index}"):
+                table.validate(full=True)
+            yield table
+
+
+class _Message(NamedTuple):
+    """A record batch in an Arrow file."""
+
+    offset: int
+    num_bytes: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +230,50 @@ class ArrowFile:
     """The ones that are read."""
     names: list[str]
     """All columns of the file."""
+    full_schema: pa.Schema
+    """That of all columns."""
     options: ReadOptions
     num_batches: int | None
     """``None`` for the stream form, which has no index."""
     keep_alive: Any = None
+    walked: list[list[_Message] | None] = field(default_factory=list)
+    """What ``messages`` found."""
+
+    def messages(self) -> list[_Message] | None:
+        """The record batches, or ``None`` where they cannot be told by their headers alone."""
+        if not self.walked:
+            is_stream = self.num_batches is None
+            found = _walk(self.source, 0 if is_stream else 8)
+            is_trusted = found is not None and (is_stream or len(found) == self.num_batches)
+            self.walked.append(found if is_trusted else None)
+        return self.walked[0]
 
     def units(self, file: int) -> list[Unit]:
-        if self.num_batches is None:
-            weight = self.source.num_bytes
-            return [Unit(file=file, start=0, stop=1, num_bytes=weight)]
-        weight = max(1, self.source.num_bytes // max(1, self.num_batches))
-        together = max(1, self.options.unit_bytes // weight)
-        return [
-            Unit(file=file, start=start, stop=stop, num_bytes=weight * (stop - start))
-            for start in range(0, self.num_batches, together)
-            for stop in [min(start + together, self.num_batches)]
-        ]
+        messages, count = self.messages(), self.num_batches
+        if messages is None and count is None:
+            return [Unit(file=file, start=0, stop=1, num_bytes=self.source.num_bytes)]
+        if messages is None:
+            size = max(1, self.source.num_bytes // max(1, count or 0))
+            messages = [_Message(0, size, -1)] * (count or 0)
+        units, start, weight = list[Unit](), 0, 0
+        for stop, message in enumerate(messages, 1):
+            weight += message.num_bytes
+            if weight >= self.options.unit_bytes or stop == len(messages):
+                rows = sum(item.num_rows for item in messages[start:stop])
+                known = rows if rows >= 0 else None
+                units.append(
+                    Unit(file=file, start=start, stop=stop, num_bytes=weight, num_rows=known)
+                )
+                start, weight = stop, 0
+        return units
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        if self.num_batches is not None:
-            yield _BatchRange(file=self, unit=unit, weight=unit.num_bytes)
+        messages = self.messages()
+        if messages is not None or self.num_batches is not None:
+            rows = None
+            if messages is not None:
+                rows = sum(item.num_rows for item in messages[unit.start : unit.stop])
+            yield _BatchRange(file=self, unit=unit, weight=unit.num_bytes, num_rows=rows)
             return
         with _named(self.label, "stream"):
             file = self.source.open_arrow()
@@ -177,7 +292,9 @@ class ArrowFile:
                 table = pa.Table.from_batches(held).select(self.columns)
                 last = index - (batch is None)
                 place = f"record batches {last - len(held) + 1} to {last}"
-                yield _Ready(self.label, place, table, size)
+                for part in _slices(table, size, self.options.block_bytes):
+                    weight = size * part.num_rows // table.num_rows
+                    yield _Ready(self.label, place, part, weight)
                 held, size = [], 0
             if batch is None:
                 break
@@ -199,20 +316,33 @@ class _BatchRange:
     file: ArrowFile
     unit: Unit
     weight: int
+    num_rows: int | None
     text_wins: bool = False
-    num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        batches = []
-        reader = None
+        return _first_of(self._parts(), self.num_rows)
+
+    def _parts(self) -> Iterator[pa.Table]:
+        """The batches together as long as they are small, slices of those which are not."""
+        file, block_bytes = self.file, self.file.options.block_bytes
+        messages = file.messages() or []
+        opened: Any = None
+        held, size = list[pa.RecordBatch](), 0
         for index in range(self.unit.start, self.unit.stop):
-            with _named(self.file.label, f"record batch {index}"):
-                if reader is None:
-                    reader = pa.ipc.open_file(self.file.source.open_arrow())
-                batch = reader.get_batch(index)
+            with _named(file.label, f"record batch {index}"):
+                if file.num_batches is not None:
+                    opened = opened or pa.ipc.open_file(file.source.open_arrow())
+                    batch = opened.get_batch(index)
+                else:
+                    opened = opened or file.source.open_arrow()
+                    opened.seek(messages[index].offset)
+                    batch = pa.ipc.read_record_batch(pa.ipc.read_message(opened), file.full_schema)
                 batch.validate(full=True)
-                batches.append(batch.select(self.file.columns))
-        return Decoded(pa.Table.from_batches(batches))
+                held.append(batch.select(file.columns))
+            size += held_bytes(held[-1])
+            if size >= block_bytes or index == self.unit.stop - 1:
+                yield from _slices(pa.Table.from_batches(held), size, block_bytes)
+                held, size = [], 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +355,101 @@ class _Ready:
     weight: int
     text_wins: bool = False
     num_rows: int | None = None
+    is_valid: bool = False
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        with _named(self.label, self.place):
-            self.table.validate(full=True)
+        if not self.is_valid:
+            with _named(self.label, self.place):
+                self.table.validate(full=True)
         return Decoded(self.table)
+
+
+def _slices(table: pa.Table, size: int, block_bytes: int) -> Iterator[pa.Table]:
+    """A table that is larger than a part in slices of a block; they share its memory."""
+    step = max(1, table.num_rows)
+    if size > _PART_BLOCKS * block_bytes:
+        step = max(1, table.num_rows * block_bytes // size)
+    return (table.slice(start, step) for start in range(0, table.num_rows, step))
+
+
+def _first_of(parts: Iterator[pa.Table], num_rows: int | None) -> Decoded:
+    """The first of some valid tables, and the others for when they are wanted."""
+
+    def others() -> Iterator[Block]:
+        try:
+            for table in parts:
+                yield _Ready("", "", table, 0, is_valid=True)
+        except DataError as error:
+            yield BrokenBlock(error)
+
+    first = next(parts, None)
+    if first is None:
+        return Decoded(pa.table({}))
+    return Decoded(first) if first.num_rows == num_rows else Decoded(first, more=others())
+
+
+def _walk(source: Source, offset: int) -> list[_Message] | None:
+    """The record batches of a stream by its message headers, without their bodies.
+
+    ``None`` for whatever is odd, and where the headers are more than a fiftieth of the file.
+    """
+    found: list[_Message] = []
+    has_schema, room = False, source.num_bytes // 50 + 64 * 1024
+    while room > 0:
+        head = source.read_at(offset, _HEADER_BYTES)
+        room -= len(head)
+        if len(head) < 8 or head[:4] != _END_OF_STREAM[:4]:
+            return None
+        size = int.from_bytes(head[4:8], "little", signed=True)
+        if size == 0:
+            return found if has_schema else None
+        try:
+            kind, body, rows = _header(head[8 : 8 + size])
+        except struct.error:
+            if not len(head) - 8 < size <= room:
+                return None
+            room -= size
+            try:
+                kind, body, rows = _header(source.read_at(offset + 8, size))
+            except struct.error:
+                return None
+        end = offset + 8 + size + body
+        expected = _RECORD_BATCH_MESSAGE if has_schema else _SCHEMA_MESSAGE
+        if kind != expected or min(size, body, rows) < 0 or end > source.num_bytes:
+            return None
+        if has_schema:
+            found.append(_Message(offset, end - offset, rows))
+            if source.filesystem and source.num_bytes > _MOST_REMOTE_HEADERS * (end - offset):
+                return None
+        offset, has_schema = end, True
+    return None
+
+
+def _header(data: bytes) -> tuple[int, int, int]:
+    """Type, length of the body and rows of an Arrow message, which is a flatbuffer.
+
+    A table begins with the distance back to its list of fields: the size of that list in bytes, the
+    size of the table, then where in the table each field is, 0 where it has its default of 0.
+    """
+
+    def number(code: str, at: int) -> int:
+        if at < 0:  # struct would count from the end
+            raise struct.error("outside of the message")
+        return int(struct.unpack_from(code, data, at)[0])
+
+    def value(table: int, index: int, code: str) -> int:
+        fields = table - number("<i", table)
+        place = 4 + 2 * index
+        start = number("<H", fields + place) if place < number("<H", fields) else 0
+        return number(code, table + start) if start else 0
+
+    message = number("<I", 0)
+    kind, body = value(message, 1, "<B"), value(message, 3, "<q")
+    if kind != _RECORD_BATCH_MESSAGE:
+        return kind, body, 0
+    fields = message - number("<i", message)
+    header = message + number("<H", fields + 8)
+    return kind, body, value(header + number("<I", header), 0, "<q")
 
 
 def open_parquet(
@@ -288,6 +508,7 @@ def open_arrow(
         schema=pa.schema([schema.field(name) for name in columns], schema.metadata),
         columns=columns,
         names=schema.names,
+        full_schema=schema,
         options=options,
         num_batches=count,
         keep_alive=keep_alive,
@@ -306,8 +527,8 @@ def _selected(schema: pa.Schema, options: ReadOptions, label: str) -> list[str]:
 
 def _check_fields(fields: Iterable[pa.Field], label: str) -> None:
     """Refuses what would fail later on: types without kernels, and names that are not UTF-8."""
-    for field in fields:
-        name, kind = field.name, field.type
+    for column in fields:
+        name, kind = column.name, column.type
         if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
             raise DataError(
                 f"column {name!r} has the type {kind}, which pyarrow can hardly do anything with; "

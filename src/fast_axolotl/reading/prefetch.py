@@ -3,7 +3,8 @@
 A worker takes the next item under a lock (splitting is sequential and may read or decompress),
 then decodes it outside the lock. Results are handed out in the order in which items were taken.
 Workers pause while what is decoded or being decoded, the item in the consumer's hands included, is
-over the budget; one item is always allowed, so a row larger than the budget still passes.
+over the budget; one item is always allowed, so a row larger than the budget still passes. What an
+item will take is guessed from its weight and from what the last one made of its own.
 
 The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
 garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
@@ -25,7 +26,8 @@ from typing import Any, Generic, Protocol, TypeVar
 __all__ = ["Prefetcher", "Sized"]
 
 _IN_FLIGHT_FACTOR = 3
-"""An item being decoded holds its bytes, its rows, and what the decoder needs between the two."""
+"""An item being decoded holds its bytes, its rows, and what the decoder needs between the two;
+more where the items before it came to more."""
 
 
 class Sized(Protocol):
@@ -64,6 +66,8 @@ class _Shared(Generic[_Task, _Result]):
     changed: threading.Condition = field(default_factory=threading.Condition)
     slots: deque[_Slot[_Task, _Result]] = field(default_factory=deque)
     reserved: int = 0
+    factor: float = _IN_FLIGHT_FACTOR
+    """What an item being decoded takes, in multiples of its weight."""
     ready: int = 0
     """Decoded and waiting: at most half of the budget, the rest is for what is being decoded."""
     stopped: bool = False
@@ -171,6 +175,8 @@ def _work(shared: _Shared[_Task, _Result]) -> None:
             # Nobody asks for what comes after an error.
             shared.exhausted = shared.exhausted or error is not None
             shared.reserved += size - slot.reserved
+            if error is None:
+                shared.factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task.weight))
             slot.reserved = size
             shared.ready += size
             shared.changed.notify_all()
@@ -197,7 +203,7 @@ def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
             shared.exhausted = True
             shared.changed.notify_all()
             return None
-        slot: _Slot[_Task, _Result] = _Slot(task, task.weight * _IN_FLIGHT_FACTOR)
+        slot: _Slot[_Task, _Result] = _Slot(task, int(task.weight * shared.factor))
         shared.reserved += slot.reserved
         shared.slots.append(slot)
         return slot

@@ -59,6 +59,9 @@ Every one of perhaps 1,024 shards reads them, before anything else.
 
 _MOST_NAMED = 10
 
+_COLUMN_BYTES = 1024
+"""What an array takes beside its values, which counts where columns are thousands."""
+
 _ATTEMPTS = 4
 """Each attempt widens at least one column for good, and a clash that remains is a true one."""
 
@@ -72,7 +75,9 @@ class Known:
     def decode(self, block: Block, options: ReadOptions) -> tuple[Decoded, int]:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
-        return decoded, held_bytes(decoded.table)
+        # What is left of a block that comes in parts is held too, encoded.
+        size = held_bytes(decoded.table) + (block.weight if decoded.more else 0)
+        return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
         """The same rows under the schema that they and all rows before them share."""
