@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.remote import parquet_runs
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
@@ -252,6 +253,9 @@ def open_parquet(
                     place=f"row group {index}",
                 )
     columns = _selected(schema, options, label)
+    if source.remote is not None:
+        runs = parquet_runs(metadata, set(columns), source.num_bytes)
+        source = replace(source, runs=runs)
     return ParquetFile(
         source=source,
         label=label,

@@ -176,7 +176,7 @@ def sampled_files(count: int) -> range:
 def _open(
     source: Source, declared: str | None, options: ReadOptions, *, keep_head: bool
 ) -> tuple[InputFile, FileFormat]:
-    named, named_compression = format_of_name(source.path)
+    named, named_compression = format_of_name(source.identity)
     promised = declared or named
     is_compressed = named_compression is not None
     head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
