@@ -1,33 +1,40 @@
 """Files that are not on this machine: ``file://``, ``memory://``, ``s3://`` and ``http://``.
 
-S3 is moto's server, a real one on a loopback port; HTTP is a small server that can be told to drop
-connections. No test waits: the back-off goes through ``storage.time``, which is replaced.
+S3 is moto's server, a real one on a loopback port; HTTP is a small server that can be told how to
+fail. No test waits: the back-off goes through ``remote.pause`` and ``remote.clock``.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import lzma
+import multiprocessing
+import os
 import pickle
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pytest
 
 from fast_axolotl import open_dataset, streaming_dataset_reader
 from fast_axolotl.errors import AccessError, DataError, MissingExtraError, MissingFileError
-from fast_axolotl.reading import storage
+from fast_axolotl.reading import remote
 from fast_axolotl.reading.files import find_files
-from support.files import jsonl_bytes, parquet_bytes, read_rows
+from support.files import arrow_bytes, jsonl_bytes, parquet_bytes, read_rows
+from support.http_site import Site, http_site
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:(botocore|aiobotocore|moto|werkzeug|responses|s3fs).*",
@@ -48,15 +55,19 @@ def encoded(ending: str) -> bytes:
     """300 rows as a file of this kind."""
     if ending == "parquet":
         return parquet_bytes(rows_of(300), row_group_size=100)
+    if ending == "arrow":
+        return arrow_bytes(rows_of(300), batch_rows=100)
     data = jsonl_bytes(rows_of(300))
     return gzip.compress(data) if ending.endswith(".gz") else data
 
 
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The waits that were asked for, none of which happens."""
+    """The waits that were asked for, none of which happens; the jitter is at its largest."""
     asked: list[float] = []
-    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=asked.append))
+    monkeypatch.setattr(remote, "pause", asked.append)
+    monkeypatch.setattr(remote, "clock", lambda: sum(asked))
+    monkeypatch.setattr(remote, "random", SimpleNamespace(uniform=lambda _, most: most))
     yield asked
     for thread in threading.enumerate():
         if thread.name.startswith("fast-axolotl-reader"):
@@ -242,6 +253,19 @@ def test_a_remote_source_travels_to_another_process(s3: S3) -> None:
     assert again.read_at(0, 20) == jsonl_bytes(rows_of(300))[:20]
 
 
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
+    s3: S3, delays: list[float]
+) -> None:
+    uri = f"s3://{BUCKET}/changing.jsonl"
+    filesystem = fsspec.filesystem("s3", **s3.options)
+    filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)))
+    reader = open_dataset(uri, storage_options=s3.options)
+    filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)[::-1]))
+    with pytest.raises(DataError, match="changed or replaced"):
+        list(reader)
+    assert delays == []
+
+
 def test_without_s3fs_storage_options_name_the_extra(s3: S3, without_s3fs: None) -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[s3\]'"):
         open_dataset(f"s3://{BUCKET}/rows.parquet", storage_options=s3.options)
@@ -250,125 +274,63 @@ def test_without_s3fs_storage_options_name_the_extra(s3: S3, without_s3fs: None)
 # http://
 
 
-@dataclass
-class Site:
-    """What the server serves, and how it fails."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    drops_left: int = 0
-    """Bodies still to be cut short."""
-    refused: set[str] = field(default_factory=set)
-    requests: int = 0
-    url: str = ""
-
-    def take_drop(self) -> bool:
-        self.drops_left -= 1
-        return self.drops_left >= 0
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Ranges, dropped connections, 403 and 404."""
-
-    protocol_version = "HTTP/1.1"
-    site: Site
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-    def _answer(self, *, with_body: bool) -> None:
-        self.site.requests += with_body
-        data = self.site.files.get(self.path)
-        if self.path in self.site.refused or data is None:
-            self.send_response(403 if self.path in self.site.refused else 404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        start, stop = self._range(len(data))
-        body = data[start:stop]
-        self.send_response(200 if len(body) == len(data) else 206)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(body)))
-        if len(body) != len(data):
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.end_headers()
-        if with_body and self.site.take_drop():
-            self.wfile.write(body[: len(body) // 2])
-            self.wfile.flush()
-            self.close_connection = True
-        elif with_body:
-            self.wfile.write(body)
-
-    def _range(self, size: int) -> tuple[int, int]:
-        told = self.headers.get("Range", "").removeprefix("bytes=")
-        if not told:
-            return 0, size
-        first, _, last = told.partition("-")
-        return int(first), min(size, int(last) + 1) if last else size
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
-    found = Site()
-    handler = type("SiteHandler", (Handler,), {"site": found})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield found
-    server.shutdown()
-    server.server_close()
+    with http_site() as found:
+        yield found
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_an_http_file_reads(site: Site, ending: str) -> None:
-    site.files[f"/rows.{ending}"] = encoded(ending)
-    assert read_rows(f"{site.url}/rows.{ending}") == rows_of(300)
+@pytest.fixture(params=["jsonl", "parquet", "jsonl.gz", "arrow"])
+def uri(site: Site, request: pytest.FixtureRequest) -> str:
+    """300 rows on the site, in each kind of file."""
+    name = f"/rows.{request.param}"
+    site.files[name] = encoded(request.param)
+    return site.url + name
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_dropped_connections_are_retried_with_growing_delays(
-    site: Site, delays: list[float], ending: str
+def test_an_http_file_reads(site: Site, uri: str) -> None:
+    assert read_rows(uri) == rows_of(300)
+
+
+@pytest.mark.parametrize("fault", ["drop", "reset", "short", "long", "503", "429"])
+def test_whatever_a_server_does_the_rows_come_complete_and_in_order(
+    site: Site, uri: str, delays: list[float], fault: str
 ) -> None:
-    site.files[f"/rows.{ending}"] = encoded(ending)
-    site.drops_left = 3
-    assert read_rows(f"{site.url}/rows.{ending}", num_threads=1) == rows_of(300)
-    assert site.drops_left < 0
-    assert delays[:3] == [0.2, 0.4, 0.8]
+    site.faults = [fault, fault, "", fault, fault]
+    assert read_rows(uri, num_threads=1) == rows_of(300)
+    assert len(delays) >= 2
+    assert set(delays) == ({7.0} if fault.isdigit() else {0.5, 1.0}), "the server asked for 7 s"
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet", "jsonl.gz"])
-def test_a_connection_that_always_drops_is_an_error_that_counts_the_attempts(
-    site: Site, delays: list[float], ending: str
+def test_a_connection_without_a_byte_counts_as_failed_and_a_slow_one_does_not(
+    site: Site, uri: str, delays: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.files[f"/rows.{ending}"] = encoded(ending)
-    site.drops_left = 10**9
-    uri = f"{site.url}/rows.{ending}"
-    with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
-        read_rows(uri, num_threads=1)
-    assert caught.value.path == uri
-    assert "check the network" in str(caught.value)
-    assert delays == [0.2, 0.4, 0.8, 1.6]
-    assert site.requests >= storage.RETRIES
+    monkeypatch.setattr(remote, "STALL_SECONDS", 0.15)
+    site.slow_seconds, site.faults = 0.05, ["slow"]
+    assert read_rows(uri, num_threads=1) == rows_of(300)
+    assert delays == []
+    site.slow_seconds, site.faults = 0.5, ["hang"]
+    assert read_rows(uri, num_threads=1) == rows_of(300)
+    assert delays == [0.5]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_connection_that_begins_to_drop_while_reading(
-    site: Site, delays: list[float], ending: str
+@pytest.mark.parametrize("fault", ["drop", "long", "500"])
+def test_a_connection_that_begins_to_fail_is_an_error_that_counts_the_attempts(
+    site: Site, uri: str, delays: list[float], fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The footer and the first bytes came; the rows do not."""
-    site.files[f"/rows.{ending}"] = encoded(ending)
-    reader = open_dataset(f"{site.url}/rows.{ending}", num_threads=1)
-    site.drops_left = 10**9
-    with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
+    reader = open_dataset(uri, num_threads=1, retry_seconds=100)
+    site.always = fault
+    with pytest.raises(DataError, match=r"failed \d+ times in \d+ s, last with") as caught:
         list(reader)
-    assert caught.value.path == f"{site.url}/rows.{ending}"
+    assert caught.value.path == uri
+    assert "check the network" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert delays[:8] == (
+        [7.0] * 4 + [8, 16, 30] if fault == "500" else [0.5, 1, 2, 4, 8, 16, 30, 30]
+    )
+    assert 70 <= sum(delays) <= 100
+    assert "trying again for up to 100 s" in caplog.text
 
 
 def test_a_page_that_is_absent_or_refused_is_an_error_at_once(
@@ -382,11 +344,235 @@ def test_a_page_that_is_absent_or_refused_is_an_error_at_once(
     assert delays == []
 
 
+@pytest.mark.parametrize(("fault", "text"), [("400", "storage options"), ("no ranges", "whole")])
+def test_what_cannot_get_better_is_not_tried_again(
+    site: Site, uri: str, delays: list[float], fault: str, text: str
+) -> None:
+    site.files = {name: data + bytes(70_000) for name, data in site.files.items()}
+    site.always = fault
+    with pytest.raises(DataError, match=text):
+        read_rows(uri)
+    assert delays == []
+
+
+@pytest.mark.parametrize("with_tags", [True, False])
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
+    site: Site, uri: str, delays: list[float], with_tags: bool
+) -> None:
+    """By its tag where the size stays the same, and by its size where there is no tag."""
+    site.with_tags = with_tags
+    reader = open_dataset(uri, num_threads=1)
+    for name, data in site.files.items():
+        site.files[name] = data[::-1] if with_tags else data + b"more"
+    with pytest.raises(DataError, match="changed or replaced") as caught:
+        list(reader)
+    assert caught.value.path == uri
+    assert delays == []
+
+
 def test_a_server_that_is_not_there_is_an_error_that_names_it(delays: list[float]) -> None:
-    with pytest.raises(DataError, match=f"failed {storage.RETRIES} times") as caught:
-        open_dataset("http://127.0.0.1:9/rows.jsonl")
+    with pytest.raises(DataError, match=r"failed \d+ times") as caught:
+        open_dataset("http://127.0.0.1:9/rows.jsonl", retry_seconds=10)
     assert caught.value.path == "http://127.0.0.1:9/rows.jsonl"
-    assert len(delays) == storage.RETRIES - 1
+    assert delays == [0.5, 1, 2, 4]
+
+
+def test_a_forked_process_reads_on(site: Site, uri: str) -> None:
+    """The event loop of fsspec stays behind in the process that forked."""
+    reader = open_dataset(uri)
+
+    def read() -> None:
+        assert sum(batch.num_rows for batch in reader) == 300
+
+    child = multiprocessing.get_context("fork").Process(target=read)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    read()
+
+
+# Signed addresses
+
+
+def test_a_state_resumes_with_another_signature_and_no_message_shows_one(
+    site: Site, uri: str, delays: list[float]
+) -> None:
+    first = open_dataset(f"{uri}?part=1&X-Amz-Signature=s3cret", batch_size=70)
+    batches = iter(first)
+    head = next(batches).to_pylist()
+    state = first.state_dict()
+    first.close()
+    second = open_dataset(f"{uri}?part=1&X-Amz-Signature=0ther", batch_size=70, num_threads=1)
+    second.load_state_dict(state)
+    assert head + [row for batch in second for row in batch.to_pylist()] == rows_of(300)
+    assert "0ther" not in repr([item.source.path for item in second.files])
+
+    site.always = "403"
+    with pytest.raises(AccessError, match="expired; open a fresh address") as caught:
+        list(second)
+    assert caught.value.path == f"{uri}?part=1&X-Amz-Signature=***"
+    site.always = "502"
+    with pytest.raises(DataError, match="X-Amz-Signature=\\*\\*\\*") as caught:
+        list(second)
+    assert "0ther" not in "".join(traceback.format_exception(caught.value))
+
+
+# Few requests
+
+
+def parquet_of(rows: int, columns: int, group: int) -> bytes:
+    """Uncompressed, so that sizes are as they look: 8 bytes a value."""
+    numbers = pa.array(range(rows), pa.int64())
+    table = pa.table({f"c{index}": numbers for index in range(columns)})
+    return parquet_bytes(table, row_group_size=group, compression="none", use_dictionary=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "group", "wanted", "most"),
+    [
+        (20_000, 8, 2_000, None, 12),
+        (400_000, 8, 40_000, None, 12),
+        (20_000, 8, 2_000, ["c1", "c6"], 12),
+        (200_000, 2, 200_000, None, 3),
+        (200_000, 60, 200_000, ["c1"], 3),
+        (200_000, 60, 200_000, ["c1", "c50"], 4),
+    ],
+)
+def test_a_row_group_of_a_remote_parquet_file_is_a_request_or_two(
+    site: Site, rows: int, columns: int, group: int, wanted: list[str] | None, most: int
+) -> None:
+    """Two more for the first and the last bytes; hardly more bytes than wanted come."""
+    site.files["/rows.parquet"] = parquet_of(rows, columns, group)
+    reader = open_dataset(f"{site.url}/rows.parquet", columns=wanted)
+    assert sum(batch.num_rows for batch in reader) == rows
+    assert len(site.requests) <= most
+    wanted_bytes = rows * 8 * (columns if wanted is None else len(wanted))
+    gaps = 10 * 4 * 2_000 * 8 if wanted == ["c1", "c6"] else 0
+    assert site.num_bytes <= wanted_bytes * 1.05 + 2 * 64 * 1024 + gaps
+
+
+@pytest.mark.parametrize("ending", ["arrow", "jsonl.gz", "jsonl.xz", "arrow-stream"])
+def test_reads_that_follow_each_other_grow(site: Site, ending: str) -> None:
+    rows = [{"id": index, "text": os.urandom(500).hex()} for index in range(4_000)]
+    data = {
+        "arrow": lambda: arrow_bytes(rows, batch_rows=100),
+        "arrow-stream": lambda: arrow_bytes(rows, pa.ipc.new_stream, batch_rows=100),
+        "jsonl.gz": lambda: gzip.compress(jsonl_bytes(rows), 1),
+        "jsonl.xz": lambda: lzma.compress(jsonl_bytes(rows), preset=0),
+    }[ending]()
+    site.files["/rows"] = data
+    assert read_rows(f"{site.url}/rows", format=ending.partition("-")[0]) == rows
+    assert len(site.requests) <= 20
+    passes = 1.2 if ending.startswith("arrow") else 2.0  # the first rows tell the types
+    assert site.num_bytes <= passes * len(data) + 4 * 64 * 1024
+
+
+# The cache
+
+
+def cached(site: Site, folder: Path, **options: Any) -> list[Any]:
+    return read_rows(f"{site.url}/rows.parquet", cache_dir=folder, **options)
+
+
+def blocks_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*"))
+
+
+@pytest.fixture
+def rows(site: Site) -> list[Any]:
+    """Rows of a file of some 3 MiB."""
+    site.files["/rows.parquet"] = parquet_of(50_000, 8, 10_000)
+    return read_rows(f"{site.url}/rows.parquet")
+
+
+def test_a_second_pass_asks_for_nothing(site: Site, rows: list[Any], tmp_path: Path) -> None:
+    reader = open_dataset(f"{site.url}/rows.parquet?sig=1", cache_dir=tmp_path)
+    for _ in range(2):
+        assert [row for batch in reader for row in batch.to_pylist()] == rows
+    before = len(site.requests)
+    assert [row for batch in reader for row in batch.to_pylist()] == rows
+    assert cached(site, tmp_path) == rows, "another address of the same file"
+    assert len(site.requests) == before
+    site.files["/rows.parquet"] = parquet_of(50_000, 8, 5_000)
+    assert cached(site, tmp_path) == rows, "another file of the same name"
+    assert len(site.requests) > before
+
+
+def test_a_file_that_nothing_tells_apart_from_its_successor_is_not_kept(
+    site: Site, rows: list[Any], tmp_path: Path
+) -> None:
+    site.with_tags = False
+    assert cached(site, tmp_path) == rows
+    assert blocks_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"?" + data[1:]])
+def test_a_damaged_block_is_fetched_again(
+    site: Site, rows: list[Any], tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    assert cached(site, tmp_path) == rows
+    for path in blocks_in(tmp_path):
+        path.write_bytes(damage(path.read_bytes()))
+    before = len(site.requests)
+    assert cached(site, tmp_path) == rows
+    assert len(site.requests) > before
+
+
+def test_the_cache_stays_within_its_bytes_and_keeps_what_was_read_last(
+    site: Site, rows: list[Any], tmp_path: Path
+) -> None:
+    """Several threads and processes at once."""
+    most = 2 * 1024 * 1024 + 512 * 1024
+    command = [sys.executable, "-c", READ_CACHED, f"{site.url}/rows.parquet", str(tmp_path)]
+    children = [subprocess.Popen([*command, str(most)]) for _ in range(2)]
+    sizes = []
+    while any(child.poll() is None for child in children):
+        sizes.append(sum(size_of(path) for path in blocks_in(tmp_path)))
+        time.sleep(0.002)
+    assert [child.returncode for child in children] == [0, 0]
+    assert 0 < max(sizes) <= most + 2 * 4 * (remote.BLOCK_BYTES + 4), "4 threads each"
+    kept = blocks_in(tmp_path)
+    assert sum(map(size_of, kept)) <= most
+    assert [path for path in kept if path.suffix == ".part"] == []
+    assert (tmp_path / "total").read_text() == str(sum(map(size_of, kept)))
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+READ_CACHED = """
+import sys
+from fast_axolotl import open_dataset
+uri, folder, most = sys.argv[1:]
+for _ in range(4):
+    reader = open_dataset(uri, cache_dir=folder, cache_bytes=int(most), num_threads=4)
+    assert sum(batch.num_rows for batch in reader) == 50_000
+"""
+
+
+@pytest.mark.parametrize("obstacle", ["a file in its place", "a full disk"])
+def test_a_disk_that_refuses_ends_the_keeping_not_the_reading(
+    site: Site,
+    rows: list[Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    obstacle: str,
+) -> None:
+    folder = tmp_path / "cache"
+    if obstacle == "a full disk":
+        refuse = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(refuse))
+    else:
+        folder.write_bytes(b"")
+    for _ in range(2):
+        assert cached(site, folder) == rows
+    assert len(caplog.records) == 1
+    assert "reading goes on" in caplog.text
 
 
 class NoCredentialsError(Exception):
@@ -396,24 +582,30 @@ class NoCredentialsError(Exception):
 @pytest.mark.parametrize(
     ("failure", "kind", "waits"),
     [
-        (ConnectionResetError("reset by peer"), DataError, [0.2, 0.4, 0.8, 1.6]),
+        (ConnectionResetError("reset by peer"), DataError, [0.5, 1.0]),
         (NoCredentialsError("Unable to locate credentials"), AccessError, []),
+        (NotImplementedError("no ranges here"), DataError, []),
     ],
 )
-def test_a_source_sleeps_through_its_own_seam(
-    failure: Exception, kind: type[DataError], waits: list[float]
+def test_other_file_systems_are_asked_through_fsspec(
+    delays: list[float], failure: Exception, kind: type[DataError], waits: list[float]
 ) -> None:
     class Failing:
+        protocol = "other"
+
         def cat_file(self, *_: object, **__: object) -> bytes:
             raise failure
 
-    asked: list[float] = []
-    source = storage.Source(
-        path="s3://bucket/rows", num_bytes=10, filesystem=Failing(), sleep=asked.append
+    source = remote.Remote(
+        path="other://bucket/rows",
+        num_bytes=10,
+        filesystem=Failing(),
+        inner_path="rows",
+        retry_seconds=3,
     )
     with pytest.raises(kind, match=type(failure).__name__):
-        source.read_at(0, 10)
-    assert asked == waits
+        source.read(0, 10)
+    assert delays == waits
 
 
 LEAVE_EARLY = """

@@ -26,7 +26,7 @@ from fast_axolotl.cli.options import (
     say,
     unused_folder,
 )
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import UsageError, mask_words
 
 if TYPE_CHECKING:
     from fast_axolotl.protocol import Plan, Progress
@@ -180,7 +180,7 @@ def protocol(
                 next(words, "")
             elif not word.startswith(("--output=", "--pairs=")):
                 kept.append(word)
-        again = shlex.join(["fast-axolotl", *kept, "--output", str(folder)])
+        again = shlex.join(["fast-axolotl", *mask_words(kept), "--output", str(folder)])
         plan = replace(plan, again=again)
     try:
         result = run_plan(plan, folder)

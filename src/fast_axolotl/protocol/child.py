@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from fast_axolotl.errors import mask_secrets
 from fast_axolotl.system import PROC, meminfo_bytes
 
 __all__ = [
@@ -116,7 +117,7 @@ def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
 
 def read_tail(log: Path) -> str:
     """The last lines that a command wrote to its log; empty where there is none."""
-    return "\n".join(read_last_lines(log, _TAIL_LINES))
+    return mask_secrets("\n".join(read_last_lines(log, _TAIL_LINES)))
 
 
 def read_last_lines(path: str | Path, most: int) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import UsageError, mask_secrets, mask_words
 
 __all__ = ["MATTERS", "PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
 
@@ -121,7 +121,7 @@ class Plan:
         return {
             "arms": {
                 arm.name: {
-                    "command": list(arm.command),
+                    "command": list(mask_words(arm.command)),
                     "accelerated": arm.is_accelerated,
                     "config": None if arm.config is None else dict(arm.config),
                 }
@@ -160,11 +160,10 @@ def plan_commands(
         taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
         if taken:
             raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
-        arms.append(
-            ArmPlan(name=name, text=text, command=command, is_accelerated=options is not None)
-        )
+        shown, has_ours = mask_secrets(text), options is not None
+        arms.append(ArmPlan(name=name, text=shown, command=command, is_accelerated=has_ours))
     return Plan(
-        title=f"{baseline} against {candidate}",
+        title=mask_secrets(f"{baseline} against {candidate}"),
         arms=tuple(arms),
         pairs=pairs,
         warmup=warmup,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fast_axolotl.errors import mask_words
 from fast_axolotl.protocol.answer import describe_result
 from fast_axolotl.protocol.losses import LossCheck, compare_losses
 from fast_axolotl.protocol.matrix import (
@@ -191,7 +192,7 @@ def _sum_up_arm(
     arm = Arm(
         name=plan.name,
         text=plan.text,
-        command=plan.command,
+        command=mask_words(plan.command),
         runs=runs,
         steps=statistics.median(counts) if counts else None,
     )

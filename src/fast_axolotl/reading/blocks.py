@@ -194,7 +194,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """A short hash of the file list: base name, size and format of each."""
         text = "\n".join(
-            f"{PurePosixPath(item.source.path).name}\t{item.source.num_bytes}\t{item.format}"
+            f"{PurePosixPath(item.source.identity).name}\t{item.source.num_bytes}\t{item.format}"
             for item in self.inputs
         )
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -22,7 +22,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from fast_axolotl.reading.blocks import (
     Unit,
     held_bytes,
 )
+from fast_axolotl.reading.remote import parquet_runs
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
@@ -472,6 +473,9 @@ def open_parquet(
                     place=f"row group {index}",
                 )
     columns = _selected(schema, options, label)
+    if source.remote is not None:
+        runs = parquet_runs(metadata, set(columns), source.num_bytes)
+        source = replace(source, runs=runs)
     return ParquetFile(
         source=source,
         label=label,

@@ -19,9 +19,16 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.errors import (
+    DataError,
+    MissingExtraError,
+    MissingFileError,
+    UsageError,
+    mask_secrets,
+)
 from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
-from fast_axolotl.reading.storage import Source, translate_os_errors, with_retries
+from fast_axolotl.reading.remote import BlockCache, Remote, version_of, with_retries
+from fast_axolotl.reading.storage import Source, translate_os_errors
 
 __all__ = ["find_files"]
 
@@ -46,6 +53,8 @@ def find_files(
     *,
     split: str | None = None,
     storage_options: dict[str, Any] | None = None,
+    retry_seconds: float = 300.0,
+    cache: BlockCache | None = None,
 ) -> tuple[list[Source], list[str]]:
     """The files that are meant, in order, and the ones in folders that were passed over."""
     listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
@@ -58,8 +67,12 @@ def find_files(
             sources += _saved_files(Path(path), split)
             continue
         is_remote = "://" in path and not path.startswith("file://")
-        found, root = _remote_files(path, storage_options) if is_remote else _local_files(path)
-        if len(found) == 1 and found[0].path.rstrip("/").endswith(PurePosixPath(path).name):
+        if is_remote:
+            found, root = _remote_files(path, storage_options, retry_seconds, cache)
+        else:
+            found, root = _local_files(path)
+        name = PurePosixPath(mask_secrets(path) if is_remote else path).name
+        if len(found) == 1 and found[0].path.rstrip("/").endswith(name):
             sources += found
             continue
         named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
@@ -104,6 +117,13 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     index = folder / "dataset_dict.json"
     if index.is_file():
         splits = _read_index(index, lambda content: _texts(content["splits"]))
+        for name in splits:
+            if Path(name).name != name or (folder / name).is_symlink():
+                raise DataError(
+                    f"the index names the split {name!r}, which is no sub-folder of this folder; "
+                    "save the dataset again",
+                    path=str(index),
+                )
         if split == "all":
             return [source for name in splits for source in _saved_files(folder / name, None)]
         if split is None and len(splits) > 1:
@@ -124,7 +144,16 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     names = _read_index(
         state, lambda content: _texts([item["filename"] for item in content["_data_files"]])
     )
-    return [_local_files(str(folder / name))[0][0] for name in names]
+    inside = os.path.realpath(folder)
+    for name in names:
+        # A name with dots or of a link leads elsewhere than it says.
+        if not name.endswith(".arrow") or os.path.realpath(folder / name) != f"{inside}/{name}":
+            raise DataError(
+                f"the index names {name!r}, which is no Arrow file in this folder; save the "
+                "dataset again",
+                path=str(state),
+            )
+    return [_local_source(folder / name) for name in names]
 
 
 def _read_index(path: Path, pick: Callable[[Any], _Picked]) -> _Picked:
@@ -146,6 +175,8 @@ def _texts(values: Any) -> list[str]:
 
 
 def _is_glob(path: str) -> bool:
+    if path.startswith(("http://", "https://")):
+        path = path.partition("?")[0]
     return any(mark in path for mark in "*?[")
 
 
@@ -187,12 +218,15 @@ def _local_source(path: Path) -> Source:
     with translate_os_errors(text):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            return Source(path=text, num_bytes=os.fstat(descriptor).st_size)
+            facts = os.fstat(descriptor)
+            return Source(path=text, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
         finally:
             os.close(descriptor)
 
 
-def _remote_files(uri: str, options: dict[str, Any] | None) -> tuple[list[Source], str]:
+def _remote_files(
+    uri: str, options: dict[str, Any] | None, retry_seconds: float, cache: BlockCache | None
+) -> tuple[list[Source], str]:
     """Every file that a URI means, sorted, and the address they are under.
 
     The file system is fsspec's, or pyarrow's own where fsspec lacks the package.
@@ -211,8 +245,8 @@ def _remote_files(uri: str, options: dict[str, Any] | None) -> tuple[list[Source
             native, inner = fs.FileSystem.from_uri(uri)
         except (pa.ArrowException, OSError):
             raise MissingExtraError(
-                f"{uri}: reading {scheme}:// needs a package that is not installed ({missing}); "
-                f"for S3: pip install 'fast-axolotl[s3]'"
+                f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
+                f"({missing}); for S3: pip install 'fast-axolotl[s3]'"
             ) from None
         filesystem = ArrowFSWrapper(native)
     except ValueError as error:
@@ -227,17 +261,26 @@ def _remote_files(uri: str, options: dict[str, Any] | None) -> tuple[list[Source
         return [details]
 
     sources = []
-    for details in sorted(with_retries(listed, uri), key=lambda item: str(item["name"])):
+    for details in sorted(
+        with_retries(listed, uri, retry_seconds), key=lambda item: str(item["name"])
+    ):
         if details["type"] == "file":
-            name, size = str(details["name"]), details.get("size")
-            path = name if "://" in name else f"{scheme}://{name.lstrip('/')}"
+            name, size, version = str(details["name"]), details.get("size"), version_of(details)
+            path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
             if size is None:
                 raise DataError(
                     "the server does not tell the size; download the file first", path=path
                 )
-            sources.append(
-                Source(path=path, num_bytes=int(size), filesystem=filesystem, inner_path=name)
+            remote = Remote(
+                path=path,
+                filesystem=filesystem,
+                inner_path=name,
+                num_bytes=int(size),
+                version=version,
+                retry_seconds=retry_seconds,
+                cache=cache,
             )
+            sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:
         raise MissingFileError("nothing is there; check the address", path=uri)
-    return sources, uri
+    return sources, mask_secrets(uri)

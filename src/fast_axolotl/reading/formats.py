@@ -164,7 +164,7 @@ def open_files(
 def _open(
     source: Source, declared: str | None, options: ReadOptions
 ) -> tuple[InputFile, FileFormat]:
-    named, named_compression = format_of_name(source.path)
+    named, named_compression = format_of_name(source.identity)
     promised = declared or named
     is_compressed = named_compression is not None
     head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)

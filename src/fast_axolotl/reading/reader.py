@@ -29,6 +29,7 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
+from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.take import take_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
@@ -99,6 +100,9 @@ def open_dataset(
     json_field: str | None = None,
     csv: CsvDialect | None = None,
     storage_options: dict[str, Any] | None = None,
+    retry_seconds: float = 300.0,
+    cache_dir: str | Path | None = None,
+    cache_bytes: int = 10 * 1024 * MIB,
 ) -> Reader:
     """A ``Reader`` of files of any supported format: it iterates ``pyarrow.RecordBatch``es.
 
@@ -122,6 +126,10 @@ def open_dataset(
         json_field: The field of a JSON document that holds the rows.
         csv: The dialect, where detection should not decide.
         storage_options: For fsspec.
+        retry_seconds: How long a remote request that fails is tried again, in total.
+        cache_dir: A folder in which what was read of remote files is kept for later passes;
+            processes may share it.
+        cache_bytes: How much is kept there; what was not read for longest goes first.
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
@@ -136,7 +144,20 @@ def open_dataset(
     ):
         raise UsageError(f"columns must be a list of different names, not {columns!r}")
     _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
-    sources, ignored = find_files(paths, split=split, storage_options=storage_options)
+    _check_at_least("cache_bytes", cache_bytes, MIB)
+    if not retry_seconds >= 0:
+        raise UsageError(f"retry_seconds must be at least 0, not {retry_seconds!r}")
+    cache = None
+    if cache_dir is not None:
+        folder = str(Path(cache_dir).expanduser().absolute())
+        cache = BlockCache(folder=folder, num_bytes=cache_bytes)
+    sources, ignored = find_files(
+        paths,
+        split=split,
+        storage_options=storage_options,
+        retry_seconds=retry_seconds,
+        cache=cache,
+    )
     block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
     total = sum(source.num_bytes for source in sources)
     options = ReadOptions(

@@ -4,14 +4,18 @@ A ``Source`` is one file with a size and ``read_at(offset, length)``. Reading is
 threads share a source, forked workers inherit nothing, and a retry is the same call again. Local
 files are opened per read and checked against the size they were planned with: a file that shrinks
 or grows under the reader is an error, not a wrong row. They are never mapped into memory, because
-a mapped file that shrinks kills the process. Remote reads are retried with exponential back-off;
-what is still failing then is a ``DataError`` that says how often it was tried.
+a mapped file that shrinks kills the process. Remote reads go through ``remote``.
+
+``open_arrow`` of a remote file reads ahead: what was planned to be read together (``runs``, the
+column chunks of a row group) is one request, reads that follow each other grow, and the
+end of a file, where indexes are, comes in one piece.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
 through pyarrow, xz through the standard library; concatenated members are one stream. pyarrow has
 no streaming snappy, so that one is refused with the cure. Parquet and Arrow need random access: a
 compressed one is decompressed once into an unnamed temporary file (``spool``), so that memory stays
-bounded whatever its size.
+bounded whatever its size. A file that decompresses to far more than is plausible is refused before
+it fills the disk, and so is a record past ``MOST_RECORD_BYTES`` before it fills the memory.
 """
 
 from __future__ import annotations
@@ -19,42 +23,48 @@ from __future__ import annotations
 import io
 import lzma
 import os
+import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
+from fast_axolotl.reading.remote import Remote
 
 __all__ = [
+    "MOST_RECORD_BYTES",
     "Source",
     "Supply",
+    "check_record",
     "head_of",
     "open_chunks",
     "spool",
     "start_of",
     "translate_os_errors",
-    "with_retries",
 ]
 
-_Result = TypeVar("_Result")
+MOST_RECORD_BYTES = 2**31 - 1
+"""A line, or another record, may be so long: more than pyarrow puts into one value of text."""
 
-RETRIES = 5
-"""Attempts at one remote read; with the delays below, 3 s of a connection being down."""
+_LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8 * 1024 * 1024
+"""What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
 
-FIRST_DELAY_SECONDS = 0.2
-"""Doubles after each attempt: 0.2, 0.4, 0.8, 1.6."""
+_MOST_HELD_RUN_BYTES = 16 * 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_PIECE_BYTES = 64 * 1024
+_MOST_START_BYTES = 1024 * 1024
 
+_MOST_RATIO, _SURE_BYTES = 1000, 64 * 1024**3
+"""A copy is refused that is larger than both: so many times the compressed file, and 64 GiB."""
 
-def _pause(seconds: float) -> None:
-    time.sleep(seconds)
+_LEAST_FREE_SHARE, _ENOUGH_FREE_BYTES = 0.05, 4 * 1024**3
+"""What a copy leaves free of its disk: a twentieth, of large disks 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +72,31 @@ class Source:
     """One file, local or remote, of a known size."""
 
     path: str
-    """Local path or full URI, as error messages show it."""
+    """Local path or URI, as messages show it: without secrets."""
     num_bytes: int
     """Size when the reader was planned."""
-    filesystem: Any = None
-    """An fsspec file system, ``None`` for local files."""
-    inner_path: str = ""
-    """The path inside ``filesystem``."""
     version: str = ""
     """Changes when the content does: the time of the last change, or the server's own tag."""
-    sleep: Callable[[float], None] = _pause
-    """The seam through which tests skip the back-off."""
+    remote: Remote | None = None
+    """How a file is reached that is not on this machine."""
+    runs: tuple[tuple[int, int], ...] = ()
+    """Byte ranges in order, each of which ``open_arrow`` fetches as a whole."""
+
+    @property
+    def filesystem(self) -> Any:
+        """An fsspec file system, ``None`` for local files."""
+        return None if self.remote is None else self.remote.filesystem
+
+    @property
+    def identity(self) -> str:
+        """The path, of a remote file without query and fragment: the same for any signature."""
+        return self.path if self.remote is None else re.split("[?#]", self.path)[0]
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
-        if self.filesystem is not None:
-            return self._fetch(offset, length) if length else b""
+        if self.remote is not None:
+            return self.remote.read(offset, length) if length else b""
         with translate_os_errors(self.path):
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
@@ -99,10 +117,10 @@ class Source:
             )
         return data
 
-    def open_arrow(self) -> pa.NativeFile:
+    def open_arrow(self, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
         """A random-access file for pyarrow's own readers."""
-        if self.filesystem is not None:
-            return pa.PythonFile(_SourceFile(self), mode="r")
+        if self.remote is not None:
+            return pa.PythonFile(_SourceFile(self, most_ahead), mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self.path)
             self._check_size(file.size())
@@ -116,32 +134,19 @@ class Source:
                 path=self.path,
             )
 
-    def _fetch(self, offset: int, length: int) -> bytes:
-        from pyarrow import fs  # 10 ms that local files can do without
-
-        native = getattr(self.filesystem, "fs", None)
-
-        def attempt() -> bytes:
-            if isinstance(native, fs.FileSystem):
-                # fsspec's wrapper around a pyarrow file system gives the whole file for any range.
-                with native.open_input_file(self.inner_path) as file:
-                    data = bytes(file.read_at(length, offset))
-            else:
-                end = offset + length
-                data = bytes(self.filesystem.cat_file(self.inner_path, start=offset, end=end))
-            if len(data) != length:
-                raise EOFError(f"{len(data):,} of {length:,} bytes arrived at byte {offset:,}")
-            return data
-
-        return with_retries(attempt, self.path, self.sleep)
-
 
 class _SourceFile(io.RawIOBase):
-    """A ``Source`` as a Python file object, for libraries that want one."""
+    """A ``Source`` as a Python file object, for libraries that want one; reads ahead."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, most_ahead: int) -> None:
         self._source = source
+        self._most_ahead = most_ahead
         self._position = 0
+        self._piece = (0, b"")
+        """Where the last read outside the runs began, and what it gave."""
+        self._runs: dict[int, bytes] = {}
+        self._seen: set[int] = set()
+        """Runs that were fetched once; interleaved reads must not fetch them again and again."""
 
     def readable(self) -> bool:
         return True
@@ -163,9 +168,37 @@ class _SourceFile(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         remaining = self._source.num_bytes - self._position
         length = remaining if size is None or size < 0 else min(size, remaining)
-        data = self._source.read_at(self._position, length)
+        data = self._bytes_at(self._position, length)
         self._position += len(data)
         return data
+
+    def _bytes_at(self, start: int, length: int) -> bytes:
+        source, stop = self._source, start + length
+        index = bisect_right(source.runs, (start, source.num_bytes)) - 1
+        if index >= 0 and stop <= source.runs[index][1]:
+            begin, end = source.runs[index]
+            if index not in self._seen:
+                self._seen.add(index)
+                self._runs[index] = source.read_at(begin, end - begin)
+                while sum(map(len, self._runs.values())) > _MOST_HELD_RUN_BYTES:
+                    del self._runs[next(iter(self._runs))]
+            run = self._runs.get(index)
+            return source.read_at(start, length) if run is None else run[start - begin :][:length]
+        begin, piece = self._piece
+        if begin <= start and stop <= begin + len(piece):
+            return piece[start - begin : stop - begin]
+        head, size = b"", _LEAST_PIECE_BYTES
+        if begin <= start <= begin + len(piece):  # goes on where the last read ended
+            head = piece[start - begin :]
+            size = max(size, min(2 * len(piece), self._most_ahead))
+        elif start >= source.num_bytes - size:  # the end of the file, where the index is
+            begin = max(0, source.num_bytes - size)
+            self._piece = (begin, source.read_at(begin, size))
+            return self._piece[1][start - begin : stop - begin]
+        at = start + len(head)
+        data = source.read_at(at, max(stop - at, size))
+        self._piece = (at, data) if len(data) <= self._most_ahead else (stop, b"")
+        return head + data[: stop - at]
 
     def readinto(self, buffer: Any) -> int:
         data = self.read(len(buffer))
@@ -187,9 +220,10 @@ def open_chunks(
             path=source.path,
         )
     if compression == "xz":
-        stream: Any = lzma.LZMAFile(io.BufferedReader(_SourceFile(source)))  # noqa: SIM115 - below
+        raw = io.BufferedReader(_SourceFile(source, _STREAM_AHEAD_BYTES))
+        stream: Any = lzma.LZMAFile(raw)  # noqa: SIM115 - below
     else:
-        stream = pa.CompressedInputStream(source.open_arrow(), compression)
+        stream = pa.CompressedInputStream(source.open_arrow(_STREAM_AHEAD_BYTES), compression)
     position = 0
     with stream:
         failure: Exception | None = None
@@ -246,6 +280,7 @@ class Supply:
         """Drops what was consumed and reads on."""
         left = len(self.held) - consumed
         self.offset += consumed
+        check_record(left, self._source.path, self.offset)
         grow = max(left, self._size)
         if self._chunks is None:
             self.held = self._source.read_at(self.offset, left + grow)
@@ -281,26 +316,54 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 
 def start_of(data: bytes, compression: str) -> bytes:
-    """What the first bytes of a compressed file hold, as far as they go."""
+    """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
     held = b""
     try:
         if compression == "xz":
-            return lzma.LZMADecompressor().decompress(data)
+            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
         with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
-            while piece := stream.read(1024):
+            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
                 held += piece
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
         pass  # cut off, as expected
     return held
 
 
+def check_record(num_bytes: int, path: str, offset: int) -> None:
+    """Refuses a record that does not end."""
+    if num_bytes > MOST_RECORD_BYTES:
+        raise DataError(
+            f"a record of more than {MOST_RECORD_BYTES:,} bytes; the file lacks line ends, or is "
+            "no text: check it, and write it with one record per line",
+            path=path,
+            place=f"byte {offset}",
+        )
+
+
 def spool(source: Source, compression: str) -> tuple[Source, Any]:
-    """A decompressed copy on disk, and the handle that keeps it alive."""
-    copy = tempfile.NamedTemporaryFile(prefix="fast-axolotl-")  # noqa: SIM115 - outlives the call
-    for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
-        copy.write(chunk)
-    copy.flush()
-    return Source(path=copy.name, num_bytes=copy.tell()), copy
+    """A decompressed copy on disk, and the handle that keeps it alive.
+
+    The copy has no name, so nothing is left behind however the process ends; it is opened through
+    its descriptor, in forked processes too.
+    """
+    copy = tempfile.TemporaryFile(prefix="fast-axolotl-")  # noqa: SIM115 - outlives the call
+    most = max(_MOST_RATIO * source.num_bytes, _SURE_BYTES)
+    with translate_os_errors(tempfile.gettempdir()):
+        for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
+            copy.write(chunk)
+            disk = os.fstatvfs(copy.fileno())
+            spare = min(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize, _ENOUGH_FREE_BYTES)
+            if copy.tell() > most or disk.f_bavail * disk.f_frsize < spare:
+                size = copy.tell()
+                copy.close()
+                raise DataError(
+                    f"its {source.num_bytes:,} bytes decompress to more than {size:,}, which is "
+                    f"not plausible or leaves {tempfile.gettempdir()} full; check the file, "
+                    "decompress it yourself, or make room there",
+                    path=source.path,
+                )
+        copy.flush()
+    return Source(path=f"/dev/fd/{copy.fileno()}", num_bytes=copy.tell()), copy
 
 
 @contextmanager
@@ -319,38 +382,3 @@ def translate_os_errors(path: str) -> Iterator[None]:
         raise DataError(
             f"reading failed: {reason}; check the disk, then read it again", path=path
         ) from error
-
-
-def with_retries(
-    call: Callable[[], _Result], path: str, sleep: Callable[[float], None] = _pause
-) -> _Result:
-    """Remote libraries share no base class, so any error but these few counts as transient."""
-    delay = FIRST_DELAY_SECONDS
-    for attempt in range(1, RETRIES + 1):
-        try:
-            return call()
-        except DataError:
-            raise
-        except Exception as error:  # noqa: BLE001 - see above
-            cause: BaseException = error
-            if path.startswith("http") and isinstance(error, FileNotFoundError):
-                # fsspec's HTTP file system calls any failure to learn a size a missing file.
-                cause = error.__cause__ or error
-            status, name = getattr(cause, "status", None), type(cause).__name__
-            if isinstance(cause, FileNotFoundError) or status in (404, 410):
-                raise MissingFileError(
-                    "no such file or folder; check the address", path=path
-                ) from None
-            if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
-                raise AccessError(
-                    f"access denied ({name}); check the credentials", path=path
-                ) from None
-            if attempt == RETRIES:
-                raise DataError(
-                    f"the connection failed {RETRIES} times, last with {name}: {cause}; check the "
-                    "network and run again, resuming from the last saved state",
-                    path=path,
-                ) from cause
-        sleep(delay)
-        delay *= 2
-    raise AssertionError("the last attempt returns or raises")

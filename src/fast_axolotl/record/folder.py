@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.errors import DataError, MissingFileError, mask_secrets, mask_words
 from fast_axolotl.record import schema
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE
@@ -249,7 +249,7 @@ class LineWriter:
 
 
 def dump_line(line: object) -> str:
-    """One line as JSON, empty fields left out."""
+    """One line as JSON, empty fields left out, secrets masked."""
     values: dict[str, Any] = {"kind": _NAMES[type(line)]}
     for item in fields(line):  # type: ignore[arg-type]
         value = getattr(line, item.name)
@@ -257,6 +257,10 @@ def dump_line(line: object) -> str:
             continue
         if item.name in ("slow", "gpus"):
             value = [asdict(inner) for inner in value]
+        elif item.name == "command":
+            value = mask_words(value)
+        elif item.name in ("error", "text"):
+            value = mask_secrets(value)
         values[item.name] = value
     return _ENCODER.encode(values)
 

@@ -1,0 +1,456 @@
+"""Byte ranges of files that are not on this machine: fetched, retried, kept.
+
+A failing request is repeated with exponential back-off and full jitter until ``retry_seconds`` have
+passed; what cannot get better (no such file, no access, a request that is refused) is an error at
+once. Over HTTP and S3 every answer is held against the file's tag (ETag) and size, so a file that
+is replaced in the middle of a run is an error and never a wrong row; other file systems are asked
+for their tag only when a dataset is opened. A connection that sends nothing for ``STALL_SECONDS``
+counts as failed over HTTP; S3 and the others have time-outs of their own (s3fs: 15 s).
+
+With a ``BlockCache``, whole blocks of ``BLOCK_BYTES`` are fetched and kept in a folder that several
+processes share. Neighbouring blocks that are missing are one request. The least recently used
+blocks go first. A file without a tag or date is not kept, since a change of it would not be seen.
+
+``parquet_runs`` says which bytes of a Parquet file belong together. It reads the footer's Thrift
+itself, because pyarrow cannot show the place of a column chunk without risk: on some damaged
+footers it ends the process. About 40 µs per column chunk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import random
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_secrets
+
+__all__ = ["BLOCK_BYTES", "BlockCache", "Remote", "parquet_runs", "version_of", "with_retries"]
+
+_Result = TypeVar("_Result")
+
+_log = logging.getLogger("fast_axolotl.reading")
+
+FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.5, 30.0
+"""Bounds of the first and of the longest wait; each is drawn between zero and its bound, so that
+many ranks that failed together do not come back together."""
+
+STALL_SECONDS = 60.0
+"""A connection that sends no byte for so long has failed."""
+
+BLOCK_BYTES = 1024 * 1024
+"""What is kept together. Larger blocks would make a shard fetch more of its neighbours' bytes."""
+
+_RUN_BYTES, _RUN_GAP_BYTES = 8 * 1024 * 1024, 1024 * 1024
+"""Column chunks are fetched together up to so many bytes, across gaps up to so many."""
+
+_MOST_FOOTER_BYTES = 1024 * 1024
+"""Of larger footers, about 10,000 column chunks, no runs are made: that would take a second."""
+
+_NEVER_BETTER = (TypeError, AttributeError, NotImplementedError, ImportError, ValueError)
+_MAY_GET_BETTER = {408, 425, 429}
+_TAGS = ("ETag", "etag", "blob_id")
+_DATES = ("Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created")
+"""What fsspec's file systems call the tag of a file, and the time of its last change."""
+
+_CHANGED = "the file was changed or replaced while it was read; read a copy that stays as it is"
+
+
+def clock() -> float:
+    """Seconds; tests put their own clock in its place."""
+    return time.monotonic()
+
+
+def pause(seconds: float) -> None:
+    """Waits, but not past the end of the program; tests put a wait in its place that is none."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and threading.main_thread().is_alive():
+        time.sleep(max(0.0, min(0.5, end - time.monotonic())))
+
+
+def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Result:
+    """Remote libraries share no base class, so any error but those that are known is transient."""
+    began, attempt, delay = clock(), 0, 0.0
+    while True:
+        attempt += 1
+        try:
+            return call()
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            cause: BaseException = error
+            if path.startswith("http") and isinstance(error, FileNotFoundError):
+                # fsspec's HTTP file system calls any failure to learn a size a missing file.
+                cause = error.__cause__ or error
+            status, wait = _answer_in(cause)
+            name, text = type(cause).__name__, " ".join(str(cause).split())
+            # A traceback would show the cause as it is, with the secrets in its address.
+            shown = cause if mask_secrets(text) == text else None
+            if isinstance(cause, FileNotFoundError) or status in (404, 410):
+                raise MissingFileError(
+                    "no such file or folder; check the address", path=path
+                ) from None
+            if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
+                raise AccessError(
+                    f"access denied ({name}); check the credentials", path=path
+                ) from None
+            if status in (412, 416) or name == "FileExpired":
+                raise DataError(_CHANGED, path=path) from None
+            if (
+                isinstance(cause, _NEVER_BETTER) and not isinstance(cause, json.JSONDecodeError)
+            ) or (status is not None and 400 <= status < 500 and status not in _MAY_GET_BETTER):
+                raise DataError(
+                    f"the request failed with {name}: {text}; check the address and the "
+                    "storage options",
+                    path=path,
+                ) from shown
+            delay = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
+            delay = max(random.uniform(0, delay), wait or 0.0)
+            spent = clock() - began
+            if spent + delay > seconds or not threading.main_thread().is_alive():
+                asked = f" (the server asks to wait {wait:,.0f} s)" if wait else ""
+                raise DataError(
+                    f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
+                    f"{text}{asked}; check the network and run again, resuming from the last "
+                    "saved state, or pass a larger retry_seconds",
+                    path=path,
+                ) from shown
+            if attempt == 3:
+                _log.warning(
+                    "%s: the connection failed (%s); trying again for up to %.0f s",
+                    mask_secrets(path),
+                    mask_secrets(text) or name,
+                    seconds,
+                )
+        pause(delay)
+
+
+def _answer_in(error: BaseException | None) -> tuple[int | None, float | None]:
+    """The HTTP status that an exception of any library shows, and the seconds to wait."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):  # botocore
+            answer = response.get("ResponseMetadata", {})
+            status, headers = answer.get("HTTPStatusCode"), answer.get("HTTPHeaders")
+        else:
+            names = ("status", "status_code")
+            values = [getattr(item, name, None) for item in (error, response) for name in names]
+            status = next((value for value in values if isinstance(value, int)), None)
+            headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+        if status is not None:
+            wait = str((headers or {}).get("retry-after", ""))
+            return status, float(wait) if re.fullmatch(r"\d+(\.\d+)?", wait) else None
+        error = error.__cause__
+    return None, None
+
+
+def version_of(details: dict[str, Any]) -> str:
+    """What changes with the content, of fsspec's details; empty where there is nothing such."""
+    values = (details.get(key) for key in _TAGS + _DATES)
+    return next((str(value) for value in values if value not in (None, "")), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """A file that is reached through fsspec."""
+
+    path: str
+    """The address as it may be shown."""
+    filesystem: Any
+    inner_path: str
+    """The path inside ``filesystem``."""
+    num_bytes: int
+    version: str = ""
+    retry_seconds: float = 300.0
+    cache: BlockCache | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes, all of which lie inside the file."""
+        if self.cache is None or not self.version:
+            return self._fetch(offset, length)
+        # Of a signed address only a tag can say that another signature means the same file.
+        has_tag = self.version.startswith(('"', "W/"))
+        name = re.split(r"[?#]", self.inner_path)[0] if has_tag else self.inner_path
+        text = f"{name}\n{self.num_bytes}\n{self.version}"
+        key = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+        first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
+        indices = range(first, last + 1)
+        blocks: dict[int, bytes] = {}
+        for index in indices:
+            size = min(BLOCK_BYTES, self.num_bytes - index * BLOCK_BYTES)
+            kept = self.cache.read(f"{key}-{index}", size)
+            if kept is not None:
+                blocks[index] = kept
+        for index in indices:
+            if index in blocks:
+                continue
+            start, stop = index * BLOCK_BYTES, index + 1
+            while stop <= last and stop not in blocks:
+                stop += 1
+            data = self._fetch(start, min(stop * BLOCK_BYTES, self.num_bytes) - start)
+            for at in range(0, len(data), BLOCK_BYTES):
+                block = blocks[index + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES]
+                self.cache.write(f"{key}-{index + at // BLOCK_BYTES}", block)
+        whole = b"".join(blocks[index] for index in indices)
+        return whole[offset - first * BLOCK_BYTES :][:length]
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        def attempt() -> bytes:
+            data = self._request(offset, length)
+            if len(data) != length:
+                raise EOFError(f"{len(data):,} of {length:,} bytes arrived at byte {offset:,}")
+            return data
+
+        try:
+            return with_retries(attempt, self.path, self.retry_seconds)
+        except AccessError as error:
+            if "?" not in self.inner_path:
+                raise
+            raise AccessError(
+                "access worked when the file was opened and is refused now: the signature in the "
+                "address has expired; open a fresh address and load the last saved state there",
+                path=self.path,
+            ) from error
+
+    def _request(self, offset: int, length: int) -> bytes:
+        from pyarrow import fs  # here, not above: local files need none of this
+
+        filesystem, stop = self.filesystem, offset + length
+        if getattr(filesystem, "_pid", os.getpid()) != os.getpid():
+            # Its event loop stayed behind in the process that forked this one.
+            filesystem = type(filesystem)(*filesystem.storage_args, **filesystem.storage_options)
+        native = getattr(filesystem, "fs", None)
+        if isinstance(native, fs.FileSystem):
+            # fsspec's wrapper around a pyarrow file system gives the whole file for any range.
+            with native.open_input_file(self.inner_path) as file:
+                if file.size() != self.num_bytes:
+                    raise DataError(_CHANGED, path=self.path)
+                return bytes(file.read_at(length, offset))
+        if hasattr(filesystem, "set_session") and self.inner_path.startswith("http"):
+            from fsspec.asyn import sync
+
+            return bytes(sync(filesystem.loop, self._request_http, filesystem, offset, length))
+        if "s3" in filesystem.protocol and self.version.startswith('"'):
+            with filesystem.open(self.inner_path, size=self.num_bytes, cache_type="none") as file:
+                file.req_kw = {**file.req_kw, "IfMatch": self.version}
+                file.seek(offset)
+                return bytes(file.read(length))
+        return bytes(filesystem.cat_file(self.inner_path, start=offset, end=stop))
+
+    async def _request_http(self, filesystem: Any, offset: int, length: int) -> bytes:
+        """fsspec's own request hides the headers of the answer, which tell what was sent."""
+        import asyncio
+
+        headers = {
+            **filesystem.kwargs.get("headers", {}),
+            "Range": f"bytes={offset}-{offset + length - 1}",
+            "Accept-Encoding": "identity",
+        }
+        session = await filesystem.set_session()
+        url = filesystem.encode_url(self.inner_path)
+        sent = session.get(url, **{**filesystem.kwargs, "headers": headers})
+        async with await asyncio.wait_for(sent, STALL_SECONDS) as response:
+            response.raise_for_status()
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            is_tag = self.version.startswith(('"', "W/"))
+            tag = response.headers.get("ETag" if is_tag else "Last-Modified")
+            plain = [
+                str(item).removeprefix("W/").replace("-gzip", "") for item in (tag, self.version)
+            ]
+            if (total.isdigit() and int(total) != self.num_bytes) or (
+                tag and self.version and plain[0] != plain[1]
+            ):
+                raise DataError(_CHANGED, path=self.path)
+            if response.status == 200 and length < self.num_bytes:
+                raise DataError(
+                    "the server sends the whole file where a part of it is asked for; download it",
+                    path=self.path,
+                )
+            pieces, left = [], length
+            while piece := await asyncio.wait_for(
+                response.content.read(BLOCK_BYTES), STALL_SECONDS
+            ):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise EOFError(f"more than {length:,} bytes arrived at byte {offset:,}")
+            return b"".join(pieces)
+
+
+_writes_refused: set[str] = set()
+"""Folders of caches that could not be written to in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCache:
+    """Blocks in a folder, shared by threads and processes.
+
+    A block is a file with a checksum at its end, written beside and renamed. The file ``total``
+    holds the bytes of all of them; whoever holds its lock may add a block, and removes the least
+    recently read ones first where they would be more than ``num_bytes``. Reading takes no lock.
+    """
+
+    folder: str
+    num_bytes: int
+
+    def read(self, name: str, length: int) -> bytes | None:
+        """A block, if it is there and whole."""
+        path = Path(self.folder, name[:2], name)
+        with suppress(OSError):
+            data = path.read_bytes()
+            if len(data) == length + 4 and _checksum(data[:-4]) == data[-4:]:
+                os.utime(path)
+                return data[:-4]
+            path.unlink()
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keeps a block; a disk that refuses ends the keeping, not the run."""
+        if self.folder in _writes_refused:
+            return
+        path, size = Path(self.folder, name[:2], name), len(data) + 4
+        part = path.with_name(f"{name}.{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data + _checksum(data))
+            with self._locked() as file:
+                text = file.read()
+                total = int(text) if text.isdigit() else self._make_room(0)
+                if total + size > self.num_bytes:
+                    total = self._make_room(size)
+                if path.exists():
+                    size = 0
+                file.seek(0)
+                file.truncate()
+                file.write(str(total + size).encode())
+                file.flush()
+                part.replace(path)
+        except OSError as error:
+            _writes_refused.add(self.folder)
+            _log.warning(
+                "%s: nothing more is cached there, reading goes on: %s", self.folder, error
+            )
+            with suppress(OSError):
+                part.unlink()
+
+    @contextmanager
+    def _locked(self) -> Iterator[io.BufferedRandom]:
+        import fcntl
+
+        with Path(self.folder, "total").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            yield file
+
+    def _make_room(self, size: int) -> int:
+        """Removes what was read longest ago until a tenth is free; the bytes that are left."""
+        found: list[tuple[float, int, Path]] = []
+        for path in Path(self.folder).glob("??/*"):
+            with suppress(OSError):
+                facts = path.stat()
+                if path.suffix != ".part":
+                    found.append((facts.st_mtime, facts.st_size, path))
+                elif facts.st_mtime < time.time() - 3600:
+                    path.unlink()  # of a process that was killed
+        total = sum(held for _, held, _ in found)
+        most = self.num_bytes if not size else self.num_bytes * 9 // 10 - size
+        for _, held, path in sorted(found):
+            if total <= most:
+                break
+            path.unlink(missing_ok=True)
+            total -= held
+        return total
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def parquet_runs(metadata: Any, columns: set[str], num_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Byte ranges, in order, that hold the wanted columns of one row group; each is one request.
+
+    A row group has several where it is large; a column chunk that is larger than a run has none.
+    """
+    if metadata.serialized_size > _MOST_FOOTER_BYTES:
+        return ()
+    sink = io.BytesIO()
+    metadata.write_metadata_file(sink)
+    runs: list[tuple[int, int]] = []
+    try:
+        # parquet.thrift: FileMetaData 4 row_groups; RowGroup 1 columns; ColumnChunk 3 meta_data;
+        # ColumnMetaData 3 path_in_schema, 7 total_compressed_size, 9 data_page_offset,
+        # 11 dictionary_page_offset.
+        for group in _Thrift(sink.getvalue()).struct()[4]:
+            chunks = []
+            for chunk in (column[3] for column in group[1]):
+                start = min(chunk[9], chunk.get(11) or chunk[9])
+                if chunk[3][0].decode() in columns and 0 < start < start + chunk[7] <= num_bytes:
+                    chunks.append((start, start + chunk[7]))
+            begin = end = -_RUN_GAP_BYTES - 1
+            own: list[tuple[int, int]] = []
+            for start, stop in sorted(chunks):
+                if 0 <= start - end <= _RUN_GAP_BYTES and stop - begin <= _RUN_BYTES:
+                    own[-1] = (begin, end := stop)
+                else:
+                    own.append((begin := start, end := stop))
+            runs += [run for run in own if run[1] - run[0] <= _RUN_BYTES]
+    except (LookupError, TypeError, ValueError):
+        return ()  # encrypted columns, or a damaged footer: the decoder says what is wrong
+    return tuple(sorted(runs))
+
+
+class _Thrift:
+    """The compact protocol, as far as Parquet uses it; structs become dicts by field number."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = len(b"PAR1")
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def _take(self, length: int) -> bytes:
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def _value(self, kind: int) -> Any:
+        if kind in (1, 2):
+            return kind == 1
+        if kind in (4, 5, 6):
+            value = self._varint()
+            return (value >> 1) ^ -(value & 1)
+        if kind in (9, 10):
+            head = self._take(1)[0]
+            count = head >> 4 if head >> 4 < 15 else self._varint()
+            # A truth value is a byte of its own in a list, and in the field's head elsewhere.
+            inner = 3 if head & 15 in (1, 2) else head & 15
+            return [self._value(inner) for _ in range(count)]
+        if kind == 12:
+            return self.struct()
+        return self._take({3: 1, 7: 8, 16: 16}[kind] if kind != 8 else self._varint())
+
+    def struct(self) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self._take(1)[0]:
+            number = number + (head >> 4) if head >> 4 else self._value(4)
+            found[number] = self._value(head & 15)
+        return found
