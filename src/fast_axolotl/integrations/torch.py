@@ -1,17 +1,23 @@
-"""The reader as a torch ``IterableDataset``: rank and worker from the environment, exact resume.
+"""The reader as a torch ``IterableDataset``: every row once in any layout of ranks and workers.
 
 Every DataLoader worker of every rank reads its own shard, so ``rank * num_workers + worker`` of
-``world * num_workers``. The dataset holds only its arguments: files and threads come to life in the
-process that iterates it, which makes it safe to fork and to pickle.
+``world * num_workers``. Ranks of one tensor or context parallel group read the same. The dataset
+holds only its arguments: files and threads come to life in the process that iterates it, which
+makes it safe to fork and to pickle.
+
+A loader that accelerate prepared, as the HF Trainer's are, deals out rows itself. It registers
+before a pass and calls ``set_epoch``, so that the dataset knows. Where rank 0 dispatches, its first
+worker reads everything and no other anything: a second one would bring a short batch into
+mid-stream, of which the dispatcher loses rows. Where each rank keeps every n-th batch, each reads
+everything. What would come out wrong is refused on every rank.
 
 State lives on the dataset, as torchdata's ``StatefulDataLoader`` wants it. To continue on the same
 number of ranks and workers, give the loader its state back. To continue on another number, give the
 states of all ranks to ``TorchDataset.load_state_dict`` and make a new loader: every row not yet
 delivered comes exactly once.
 
-Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``. Does not work beside a
-library that deals out batches itself (accelerate does, unless told otherwise); there, pass
-``shard=(0, 1)``.
+Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``, or ``rows=True``. Does
+not see another library that deals out rows; there, pass ``shard=(0, 1)``.
 """
 
 from __future__ import annotations
@@ -19,18 +25,24 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from pyarrow import types
+
 from fast_axolotl.errors import MissingExtraError, ResumeError, UsageError
+from fast_axolotl.integrations.parallelism import find_data_rank, rank_in_mesh
 from fast_axolotl.reading import OUTPUTS, Reader, convert, find_states, open_dataset
 from fast_axolotl.reading.order import check_shard
 from fast_axolotl.reading.reader import usable_threads
 
 try:
     import torch
-    from torch.utils.data import IterableDataset, get_worker_info
+    from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
 except ImportError:
     raise MissingExtraError(
         "the torch dataset needs PyTorch: pip install 'fast-axolotl[torch]'"
@@ -38,8 +50,14 @@ except ImportError:
 
 __all__ = ["TorchDataset"]
 
-_EPOCH, _USED_BY = 0, 1
+_EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
 """Cells of the memory that a dataset shares with its loader's workers."""
+
+_CURE = "leave the loader out of accelerator.prepare(), and every rank reads its own share"
+
+
+_Layout = tuple[int, int, bool]
+"""Rank and number of ranks; with True, rank 0 reads everything for all."""
 
 
 class TorchDataset(IterableDataset[Any]):
@@ -48,8 +66,13 @@ class TorchDataset(IterableDataset[Any]):
     Args:
         paths: As for ``open_dataset``.
         output: ``torch``, ``numpy``, ``python`` or ``arrow``.
-        shard: This rank's ``(index, count)``; by default from ``torch.distributed``, else from the
-            variables ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``. Workers divide it further.
+        rows: Yields single rows, for a loader with a ``batch_size`` and ``collate_fn`` of its own,
+            as the HF Trainer's; the dataset's ``batch_size`` then only sets how many are converted
+            at a time.
+        shard: This rank's ``(index, count)``; by default from accelerate, ``torch.distributed`` or
+            the variables ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``. Workers divide it further.
+        device_mesh: The ``DeviceMesh`` of the training, in place of ``shard``: along dimensions
+            ``tp``, ``cp``, ``sp`` and ``pp`` ranks read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
         num_threads: Decode threads of a worker; 0 divides the processors among the workers.
         options: The other keywords of ``open_dataset``. The memory budget is that of one worker.
@@ -60,42 +83,75 @@ class TorchDataset(IterableDataset[Any]):
         paths: str | Path | Sequence[str | Path],
         *,
         output: str = "torch",
+        rows: bool = False,
         shard: tuple[int, int] | None = None,
+        device_mesh: Any = None,
         epoch: int = 0,
         num_threads: int = 0,
         **options: Any,
     ) -> None:
         if output not in OUTPUTS:
             raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+        if rows and output == "arrow":
+            raise UsageError('rows=True gives dicts; use output="python", "numpy" or "torch"')
+        if shard is not None and device_mesh is not None:
+            raise UsageError("shard and device_mesh both say who reads what; pass one of them")
         unknown = sorted(set(options) - set(inspect.signature(open_dataset).parameters))
         if unknown:
             raise UsageError(f"open_dataset takes no {unknown[0]!r}")
         self._paths = paths
         self._output = output
+        self._rows = rows
         self._shard = None if shard is None else check_shard(shard)
+        if device_mesh is not None:
+            self._shard = rank_in_mesh(device_mesh)
         self._num_threads = num_threads
         self._options = options
         # The same for every process that is forked or spawned from here.
-        self._shared = torch.tensor([epoch, 0]).share_memory_()
-        """The epoch, and the pass that the loaded state was used in (see ``_take_state``)."""
-        self._state: Any = None
+        self._shared = torch.tensor([epoch, 0, 0]).share_memory_()
+        """The epoch, the pass that the loaded state was used in (see ``_take_state``), and whether
+        it was said that ranks may be uneven."""
+        self._state: list[dict[str, Any]] | None = None
         self._reader: Reader | None = None
-        self._home: tuple[int, tuple[int, int]] | None = None
-        """The process that started this one, and the rank layout there."""
+        self._given: tuple[dict[str, Any], int] | None = None
+        """With ``rows``: the state before the current batch, and how many rows of it were given."""
+        self._home: tuple[int, _Layout] | None = None
+        """The process that started this one, and the layout there."""
 
     def __iter__(self) -> Iterator[Any]:
-        self._reader = reader = self._open(self._take_state())
+        (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
+        if is_dispatched and (rank or (worker and worker.id)):
+            return iter(()) if worker else _refuse_to_read()
+        state = self._take_state()
+        self._reader = reader = self._open(state)
+        if self._rows:
+            return self._single_rows(reader, state or [])
         return (convert(batch, self._output) for batch in reader)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the passes to come, in persistent workers too.
 
         A loaded state belongs to its own epoch: in any other a pass starts at the beginning.
+        accelerate's loaders call this on every rank when a pass begins.
         """
+        loader = _find_loader(self)
+        if loader is not None and get_worker_info() is None:
+            problem = self._find_problem(loader, epoch)
+            if problem:
+                raise UsageError(f"{problem}, or {_CURE}")
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where this process's next batch begins; under workers, ask the loader instead."""
+        loader = _find_loader(self)
+        if loader is not None and not loader.use_stateful_dataloader:
+            raise UsageError(
+                "accelerate's loader reads ahead of what it hands out, and this state would lose "
+                "batches; take that of a loader with DataLoaderConfiguration(dispatch_batches=False"
+                f", use_stateful_dataloader=True), or {_CURE}"
+            )
+        if self._given and self._given[0]["epoch"] == int(self._shared[_EPOCH]):
+            return {**self._given[0], "rows_given": self._given[1]}
         if self._reader is not None:
             state = self._reader.state_dict()
             if state["epoch"] == int(self._shared[_EPOCH]):
@@ -116,17 +172,21 @@ class TorchDataset(IterableDataset[Any]):
                 "the loader's state is older than its last batch; take it with "
                 "StatefulDataLoader(snapshot_every_n_steps=1)"
             )
-        self._state, self._reader = state, None
+        # Ranks of one tensor parallel group give the same state.
+        self._state = [item for i, item in enumerate(states) if item not in states[:i]]
+        self._reader = self._given = None
         self._shared[_EPOCH], self._shared[_USED_BY] = states[0]["epoch"], 0
 
     def __getstate__(self) -> dict[str, Any]:
         home = os.getpid(), self._layout()
-        return {**self.__dict__, "_reader": None, "_home": home}
+        return {**self.__dict__, "_reader": None, "_given": None, "_home": home}
 
     def _open(self, state: Any) -> Reader:
-        rank, world = self._layout()
+        rank, world, is_dispatched = self._layout()
         worker, share = get_worker_info(), 0
-        if worker is not None:
+        if is_dispatched:
+            rank, world = 0, 1
+        elif worker is not None:
             rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
             share = max(1, usable_threads() // worker.num_workers)
         reader = open_dataset(
@@ -158,24 +218,148 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = this_pass
         return state
 
-    def _layout(self) -> tuple[int, int]:
-        """Rank and world size; a spawned worker is told by the process that started it."""
-        parent = multiprocessing.parent_process()
-        if get_worker_info() and self._home and parent and self._home[0] == parent.pid:
+    def _single_rows(self, reader: Reader, states: list[dict[str, Any]]) -> Iterator[Any]:
+        before = reader.state_dict()
+        own = [state for state in states if state["shard"] == before["shard"]]
+        if not own and any("rows_given" in state for state in states):
+            raise ResumeError(
+                "the states were taken inside of a batch, where only the same ranks and workers "
+                "can continue; take them with TorchDataset(batch_size=) equal to the loader's"
+            )
+        given = own[0].get("rows_given", 0) if own else 0
+        for batch in reader:
+            columns = convert(batch, self._output)
+            rows = zip(*map(_row_values, columns.values()), strict=True)
+            for number, row in enumerate(islice(rows, given, None), given + 1):
+                self._given = (before, number) if number < batch.num_rows else None
+                yield dict(zip(columns, row, strict=True))
+            given, before = 0, reader.state_dict()
+
+    def _layout(self) -> _Layout:
+        """What this process reads; a spawned worker is told by the process that started it."""
+        worker, parent = get_worker_info(), multiprocessing.parent_process()
+        if worker and _is_wrapper(worker.dataset) and self in _parts(worker.dataset):
+            return 0, 1, False
+        if worker and self._home and parent and self._home[0] == parent.pid:
             return self._home[1]
-        if self._shard is not None:
-            return self._shard
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
-        rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-        try:
-            return check_shard((int(rank), int(world)))
-        except ValueError:
+        loader = _find_loader(self)
+        if _is_dispatcher(loader):
+            return loader.state.process_index, loader.state.num_processes, True
+        shard = self._shard or (find_data_rank() if loader is None else (0, 1))
+        if shard is None:
+            rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+            try:
+                shard = check_shard((int(rank), int(world)))
+            except ValueError:
+                raise UsageError(
+                    f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or "
+                    "pass shard=(rank, world_size)"
+                ) from None
+        elif shard[0] == 0 < shard[1] - 1 and not (
+            self._shard or self._options.get("even") or self._shared[_HAS_WARNED]
+        ):
+            self._shared[_HAS_WARNED] = 1
+            warnings.warn(
+                f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP wait for "
+                'ever for a rank that has fewer; pass even="drop" or even="pad"',
+                stacklevel=2,
+            )
+        return *shard, False
+
+    def _find_problem(self, loader: Any, epoch: int) -> str | None:
+        """What would come out wrong in a pass through accelerate's loader, and a cure."""
+        if self._state and not self._shared[_USED_BY] and self._state[0]["epoch"] != epoch:
+            return (
+                f"the loaded state belongs to another epoch than {epoch}, which the loader begins; "
+                f"call its set_epoch({self._state[0]['epoch']})"
+            )
+        if not _is_dispatcher(loader):
+            if not _is_wrapper(loader.dataset) or (
+                loader.dataset.batch_size and self._shard in (None, (0, 1))
+            ):
+                return None
+            return "accelerate divides only a loader with a batch_size and a dataset without shard="
+        if self._shard not in (None, (0, 1)):
+            return f"accelerate divides the rows, and shard={self._shard} does it again; drop it"
+        mesh = loader.torch_device_mesh
+        right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
+        if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
+            return (
+                "accelerate's dispatcher loses rows in its states, and gives wrong ones to ranks "
+                "of a mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
+            )
+        if loader.batch_size is None and loader.collate_fn is default_convert:
+            for field in self._open(None).schema:
+                if (
+                    self._rows
+                    or self._output in ("python", "arrow")
+                    or not types.is_primitive(field.type)
+                ):
+                    return (
+                        f"accelerate's dispatcher cannot cut batches with {field.name!r} of "
+                        f"{field.type} for the ranks; give the loader a collate_fn that makes "
+                        "tensors of equal length"
+                    )
+        return None
+
+
+def _find_loader(dataset: TorchDataset) -> Any:
+    """The loader of accelerate that a dataset is read through just now, if there is one."""
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.GradientState._shared_state:
+        return None
+    loaders = [item for item in module.GradientState().dataloader_references if item is not None]
+    for loader in reversed(loaders):
+        if dataset in _parts(loader.dataset):
+            # What skips batches of a loader that was not prepared deals out nothing.
+            return None if type(loader).__name__ == "SkipDataLoader" else loader
+    if loaders and dataset._shard is None:
+        inner = loaders[-1].dataset
+        if (_is_dispatcher(loaders[-1]) or _is_wrapper(inner)) and not any(
+            isinstance(part, TorchDataset) for part in _parts(inner)
+        ):
             raise UsageError(
-                f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or pass "
+                f"accelerate deals out the rows of a {type(inner).__name__}, and it cannot be seen "
+                "whether that reads this dataset; pass shard=(0, 1) if it does, and otherwise "
                 "shard=(rank, world_size)"
-            ) from None
+            )
+    return None
+
+
+def _is_dispatcher(loader: Any) -> bool:
+    """Whether rank 0 reads for all."""
+    return hasattr(loader, "slice_fn") and loader.state.num_processes > 1
+
+
+def _is_wrapper(dataset: Any) -> bool:
+    """Whether this is an ``IterableDatasetShard``: it keeps every n-th batch of the one inside."""
+    return hasattr(dataset, "process_index") and hasattr(dataset, "num_processes")
+
+
+def _parts(dataset: Any, depth: int = 5) -> list[Any]:
+    """A dataset and those that it holds, for example because it changes their rows."""
+    found = [dataset]
+    for value in vars(dataset).values() if depth else ():
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, Dataset):
+                found += _parts(item, depth - 1)
+    return found
+
+
+def _refuse_to_read() -> Iterator[Any]:
+    yield from ()
+    raise UsageError(
+        "accelerate's dispatcher reads on rank 0 only, and this rank is asked for rows; finish the "
+        "pass over the prepared loader first, or read another TorchDataset of the same files"
+    )
+
+
+def _row_values(column: Any) -> Any:
+    """The values of a column row by row."""
+    if not isinstance(column, dict):
+        return column
+    values = _row_values(column["values"])
+    return [values[start:stop] for start, stop in pairwise(column["offsets"].tolist())]
 
 
 def _holds_late_snapshot(state: Any) -> bool:

@@ -1,0 +1,340 @@
+"""One rank of two: reads the same rows in every layout and says what it saw, or was told, in each.
+
+Run as rank ``RANK`` in a folder that holds ``flat.parquet``, ``ragged.parquet`` and
+``equal.parquet``, whose rows divide evenly. Writes ``RANK.json``: layout → the ids that this rank
+saw, one list or one for each epoch; or the refusal; or null where a package is missing. A spawned
+worker imports this module, so accelerate and the trainers are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+from fast_axolotl.errors import FastAxolotlError
+from fast_axolotl.integrations.torch import TorchDataset
+
+Ids = list[int]
+RANK = int(os.environ.get("RANK", "0"))
+LAYOUTS: dict[str, tuple[int | str, Callable[[], Any]]] = {}
+"""Layout → how many rows accelerate may repeat to fill up the last batch, or ``same``: both ranks
+see the same, or a pattern of the refusal; and what to do."""
+EQUAL = {"DDP", "FSDP", "Lightning", "dispatched in stacks"}
+"""Layouts of ``equal.parquet``: a rank that has a batch more would wait for ever."""
+
+
+def layout(text: str, expected: int | str = 0, **options: Any) -> Callable[..., Any]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        LAYOUTS[text] = expected, lambda: function(**options)
+        return function
+
+    return add
+
+
+def data(file: str = "flat", **options: Any) -> TorchDataset:
+    return TorchDataset(f"{file}.parquet", **{"batch_size": 10, "num_threads": 1, **options})
+
+
+def ids_of(batches: Any) -> Ids:
+    found: Ids = []
+    for batch in batches:
+        for item in batch if isinstance(batch, list) else [batch]:
+            found += item["id"].reshape(-1).tolist()
+    return found
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def only_id(batch: Any) -> Any:
+    return {"id": batch["id"]}
+
+
+class Model(torch.nn.Module):
+    """Keeps the ids that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: Ids = []
+
+    def forward(self, id: Any, score: Any) -> dict[str, Any]:
+        self.seen += id.tolist()
+        return {"loss": self.layer(score.float().reshape(-1, 1)).sum()}
+
+
+def train(model: Any, batches: Any, backward: Any = torch.Tensor.backward) -> None:
+    for batch in batches:
+        backward(model(**batch)["loss"])
+
+
+class Changed(IterableDataset):  # type: ignore[type-arg]
+    """What a user puts around a dataset to change its batches."""
+
+    def __init__(self, inner: TorchDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(only_id, self.inner)
+
+
+class Hidden(Changed):
+    """The same, and the dataset inside cannot be seen."""
+
+    def __init__(self, inner: TorchDataset) -> None:
+        self.read = lambda: iter(inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.read()
+
+
+# torch.
+
+ROWS = {"file": "ragged", "rows": True, "batch_size": 7, "collate_fn": identity}
+SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
+
+
+@layout("no workers")
+@layout("two workers", num_workers=2)
+@layout("eight workers", num_workers=8)
+@layout("spawn", **SPAWN)
+@layout("forkserver", num_workers=1, multiprocessing_context="forkserver")
+@layout("rows", **ROWS)
+@layout("rows of workers", num_workers=2, **ROWS)
+def load(file: str = "flat", rows: bool = False, batch_size: Any = None, **options: Any) -> Ids:
+    return ids_of(DataLoader(data(file, rows=rows), batch_size=batch_size, **options))
+
+
+@layout("persistent workers")
+def read_twice() -> list[Ids]:
+    dataset, passes = data(shuffle=3), []
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        passes.append(ids_of(batches))
+    return passes
+
+
+@layout("plain loop, with a warning")
+def warn() -> list[Ids]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = data()
+        passes = [ids_of(dataset), ids_of(dataset)]
+    assert ['even="drop"' in str(item.message) for item in caught] == [True] * (RANK == 0)
+    return passes
+
+
+def mesh(*names: str, shape: tuple[int, ...] = (2,)) -> Any:
+    return dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+@layout("mesh dp", names=("dp",))
+@layout("mesh dp and tp", names=("dp_shard", "tp"), shape=(2, 1))
+@layout("mesh of an unknown name", "'expert', which does not say .* pass shard=", names=("expert",))
+def read_in_mesh(names: tuple[str, ...], **options: Any) -> Ids:
+    return ids_of(data(device_mesh=mesh(*names, **options)))
+
+
+@layout("a mesh that nobody passed", "group 'tp' must read the same rows; pass device_mesh=")
+def read_in_hidden_mesh() -> Ids:
+    group = dist.new_group([0, 1], group_desc="mesh_tp")  # as init_device_mesh of a larger job
+    try:
+        return ids_of(data())
+    finally:
+        dist.destroy_process_group(group)
+
+
+def shard_fully(model: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=mesh("fsdp"))
+
+
+@layout("DDP", wrapper=torch.nn.parallel.DistributedDataParallel, num_workers=1)
+@layout("FSDP", wrapper=shard_fully)
+def train_in_torch(wrapper: Any, **options: Any) -> Ids:
+    model = Model()
+    train(wrapper(model), DataLoader(data("equal"), batch_size=None, **options))
+    return model.seen
+
+
+# accelerate.
+
+OWN = {"dispatch_batches": False}
+ONE = {"batch_size": 1, "collate_fn": identity}
+FOUR = {"batch_size": 4, "dataset": {"rows": True}}
+SPLIT = {"split_batches": True}
+STATEFUL = {"use_stateful_dataloader": True}
+
+
+def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options: Any) -> Any:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    config = DataLoaderConfiguration(**config or {})
+    batches = DataLoader(dataset, batch_size=batch_size, **options)
+    return Accelerator(cpu=True, dataloader_config=config).prepare(batches)
+
+
+@layout("dispatched", 1)
+@layout("dispatched from workers", 1, num_workers=2)
+@layout("dispatched from spawn", 1, **SPAWN)
+@layout("dispatched in stacks", batch_size=4, dataset={"file": "equal"})
+@layout("dispatched rows", 1, **FOUR)
+@layout("dispatched rows that are split", 1, config=SPLIT, **FOUR)
+@layout("dispatched with shard=(0, 1)", 1, dataset={"shard": (0, 1)})
+@layout("dispatched ragged, collated", 1, dataset={"file": "ragged"}, collate_fn=only_id)
+@layout(
+    "dispatched ragged", "'tokens' of list.* collate_fn .* or leave", dataset={"file": "ragged"}
+)
+@layout("dispatched and sharded", "does it again; drop it", dataset={"shard": (RANK, 2)})
+@layout("dispatched and stateful", "dispatch_batches=False", config=STATEFUL)
+@layout("own batches", 10, config=OWN, **ONE)
+@layout("own batches of workers", 10, config=OWN, num_workers=2, **ONE)
+@layout("own batches of spawn", 10, config=OWN, **ONE, **SPAWN)
+@layout("own batches, not evened", 10, config={**OWN, "even_batches": False}, **ONE)
+@layout("own rows", 7, config=OWN, **FOUR)
+@layout("own rows that are split", 7, config={**OWN, **SPLIT}, **FOUR)
+@layout("own rows, stateful", 7, config={**OWN, **STATEFUL}, num_workers=1, **FOUR)
+@layout("own batches without a size", "a loader with a batch_size .* or leave", config=OWN)
+def accelerate(dataset: Any = None, **options: Any) -> Ids:
+    return ids_of(prepare(data(**dataset or {}), **options))
+
+
+@layout("dispatched from a wrapper", 1, wrapper=Changed)
+@layout("dispatched from a hidden dataset", r"a Hidden.* shard=\(0, 1\) if it", wrapper=Hidden)
+def accelerate_wrapper(wrapper: Any) -> Ids:
+    return ids_of(prepare(wrapper(data())))
+
+
+@layout("dispatched, two epochs", 1)
+def accelerate_twice() -> list[Ids]:
+    batches = prepare(data(shuffle=3), num_workers=1, persistent_workers=True)
+    return [ids_of(batches) for _ in range(2)]
+
+
+@layout("beside a prepared loader")
+def read_beside() -> list[Ids]:
+    batches = iter(prepare(data()))
+    next(batches)
+    return [ids_of(data()), ids_of(DataLoader(data("ragged"), batch_size=None, num_workers=1))]
+
+
+@layout("after a broken pass", "reads on rank 0 only")
+def read_after() -> Ids:
+    dataset = data()
+    batches = prepare(dataset)
+    next(iter(batches))
+    if RANK == 0:
+        raise FastAxolotlError("only the other rank reads on rank 0 only")
+    return ids_of(dataset)
+
+
+@layout("a state under accelerate", "would lose batches; .*use_stateful_dataloader=True")
+def accelerate_state() -> None:
+    dataset = data()
+    for _ in prepare(dataset):
+        dataset.state_dict()
+
+
+@layout("a state of another epoch", r"set_epoch\(2\), or leave")
+def accelerate_other_epoch() -> None:
+    dataset = data(epoch=2, shuffle=3)
+    dataset.load_state_dict(data(shard=(0, 1), epoch=2, shuffle=3).state_dict())
+    next(iter(prepare(dataset)))
+
+
+@layout("accelerate and DDP", 1)
+def accelerate_training() -> Ids:
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), Model()
+    batches = DataLoader(data(), batch_size=None)
+    train(*accelerator.prepare(model, batches), accelerator.backward)
+    return model.seen
+
+
+@layout("tensor parallel, not prepared", "same", is_prepared=False)
+@layout("tensor parallel, dispatched", "same")
+@layout("tensor parallel, own batches", "same", config=OWN, **ONE)
+@layout("context parallel, own batches", "same", name="cp", config=OWN, **ONE)
+@layout("context parallel, dispatched", "dispatch_batches=False", name="cp")
+def accelerate_mesh(name: str = "tp", is_prepared: bool = True, **options: Any) -> Ids:
+    """accelerate makes such a mesh itself only where it finds devices."""
+    from accelerate import Accelerator
+
+    state = Accelerator(cpu=True).state
+    state.device_mesh = mesh(name)
+    try:
+        return ids_of(prepare(data(), **options) if is_prepared else data())
+    finally:
+        state.device_mesh = None
+
+
+# Trainers.
+
+
+@layout("Trainer", 1)
+@layout("Trainer with workers", 1, dataloader_num_workers=2)
+@layout("Trainer without dispatching", 9, accelerator_config=OWN)
+def train_in_transformers(**options: Any) -> Ids:
+    from transformers import Trainer, TrainingArguments
+
+    settings = {"max_steps": 41, "per_device_train_batch_size": 5, "disable_tqdm": True}
+    settings |= {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": []}
+    model = Model()
+    arguments = TrainingArguments(f"trainer-{RANK}", **settings, **options)
+    Trainer(model, arguments, train_dataset=data(rows=True)).train()
+    return model.seen
+
+
+@layout("Lightning")
+def train_in_lightning() -> Ids:
+    from lightning import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_epochs": 1}
+    module = Module()
+    trainer = Trainer(**settings, **dict.fromkeys(quiet, False))
+    trainer.fit(module, DataLoader(data("equal"), batch_size=None))
+    return module.model.seen
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=RANK, world_size=2)
+    found: dict[str, Any] = {}
+    for name, (_, function) in LAYOUTS.items():
+        try:
+            found[name] = function()
+        except FastAxolotlError as error:
+            found[name] = str(error)
+        except ModuleNotFoundError:
+            found[name] = None
+        dist.barrier()
+    Path(f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
