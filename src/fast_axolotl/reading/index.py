@@ -42,7 +42,7 @@ from fast_axolotl.system import usable_cores
 if TYPE_CHECKING:
     from fast_axolotl.reading.csv_files import CsvFile
 
-__all__ = ["csv_edges", "keep_schema", "known_schema", "unit_rows", "with_csv_edges"]
+__all__ = ["csv_edges", "known_schema", "unit_rows", "with_csv_edges"]
 
 _VERSION = 1
 """Changes when an entry comes to mean something else."""
@@ -98,16 +98,22 @@ def unit_rows(
     return [rows_of(unit) if unit.num_rows is None else unit.num_rows for unit in units]
 
 
-def known_schema(dataset: Dataset, *, index_dir: Path | None = None) -> pa.Schema | None:
-    """The final schema of these files under these options, where ``keep_schema`` was given it."""
-    entry = _load(_schema_name(dataset), index_dir)
+def known_schema(
+    dataset: Dataset,
+    scan: Callable[[], pa.Schema] | None = None,
+    *,
+    index_dir: Path | None = None,
+) -> pa.Schema | None:
+    """The final schema of these files under these options: kept, or by ``scan`` where given."""
+    name = _schema_name(dataset)
+    entry = _load(name, index_dir)
+    if scan is not None:
+
+        def build() -> tuple[_Entry, bool]:
+            return {"schema": b64encode(scan().serialize().to_pybytes()).decode()}, True
+
+        entry = _built(name, build, index_dir)
     return entry and pa.ipc.read_schema(pa.py_buffer(b64decode(entry["schema"])))
-
-
-def keep_schema(dataset: Dataset, schema: pa.Schema, *, index_dir: Path | None = None) -> None:
-    """Keeps the schema that all rows of all files share."""
-    text = b64encode(schema.serialize().to_pybytes()).decode()
-    _keep(_schema_name(dataset), {"schema": text}, index_dir)
 
 
 def _schema_name(dataset: Dataset) -> str:

@@ -22,7 +22,7 @@ from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
 from fast_axolotl.reading.json_exact import JsonRows
 from fast_axolotl.reading.json_fast import JsonBlock
 from fast_axolotl.reading.lines import BOM, Lines, line_at, line_blocks, line_units, whole_file
-from fast_axolotl.reading.storage import Source, Supply
+from fast_axolotl.reading.storage import Source, Supply, start_of
 
 __all__ = ["JsonDocument", "JsonLinesFile"]
 
@@ -57,6 +57,19 @@ class JsonLinesFile:
                 load=lambda load=load: self._rows(load()),  # type: ignore[misc]
                 options=options,
             )
+
+    def sample(self, num_bytes: int) -> Block:
+        """The whole lines in the first bytes of the file."""
+        data = self.source.read_at(0, num_bytes)
+        is_whole = self.compression is None and len(data) == self.source.num_bytes
+        if self.compression is not None:
+            data = start_of(data, self.compression)
+        start = len(BOM) if data.startswith(BOM) else 0
+        stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
+        rows = self._rows(Lines(data, start, stop, start))
+        return JsonBlock(
+            path=self.source.path, weight=stop, load=lambda: rows, options=self.options
+        )
 
     def _rows(self, lines: Lines) -> JsonRows:
         data, start, stop, offset = lines

@@ -33,7 +33,7 @@ from fast_axolotl.reading.blocks import (
     held_bytes,
 )
 from fast_axolotl.reading.formats import FormatWarning
-from fast_axolotl.reading.index import keep_schema, known_schema
+from fast_axolotl.reading.index import known_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import (
     MIXED,
@@ -105,12 +105,12 @@ def first_schema(
             except TypeClash as clash:
                 raise clash.error(item.source.path) from None
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
-    if undeclared and (kept := known_schema(dataset)) is not None:
-        return kept
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
-    if units and (scan or (is_small and (has_csv or options.on_conflict == "json"))):
+    is_scanned = scan or (is_small and (has_csv or options.on_conflict == "json"))
+
+    def scanned() -> pa.Schema:
         known = Known(schema)
         ahead: Prefetcher[Block, Decoded] = Prefetcher(
             (block for unit in units for block in dataset.blocks(unit)),
@@ -124,7 +124,11 @@ def first_schema(
                     pass
         finally:
             ahead.close()
-        schema = known.schema
+        return known.schema
+
+    final = known_schema(dataset, scanned if is_scanned else None) if units else None
+    if final is not None:
+        schema = final
     else:
         texts = {
             name: pa.field(name, pa.string())
@@ -157,10 +161,7 @@ def first_schema(
         names = ", ".join(dict.fromkeys([*declared, *inferred]))
         hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
         raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
-    schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
-    if undeclared and scan:
-        keep_schema(dataset, schema)
-    return schema
+    return pa.schema([schema.field(name) for name in columns], schema.metadata)
 
 
 def unify(
@@ -207,21 +208,21 @@ def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
-    """The types of the first rows of some files, at least of the first rows that there are."""
-    files = sorted({unit.file for unit in units})
+    """The types of the first lines of some files; else of the first rows that there are."""
+    known, options = Known(schema), dataset.options
+
+    def look(block: Block) -> bool:
+        decoded = decode_or_reject(block, known.schema, options)
+        return bool(known.widen(decoded, block, options).table.num_rows)
+
+    files = [file for file in dataset.formats if hasattr(file, "sample")]
     files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
     size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
-    size = size // max(1, len(files))
-    dataset = dataset.with_options(block_bytes=size)
-    known, seen = Known(schema), set[int]()
-    for unit in units:
-        if unit.file in seen or (seen and unit.file not in files):
-            continue
-        for block in dataset.blocks(replace(unit, stop=min(unit.stop, unit.start + size))):
-            decoded = decode_or_reject(block, known.schema, dataset.options)
-            if known.widen(decoded, block, dataset.options).table.num_rows:
-                seen.add(unit.file)
-                break
+    heads = [look(file.sample(size // len(files))) for file in files]
+    if not any(heads):
+        small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
+        parts = (replace(unit, stop=min(unit.stop, unit.start + _SAMPLE_BYTES)) for unit in units)
+        any(look(block) for part in parts for block in small.blocks(part))
     return known.schema
 
 
