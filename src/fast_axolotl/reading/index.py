@@ -185,9 +185,9 @@ def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
     files, is_passing = [], False
     for item in items:
         source, version = item.source, item.source.version
-        path = source.path.partition("?")[0]
-        if source.filesystem is None:
-            path = os.path.abspath(source.path)  # noqa: PTH100 - as it is called
+        path = source.identity
+        if source.remote is None:
+            path = os.path.abspath(path)  # noqa: PTH100 - as it is called
             with suppress(OSError):
                 version += f" {Path(path).stat().st_mtime_ns}"
         is_passing |= not version
