@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -134,10 +134,8 @@ def test_rejected_rows_do_not_count_and_parts_that_failed_are_not_kept(
 ) -> None:
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"a": 1}\nbroken\n{"a": 2}\n[]\n')
-    path, rows = write_kind(tmp_path, "arrow file")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3 : len(data) // 2] = b"\xff" * (len(data) // 2 - len(data) // 3)
-    path.write_bytes(data)
+    path, rows = write_kind(tmp_path, "arrow stream")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     assert total_rows(open_as(path, on_error="skip")) < len(rows)
     assert list(folder.iterdir()) == []
@@ -199,7 +197,7 @@ def test_a_remote_file_is_known_by_its_version_whatever_its_query(
 ) -> None:
     path, rows = write_kind(tmp_path, "jsonl")
     dataset = open_as(path)
-    remote = replace(dataset.inputs[0].source, filesystem=object())
+    remote = replace(dataset.inputs[0].source, remote=cast(Any, object()))
     for version, query, is_read in [("", "a", True), ("1", "b", True), ("1", "c", False)]:
         source = replace(remote, path=f"https://host/a.jsonl?{query}", version=version)
         inputs = (replace(dataset.inputs[0], source=source),)

@@ -23,7 +23,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import cache
@@ -158,19 +158,22 @@ def _count(dataset: Dataset, unit: Unit, stopped: threading.Event) -> tuple[int,
     """The rows of a unit, and whether as many can be expected the next time."""
     options, rows, is_final = dataset.options, 0, True
     names = getattr(dataset.formats[unit.file], "names", ())
-    for block in dataset.blocks(unit):
+    parts: list[Iterator[Block]] = [dataset.blocks(unit)]
+    while parts:
+        block = next(parts[-1], None)
         if stopped.is_set():
             raise InterruptedError
-        # CSV is decoded as text, which spares the search for numbers.
-        schema = pa.schema([(name, pa.string()) for name in names]) if block.text_wins else None
-        parts: list[Block] = [block]
-        if options.on_error == "raise" and hasattr(block, "load") and not block.text_wins:
-            rows, parts = rows + _count_text(block.load()), []
-        while parts:
-            decoded = decode_or_reject(parts.pop(), schema, options)
+        if block is None:
+            parts.pop()
+        elif options.on_error == "raise" and hasattr(block, "load") and not block.text_wins:
+            rows += _count_text(block.load())
+        else:
+            # CSV is decoded as text, which spares the search for numbers.
+            schema = pa.schema([(name, pa.string()) for name in names]) if block.text_wins else None
+            decoded = decode_or_reject(block, schema, options)
             rows += decoded.table.num_rows
             is_final &= all(rejection.num_rows == 1 for rejection in decoded.rejections)
-            parts.extend(decoded.more)
+            parts.append(iter(decoded.more))
     return rows, is_final
 
 
@@ -191,9 +194,9 @@ def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
     files, is_passing = [], False
     for item in items:
         source, version = item.source, item.source.version
-        path = source.path.partition("?")[0]
-        if source.filesystem is None:
-            path = os.path.abspath(source.path)  # noqa: PTH100 - as it is called
+        path = source.identity
+        if source.remote is None:
+            path = os.path.abspath(path)  # noqa: PTH100 - as it is called
             with suppress(OSError):
                 version += f" {Path(path).stat().st_mtime_ns}"
         is_passing |= not version
