@@ -7,6 +7,7 @@ do about it, on one line, and an exception that survives pickling.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -31,7 +32,7 @@ from fast_axolotl.errors import (
     MissingFileError,
     UsageError,
 )
-from fast_axolotl.reading import FormatWarning
+from fast_axolotl.reading import FormatWarning, storage
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -738,6 +739,59 @@ def test_a_file_that_is_removed_while_it_is_read_is_a_missing_file(tmp_path: Pat
     assert isinstance(error, MissingFileError)
 
 
+# Files that decompress to more than there is room for
+
+
+@pytest.mark.parametrize("limit", ["size", "disk"])
+def test_a_copy_that_would_fill_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A parquet file that needs a copy on disk; a bomb has no end, but a ratio."""
+    path = tmp_path / "rows.parquet.zst"
+    path.write_bytes(squeeze(parquet_bytes(rows_of(9)) + bytes(20 * 1024**2), "zstd"))
+    if limit == "size":
+        monkeypatch.setattr(storage, "_SURE_BYTES", 8 * 1024**2)
+        monkeypatch.setattr(storage, "_MOST_RATIO", 100)
+    else:
+        monkeypatch.setattr(storage, "_LEAST_FREE_SHARE", 1.0)
+        monkeypatch.setattr(storage, "_ENOUGH_FREE_BYTES", 2**70)
+    with refusal(DataError, path, match="decompress to more than"):
+        read(path)
+
+
+def test_a_copy_on_disk_has_no_name_and_is_read_in_forked_processes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet.gz"
+    path.write_bytes(squeeze(parquet_bytes(rows_of(9)), "gzip"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    reader = open_dataset(path)
+    assert list(temporary.iterdir()) == []
+    for _ in range(2):
+        assert rows_in(reader) == rows_of(9)
+    child = multiprocessing.get_context("fork").Process(target=rows_in, args=(reader,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "jsonl.gz", "json.gz", "csv.gz"])
+def test_a_record_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Before it fills the memory, and before it is decompressed to its end."""
+    monkeypatch.setattr(storage, "MOST_RECORD_BYTES", 4 * 1024**2)
+    start = {"jsonl": b'{"a": 1}\n{"a": "', "json": b'[{"a": "', "csv": b'a,b\n1,"'}
+    data = start[ending.partition(".")[0]] + b"x" * (40 * 1024**2)
+    compression = {"zst": "zstd", "gz": "gzip"}.get(ending.partition(".")[2])
+    path = tmp_path / f"rows.{ending}"
+    path.write_bytes(data if compression is None else squeeze(data, compression))
+    with refusal(DataError, path, "byte", match="a record of more than 4,194,304 bytes"):
+        read(path, memory_budget=SMALL_BUDGET)
+
+
 # Folders written by save_to_disk
 
 
@@ -761,6 +815,33 @@ def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path, sta
     folder = saved_dataset(tmp_path / "saved")
     (folder / "state.json").write_bytes(state.encode("utf-8", "surrogateescape"))
     with refusal(DataError, folder / "state.json", match="damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret.arrow", "/etc/secret.arrow", "secret.txt", "link.arrow", "sub/../../secret.arrow"],
+)
+def test_a_saved_dataset_may_name_only_arrow_files_of_its_own(tmp_path: Path, name: str) -> None:
+    """Whoever made the folder chooses which files are read: never those of the reader."""
+    folder = saved_dataset(tmp_path / "saved")
+    (folder / "sub").mkdir()
+    for target in (tmp_path / "secret.arrow", folder / "secret.txt"):
+        target.write_bytes(as_stream(rows_of(3)))
+    (folder / "link.arrow").symlink_to(tmp_path / "secret.arrow")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with refusal(DataError, folder / "state.json", match=re.escape(repr(name))):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../other", "/etc", "link", "a/b"])
+def test_a_saved_dict_may_name_only_its_own_folders(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "saved"
+    saved_dataset(tmp_path / "other")
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "other")
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    with refusal(DataError, folder / "dataset_dict.json", match=re.escape(repr(name))):
         read(folder)
 
 

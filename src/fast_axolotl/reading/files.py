@@ -118,7 +118,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
     if index.is_file():
         splits = _read_index(index, lambda content: _texts(content["splits"]))
         for name in splits:
-            if Path(name).name != name or (folder / name).is_symlink():
+            if name == ".." or Path(name).name != name or (folder / name).is_symlink():
                 raise DataError(
                     f"the index names the split {name!r}, which is no sub-folder of this folder; "
                     "save the dataset again",

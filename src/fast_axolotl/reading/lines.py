@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.storage import Source, open_chunks
+from fast_axolotl.reading.storage import Source, check_record, open_chunks
 
 __all__ = [
     "BOM",
@@ -131,16 +131,20 @@ def line_blocks(
             stop = min(start + block_bytes, unit.stop)
             yield stop - start, lambda start=start, stop=stop: _read_range(source, start, stop)  # type: ignore[misc]
         return
-    offset, held = 0, b""
+    offset, pieces = 0, list[bytes]()
     for chunk in open_chunks(source, compression, block_bytes):
-        data = held + chunk if held else chunk
+        pieces.append(chunk)
+        if b"\n" not in chunk:
+            check_record(sum(map(len, pieces)), source.path, offset)
+            continue
+        data = b"".join(pieces)
         start = len(BOM) if offset == 0 and data.startswith(BOM) else 0
         stop = data.rfind(b"\n") + 1
         if stop > start:
             lines = Lines(data, start, stop, offset + start)
             yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
-        offset, held = offset + stop, data[stop:]
-    if held:
+        offset, pieces = offset + stop, [data[stop:]]
+    if held := b"".join(pieces):
         start = len(BOM) if offset == 0 and held.startswith(BOM) else 0
         yield len(held) - start, lambda: Lines(held, start, len(held), offset + start)
 
@@ -160,6 +164,7 @@ def _read_range(source: Source, start: int, stop: int) -> Lines:
             piece = source.read_at(position, size)
             pieces.append(piece[: piece.find(b"\n") + 1 or None])
             position += len(piece)
+            check_record(position - stop, source.path, stop)
             size = min(size * 2, _COUNT_CHUNK_BYTES)
         data = b"".join(pieces)
         end = len(data)

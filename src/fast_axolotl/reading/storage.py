@@ -346,24 +346,36 @@ def spool(source: Source, compression: str) -> tuple[Source, Any]:
     The copy has no name, so nothing is left behind however the process ends; it is opened through
     its descriptor, in forked processes too.
     """
-    copy = tempfile.TemporaryFile(prefix="fast-axolotl-")  # noqa: SIM115 - outlives the call
     most = max(_MOST_RATIO * source.num_bytes, _SURE_BYTES)
-    with translate_os_errors(tempfile.gettempdir()):
+    folder = tempfile.gettempdir()
+    with translate_os_errors(folder), tempfile.TemporaryFile() as copy:
         for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
             copy.write(chunk)
-            disk = os.fstatvfs(copy.fileno())
+            disk, size = os.fstatvfs(copy.fileno()), copy.tell()
             spare = min(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize, _ENOUGH_FREE_BYTES)
-            if copy.tell() > most or disk.f_bavail * disk.f_frsize < spare:
-                size = copy.tell()
-                copy.close()
+            if size > most or disk.f_bavail * disk.f_frsize < spare:
                 raise DataError(
                     f"its {source.num_bytes:,} bytes decompress to more than {size:,}, which is "
-                    f"not plausible or leaves {tempfile.gettempdir()} full; check the file, "
-                    "decompress it yourself, or make room there",
+                    f"not plausible or leaves no room in {folder}; check the file, decompress it "
+                    "yourself, or make room there",
                     path=source.path,
                 )
         copy.flush()
-    return Source(path=f"/dev/fd/{copy.fileno()}", num_bytes=copy.tell()), copy
+        handle = _OpenFile(os.dup(copy.fileno()))
+        return Source(path=f"/dev/fd/{handle.number}", num_bytes=copy.tell()), handle
+
+
+class _OpenFile:
+    """Keeps a descriptor open for as long as it lives."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+    def __reduce__(self) -> str:
+        raise TypeError("a decompressed copy cannot be sent to another process; open it there")
 
 
 @contextmanager
