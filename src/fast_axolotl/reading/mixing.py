@@ -303,21 +303,17 @@ class MixedReader:
         if self._source_column is not None:
             self._base = self._base.append(pa.field(self._source_column, pa.string()))
         self.stats = MixStats()
-        """Counts of the current pass."""
         self.set_epoch(self._epoch)
 
     @property
     def num_rows(self) -> int:
-        """The rows of a whole pass, draws that are passed over included.
-
-        Needs what ``Reader.num_rows`` needs.
-        """
+        """The draws of a whole pass; needs what ``Reader.num_rows`` needs."""
         rows = [source.reader.num_rows for source in self._sources]
         ends = [
             draws.place(index, rows[index])
             for draws in map(self._draws, range(self._shard[1]) if self._even else self._shard[:1])
             for index, source in enumerate(self._sources)
-            if source.epoch == 0
+            if source.epoch == 0 and (rows[index] or self._stop == "first")
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
 
@@ -453,16 +449,18 @@ class MixedReader:
         ]:
             end, index = min(lacking)
             source = self._sources[index]
-            if source.is_empty:
-                places[index] = places[index][: source.num_rows]
-            elif not source.read():
-                others = [one.epoch for one in self._sources if one is not source]
-                if self._stop == "first" or (self._end is None and all(others)):
-                    size = int(end)
-                    break
+            if source.read():
+                continue
+            others = [one.epoch or one.is_empty for one in self._sources if one is not source]
+            if self._stop == "first" or (self._end is None and all(others)):
+                size = int(end)
+                break
+            if not source.is_empty:
                 source.states[source.epoch] = source.reader.state_dict()
                 source.epoch += 1
                 self._start(source)
+            if source.is_empty:
+                places[index] = places[index][: source.num_rows]
         self._row += size
         places = [place[: np.searchsorted(place, size)] for place in places]
         pieces: list[tuple[str, pa.Table]] = []

@@ -26,7 +26,7 @@ from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known, is_joinable
 
-__all__ = ["Rows", "read_rows", "shuffle_rows"]
+__all__ = ["Rows", "read_rows", "shuffle_rows", "take"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class _Window:
         table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
         return Rows(
-            table=_take(table.combine_chunks(), order),
+            table=take(table.combine_chunks(), order),
             start=Position(*first.start[:2], *last.after[:2]),
             after=last.after,
             row_bytes=self.weight / max(1, table.num_rows),
@@ -256,7 +256,7 @@ class _Picker:
             self._seen[place] += num_rows
             if step.kind == "part":
                 first = (step.index - seen) % step.number
-                table = _take(table, np.arange(first, num_rows, step.number))
+                table = take(table, np.arange(first, num_rows, step.number))
             elif step.kind == "skip":
                 table = table.slice(min(num_rows, max(0, step.number - seen)))
             else:
@@ -264,7 +264,8 @@ class _Picker:
         return table
 
 
-def _take(table: pa.Table, indices: Any) -> pa.Table:
+def take(table: pa.Table, indices: Any) -> pa.Table:
+    """Rows by their numbers."""
     # pyarrow cannot take from columns of views, so those go by way of plain ones.
     plain = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
     if plain.equals(table.schema):
