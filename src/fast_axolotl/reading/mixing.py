@@ -265,7 +265,7 @@ class _Source:
             self.states[epoch] = self.reader.state_dict()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MixedReader:
     """Record batches of several readers, with a position that can be saved and restored.
 
@@ -308,6 +308,8 @@ class MixedReader:
     @property
     def num_rows(self) -> int:
         """The draws of a whole pass; needs what ``Reader.num_rows`` needs."""
+        if self._end is not None:
+            return self._end
         rows = [source.reader.num_rows for source in self._sources]
         ends = [
             draws.place(index, rows[index])
