@@ -19,6 +19,7 @@ from fast_axolotl import MixedReader, mix_datasets, open_dataset
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading import mixing
 from fast_axolotl.reading.mixing import Draws
+from fast_axolotl.reading.rows import take
 
 pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
 
@@ -319,6 +320,23 @@ def test_columns_are_joined_and_what_a_source_lacks_is_null(tmp_path: Path) -> N
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "x"}',
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "y"}',
     }
+
+
+def test_lists_are_taken_as_pyarrow_takes_them() -> None:
+    tokens = pa.array([[1, 2], None, [], [3], [4, 5, 6]], pa.list_(pa.int16()))
+    for lists in (
+        *(tokens, tokens.slice(2), tokens.slice(1, 0), tokens.cast(pa.list_(pa.float64()))),
+        *(
+            tokens.cast(pa.list_(pa.bool_())),
+            pa.array([[None], [1], [], [2]], pa.list_(pa.int32())),
+        ),
+        *(pa.array([None, None]).cast(pa.list_(pa.int8())), pa.array([[["x"]], []])),
+    ):
+        for picked in ([], range(len(lists))[::-1], [0, 0] if len(lists) else []):
+            indices = np.array(picked, dtype=np.int64)
+            found = take(pa.table({"lists": lists}), indices)
+            found.validate(full=True)
+            assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
 
 
 def test_clashing_types_name_both_sources_or_arrive_as_json(tmp_path: Path) -> None:
