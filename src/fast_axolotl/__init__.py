@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     )
     from fast_axolotl.reading import (
         CsvDialect,
+        MixedReader,
         Reader,
         detect_format,
         list_supported_formats,
+        mix_datasets,
         open_dataset,
     )
     from fast_axolotl.record import RunSummary, Verdict
@@ -50,6 +52,7 @@ __all__ = [
     "CsvDialect",
     "DedupeSummary",
     "Meter",
+    "MixedReader",
     "PackPlan",
     "Reader",
     "RunSummary",
@@ -68,6 +71,7 @@ __all__ = [
     "is_available",
     "list_supported_formats",
     "measure",
+    "mix_datasets",
     "open_dataset",
     "pack_sequences",
     "pad_sequences",
@@ -82,9 +86,11 @@ __all__ = [
 
 _HOMES = {
     "CsvDialect": "reading",
+    "MixedReader": "reading",
     "Reader": "reading",
     "detect_format": "reading",
     "list_supported_formats": "reading",
+    "mix_datasets": "reading",
     "open_dataset": "reading",
     "RustStreamingDataset": "streaming",
     "create_rust_streaming_dataset": "streaming",

@@ -4,7 +4,7 @@ Reading order of the modules: ``files`` finds what the caller means, ``storage``
 ``formats`` tells what a file is; ``lines``, ``json_files``, ``csv_files`` and ``columnar`` cut it
 into units and blocks and decode them; ``order`` says which of them come when, and to whom;
 ``prefetch`` decodes ahead; ``unify_types`` and ``batches`` make one stream of batches of it;
-``reader`` is the door.
+``reader`` is the door, ``mixing`` puts several readers together.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fast_axolotl.reading.formats import (
     format_of_name,
     list_supported_formats,
 )
+from fast_axolotl.reading.mixing import MixedReader, MixStats, mix_datasets
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
@@ -26,6 +27,8 @@ __all__ = [
     "OUTPUTS",
     "CsvDialect",
     "FormatWarning",
+    "MixStats",
+    "MixedReader",
     "ReadStats",
     "Reader",
     "Rejection",
@@ -39,5 +42,6 @@ __all__ = [
     "is_json_text",
     "join_schemas",
     "list_supported_formats",
+    "mix_datasets",
     "open_dataset",
 ]

@@ -63,6 +63,8 @@ class Batcher:
         self._bytes = 0.0
         self._after = Position()
         self._last_schema = pa.schema([])
+        self.places: list[tuple[int, Position]] = []
+        """The parts of the last batch: their rows, and where the first of these stands."""
 
     def add(self, table: pa.Table, start: Position, after: Position, row_bytes: float) -> None:
         """Rows that begin at ``start``; ``after`` is the position behind the last."""
@@ -91,6 +93,7 @@ class Batcher:
 
     def _next(self) -> tuple[pa.RecordBatch, Position]:
         taken: list[pa.RecordBatch] = []
+        self.places = []
         num_rows, room = 0, float(self._most_bytes)
         while self._held and num_rows < self._batch_size:
             held = self._held[0]
@@ -105,6 +108,7 @@ class Batcher:
             ):
                 break  # what was taken so far does not fit types that came to be known after it
             taken.append(held.rows.slice(held.start, count))
+            self.places.append((count, held.position))
             num_rows += count
             room -= count * held.row_bytes
             self._rows -= count

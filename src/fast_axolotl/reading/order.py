@@ -386,14 +386,14 @@ class ResumePoint:
         }
 
 
-def find_states(value: Any) -> list[dict[str, Any]]:
-    """Every reader state inside nested dicts, lists and tuples."""
+def find_states(value: Any, mark: str = _STATE_MARK) -> list[dict[str, Any]]:
+    """Every reader state, or state with another mark, inside nested dicts, lists and tuples."""
     if isinstance(value, Mapping):
-        if _STATE_MARK in value:
+        if mark in value:
             return [dict(value)]
-        return [state for item in value.values() for state in find_states(item)]
+        return [state for item in value.values() for state in find_states(item, mark)]
     if isinstance(value, (list, tuple)):
-        return [state for item in value for state in find_states(item)]
+        return [state for item in value for state in find_states(item, mark)]
     return []
 
 

@@ -246,6 +246,8 @@ class Reader:
     def _rewind(self) -> None:
         self._order = replace(self._order, generations=())
         self._position = Position()
+        self._places: list[tuple[int, Position]] = []
+        """Of the last batch; see ``Batcher.places``."""
         self._rows = 0
         """Delivered since the number of shards last changed."""
         self._known = Known(self._base)
@@ -258,6 +260,16 @@ class Reader:
         """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
         schema = self._known.schema
         return schema.append(_PADDING) if self._even == "pad" else schema
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Its index, and the number of shards."""
+        return self._shard
+
+    @property
+    def even(self) -> Literal["drop", "pad"] | None:
+        """How every shard comes to the same number of batches."""
+        return self._even
 
     @property
     def batch_size(self) -> int:
@@ -339,13 +351,24 @@ class Reader:
         self._rewind()
         self._order = replace(self._order, epoch=epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON values."""
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Where the next batch begins, as plain JSON values.
+
+        With ``taken``, where the last batch goes on behind so many of its rows.
+        """
+        position, rows = self._position, self._rows
+        if taken is not None:
+            rows -= sum(count for count, _ in self._places) - taken
+            for count, start in self._places:
+                if taken < count:
+                    position = start.forward(taken)
+                    break
+                taken -= count
         point = ResumePoint(
             dataset=self._dataset,
             order=self._order,
-            position=self._position,
-            rows=self._rows,
+            position=position,
+            rows=rows,
             schema=self._next_schema,
         )
         return point.state(self._shard)
@@ -488,7 +511,7 @@ class Reader:
         self, batch: pa.RecordBatch, position: Position, batcher: Batcher, token: object
     ) -> pa.RecordBatch:
         self._check_pass(token)
-        self._position = position
+        self._position, self._places = position, batcher.places
         schema = batcher.next_schema
         is_marked = self._even == "pad"
         self._next_schema = schema.remove(len(schema) - 1) if is_marked else schema

@@ -26,7 +26,7 @@ from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known, is_joinable
 
-__all__ = ["Rows", "read_rows", "shuffle_rows"]
+__all__ = ["Rows", "read_rows", "shuffle_rows", "take"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class _Window:
         table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
         return Rows(
-            table=_take(table.combine_chunks(), order),
+            table=take(table.combine_chunks(), order),
             start=Position(*first.start[:2], *last.after[:2]),
             after=last.after,
             row_bytes=self.weight / max(1, table.num_rows),
@@ -256,7 +256,7 @@ class _Picker:
             self._seen[place] += num_rows
             if step.kind == "part":
                 first = (step.index - seen) % step.number
-                table = _take(table, np.arange(first, num_rows, step.number))
+                table = take(table, np.arange(first, num_rows, step.number))
             elif step.kind == "skip":
                 table = table.slice(min(num_rows, max(0, step.number - seen)))
             else:
@@ -264,12 +264,44 @@ class _Picker:
         return table
 
 
-def _take(table: pa.Table, indices: Any) -> pa.Table:
-    # pyarrow cannot take from columns of views, so those go by way of plain ones.
-    plain = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
-    if plain.equals(table.schema):
-        return table.take(pa.array(indices))
-    return table.cast(plain).take(pa.array(indices)).cast(table.schema)
+def take(table: pa.Table, indices: Any) -> pa.Table:
+    """Rows by their numbers."""
+    if table.num_columns == 0:
+        return table.slice(0, len(indices))
+    picked = pa.array(indices)
+    columns = []
+    for column in table.columns:
+        # pyarrow cannot take from columns of views, so those go by way of plain ones.
+        plain, kind = _without_views(column.type), column.type
+        if not plain.equals(kind):
+            columns.append(column.cast(plain).take(picked).cast(kind))
+        elif pa.types.is_list(kind) and column.num_chunks == 1:
+            columns.append(_take_lists(column.chunk(0), picked))
+        else:
+            columns.append(column.take(picked))
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
+    """Lists of numbers as the bytes that they are: pyarrow takes lists value by value, which is
+    8 times as slow for rows of 250 tokens."""
+    kind, values = lists.type, lists.values
+    is_plain = pa.types.is_primitive(kind.value_type) and kind.value_type.bit_width % 8 == 0
+    if not is_plain or values.null_count or values.buffers()[1] is None:
+        return lists.take(indices)
+    width = kind.value_type.bit_width // 8
+    offsets = np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset :][: len(lists) + 1]
+    places = (offsets.astype(np.int64) + values.offset) * width
+    is_valid = lists.is_valid().buffers()[1] if lists.null_count else None
+    buffers = [is_valid, pa.py_buffer(places), values.buffers()[1]]
+    taken = pa.Array.from_buffers(pa.large_binary(), len(lists), buffers).take(indices)
+    is_valid, places, data = taken.buffers()
+    ends = np.frombuffer(places, dtype=np.int64)[: len(taken) + 1] // width
+    if ends[-1] > np.iinfo(np.int32).max:
+        return lists.take(indices)
+    child = pa.Array.from_buffers(kind.value_type, int(ends[-1]), [None, data])
+    buffers = [is_valid, pa.py_buffer(ends.astype(np.int32))]
+    return pa.Array.from_buffers(kind, len(taken), buffers, children=[child])
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

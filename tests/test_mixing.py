@@ -1,0 +1,387 @@
+"""``mix_datasets``: proportions at every row, the end of a pass, resume, even batches, types."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl import MixedReader, mix_datasets, open_dataset
+from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
+from fast_axolotl.reading import mixing
+from fast_axolotl.reading.mixing import Draws
+from fast_axolotl.reading.rows import take
+
+pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
+
+SIZES = {"a": 700, "b": 230, "c": 23}
+Mix = Callable[..., MixedReader]
+
+
+def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory) -> Mix:
+    """Opens three sources of very different size, with weights that make ``a`` last longest."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, size in SIZES.items():
+        ids = [f"{name}{row}" for row in range(size)]
+        write(folder / f"{name}.parquet", {"id": ids}, row_group_size=20)
+
+    def open_mix(weights: tuple[float, ...] = (10, 6, 1), **options: Any) -> MixedReader:
+        opened = {key: options.pop(key, None) for key in ("shard", "shuffle", "even")}
+        readers = [
+            open_dataset(folder / f"{name}.parquet", batch_size=33, num_threads=1, **opened)
+            for name in SIZES
+        ]
+        pairs = zip(readers, weights, strict=True)
+        return mix_datasets(dict(zip(SIZES, pairs, strict=True)), **{"batch_size": 16, **options})
+
+    return open_mix
+
+
+def ids_of(batches: Any) -> list[str]:
+    return [value for batch in batches for value in batch.column("id").to_pylist()]
+
+
+def as_saved(mixed: MixedReader) -> Any:
+    return json.loads(json.dumps(mixed.state_dict()))
+
+
+def deviation(drawn: Any, weights: Any) -> float:
+    """The most rows that any source is off its weight after any number of rows."""
+    shares = np.array(weights) / sum(weights)
+    rows = np.arange(1, len(drawn) + 1)
+    return max(
+        float(abs(np.cumsum(drawn == index) - rows * share).max())
+        for index, share in enumerate(shares)
+    )
+
+
+# Which source comes next.
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *((1, 1), (0.9, 0.1), (3, 1e-3), (7, 11, 13), (0.62, 0.07, 0.31), (1, 2, 3, 5)),
+        *((0.5, 0.29, 0.2, 0.01), (3, 1, 4, 1, 5), (0.6, 0.25, 0.1, 0.04, 0.01)),
+    ],
+)
+def test_after_any_number_of_rows_every_source_is_within_two_rows_of_its_weight(
+    weights: tuple[float, ...],
+) -> None:
+    for seed in range(10):
+        drawn = Draws(weights, seed, epoch=seed % 3, shard=seed % 4).draw(0, 5_000)
+        assert deviation(drawn, weights) <= 2
+
+
+def test_64_sources_of_any_weights_stay_within_four_rows() -> None:
+    for seed in range(4):
+        weights = np.random.default_rng(seed).exponential(size=64) ** 3
+        assert deviation(Draws(weights.tolist(), seed, 0, 0).draw(0, 9_000), weights) < 4
+
+
+@pytest.mark.parametrize("start", [0, 999, 10**13])
+def test_any_row_can_be_drawn_on_its_own(start: int) -> None:
+    draws = Draws((5, 3, 1.7, 0.2), seed=1, epoch=0, shard=3)
+    drawn = draws.draw(start, 3_000)
+
+    assert np.array_equal(
+        drawn, np.concatenate([draws.draw(start + n, 100) for n in range(0, 3000, 100)])
+    )
+    for source in range(4) if start == 0 else ():
+        places = np.flatnonzero(drawn == source).tolist()
+        assert [draws.place(source, rows) for rows in range(len(places))] == places
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (7, 2, 1), (4, 3, 2, 1)])
+def test_what_64_shards_deliver_in_one_step_is_in_proportion(weights: tuple[float, ...]) -> None:
+    steps = np.array([Draws(weights, 0, 0, shard).draw(0, 500) for shard in range(64)])
+
+    for index, weight in enumerate(weights):
+        off = (steps == index).sum(axis=0) - 64 * weight / sum(weights)
+        assert abs(off).max() <= 5  # the same draws on all shards: up to 58
+
+
+def test_hugging_face_drifts_where_the_mix_does_not(mix: Mix) -> None:
+    datasets = pytest.importorskip("datasets")
+    weights = (0.5, 0.3, 0.2)
+    parts = [datasets.Dataset.from_dict({"source": [index] * 8_000}) for index in range(3)]
+    peer = datasets.interleave_datasets(parts, probabilities=weights, seed=0)
+
+    theirs = deviation(np.array(peer["source"][:8_000]), weights)
+
+    assert deviation(Draws(weights, 0, 0, 0).draw(0, 8_000), weights) < 2
+    assert theirs > 20
+
+
+# What a pass delivers.
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_stop_first_ends_with_the_source_that_is_used_up_first(mix: Mix, shuffle: Any) -> None:
+    mixed = mix(shuffle=shuffle, source_column="source")
+
+    table = pa.Table.from_batches(list(mixed))
+    ids = table.column("id").to_pylist()
+
+    assert len(ids) == len(set(ids)) == mixed.num_rows == sum(mixed.stats.rows.values())
+    assert mixed.stats.rows["c"] == SIZES["c"]
+    assert [value[0] for value in ids] == table.column("source").to_pylist()
+    assert deviation(np.array(["abc".index(value[0]) for value in ids]), (10, 6, 1)) <= 2
+    assert mixed.stats.batches == len(mixed)
+    assert mixed.schema.names == table.schema.names == ["id", "source"]
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_stop_all_delivers_every_row_and_repeats_only_whole_epochs(mix: Mix, shuffle: Any) -> None:
+    mixed = mix(shuffle=shuffle, stop="all")
+
+    ids = ids_of(mixed)
+
+    assert len(ids) == mixed.num_rows
+    counts = Counter(ids)
+    assert set(counts) == {f"{name}{row}" for name, size in SIZES.items() for row in range(size)}
+    for name, size in SIZES.items():
+        of_source = [value for value in ids if value[0] == name]
+        epochs = [of_source[start : start + size] for start in range(0, len(of_source), size)]
+        assert mixed.stats.epochs[name] == len(epochs)
+        assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
+        assert shuffle is None or len(epochs) == 1 or epochs[0] != epochs[1]
+    assert mixed.stats.epochs == {"a": 1, "b": 2, "c": 4}
+    assert mixed.stats.shares["a"] == pytest.approx(10 / 17, abs=0.002)
+    assert mixed.stats.read["a"].rows == SIZES["a"]
+
+
+def test_epochs_differ_and_each_can_be_had_again(mix: Mix) -> None:
+    mixed = mix(shuffle=1)
+    first = ids_of(mixed)
+    assert ids_of(mixed) == first
+    mixed.set_epoch(1)
+    second = ids_of(mixed)
+
+    assert second != first
+    assert ids_of(mix(shuffle=1, epoch=1)) == second
+    assert [value[0] for value in ids_of(mix(seed=9))] != [value[0] for value in ids_of(mix())]
+
+
+def test_64_sources_are_mixed(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / f"{n}.parquet", {"id": [f"{n}-{r}" for r in range(9)]}) for n in range(64)
+    ]
+    readers = [open_dataset(path, num_threads=1) for path in paths]
+
+    ids = ids_of(mix_datasets([(reader, 1) for reader in readers], stop="all"))
+
+    assert len(set(ids)) == 64 * 9
+    assert len(ids) < 64 * 9 + 4 * 64
+
+
+# Resume.
+
+
+@pytest.mark.parametrize("even", [None, "pad"])
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_resume_after_every_batch_gives_the_same_tail(
+    mix: Mix, stop: str, shuffle: Any, even: Any
+) -> None:
+    options = {"stop": stop, "shuffle": shuffle, "even": even, "batch_size": 61, "shard": (1, 2)}
+    mixed = mix(**options)
+    states, batches = [as_saved(mixed)], []
+    for batch in mixed:
+        batches.append(batch)
+        states.append(as_saved(mixed))
+
+    for done, state in enumerate(states):
+        other = mix(**options)
+        other.load_state_dict({"loader": [state]})
+        assert as_saved(other)["row"] == state["row"]
+        assert list(other) == batches[done:]
+        assert as_saved(other)["sources"] == states[-1]["sources"]
+
+
+@pytest.fixture
+def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids say in which epoch of their source they were read."""
+    read = mixing._Source.read
+
+    def read_tagged(source: Any) -> bool:
+        found = read(source)
+        if found:
+            ids = [f"{source.epoch}:{value}" for value in source.held.column("id").to_pylist()]
+            source.held = source.held.set_column(0, "id", pa.array(ids))
+        return found
+
+    monkeypatch.setattr(mixing._Source, "read", read_tagged)
+
+
+@pytest.mark.usefixtures("tagged")
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("shuffle", [None, 5])
+@pytest.mark.parametrize("counts", [(1, 2, 3), (3, 2, 1), (8, 3)])
+def test_resume_on_other_numbers_of_shards_delivers_every_row_once_in_each_epoch(
+    mix: Mix, stop: str, shuffle: Any, counts: tuple[int, ...]
+) -> None:
+    generator, states, ids = random.Random(1), [], []
+    for count in counts:
+        shards = [mix(stop=stop, shuffle=shuffle, shard=(n, count), seed=2) for n in range(count)]
+        for mixed in shards:
+            if states:
+                mixed.load_state_dict(states)
+            limit = None if count == counts[-1] else generator.randrange(20)
+            ids += ids_of(islice(mixed, limit))
+        states = [as_saved(mixed) for mixed in shards]
+
+    assert len(ids) == len(set(ids))
+    for index, (name, size) in enumerate(SIZES.items()):
+        finished = min(state["sources"][index]["epoch"] for state in states)
+        for epoch in range(max(finished, stop == "all")):
+            assert {f"{epoch}:{name}{row}" for row in range(size)} <= set(ids)
+
+
+def test_a_state_of_another_mix_is_refused(mix: Mix) -> None:
+    state = as_saved(mix())
+    with pytest.raises(ResumeError, match="no state of a mix"):
+        mix().load_state_dict({"epoch": 1})
+    with pytest.raises(ResumeError, match="stop first instead of all"):
+        mix(stop="all").load_state_dict(state)
+    with pytest.raises(ResumeError, match="weights"):
+        mix(weights=(1, 1, 1)).load_state_dict(state)
+    with pytest.raises(ResumeError, match="state of shard 1 of 2 is missing"):
+        mix(shard=(0, 3)).load_state_dict([as_saved(mix(shard=(0, 2)))])
+
+
+def test_an_iteration_that_a_newer_one_replaced_is_an_error(mix: Mix) -> None:
+    with mix() as mixed:
+        older = iter(mixed)
+        next(older)
+        next(iter(mixed))
+        with pytest.raises(UsageError, match="this iteration was stopped"):
+            next(older)
+
+
+# Even batches.
+
+
+@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_even_readers_give_every_shard_the_same_batches(
+    mix: Mix, count: int, stop: str, even: str
+) -> None:
+    options = {"stop": stop, "even": even, "shuffle": 3, "batch_size": 7, "seed": 4}
+    shards = [mix(shard=(index, count), **options) for index in range(count)]
+
+    sizes = [[batch.num_rows for batch in islice(mixed, 3)] for mixed in shards]
+    states = [as_saved(mixed) for mixed in shards]
+    again = [[batch.num_rows for batch in mixed] for mixed in shards]
+
+    assert sizes == [[7, 7, 7]] * count
+    assert {tuple(of_shard) for of_shard in again} == {tuple(again[0])}
+    assert len(again[0]) == len(shards[-1])
+    resumed = [mix(shard=(index, 2), **options) for index in range(2)]
+    for mixed in resumed:
+        mixed.load_state_dict(states)
+    lengths = [[batch.num_rows for batch in mixed] for mixed in resumed]
+    assert len(lengths[0]) > 1
+    assert lengths[0] == lengths[1]
+
+
+# Types, and what cannot be mixed.
+
+
+def test_columns_are_joined_and_what_a_source_lacks_is_null(tmp_path: Path) -> None:
+    view = pa.array(["x", "y"] * 5, type=pa.string_view())
+    left = write(tmp_path / "l.parquet", {"n": [1] * 10, "tokens": [[1, 2]] * 10, "view": view})
+    right = write(
+        tmp_path / "r.parquet", {"n": [0.5] * 10, "kind": pa.array(["k"] * 10).dictionary_encode()}
+    )
+
+    mixed = mix_datasets([(open_dataset(left), 1), (open_dataset(right), 1)])
+    rows = [row for batch in mixed for row in batch.to_pylist()]
+
+    assert {len(rows)} <= {19, 20}
+    assert {json.dumps(row, sort_keys=True) for row in rows} == {
+        '{"kind": "k", "n": 0.5, "tokens": null, "view": null}',
+        '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "x"}',
+        '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "y"}',
+    }
+
+
+def test_lists_are_taken_as_pyarrow_takes_them() -> None:
+    tokens = pa.array([[1, 2], None, [], [3], [4, 5, 6]], pa.list_(pa.int16()))
+    for lists in (
+        *(tokens, tokens.slice(2), tokens.slice(1, 0), tokens.cast(pa.list_(pa.float64()))),
+        *(
+            tokens.cast(pa.list_(pa.bool_())),
+            pa.array([[None], [1], [], [2]], pa.list_(pa.int32())),
+        ),
+        *(pa.array([None, None]).cast(pa.list_(pa.int8())), pa.array([[["x"]], []])),
+    ):
+        for picked in ([], range(len(lists))[::-1], [0, 0] if len(lists) else []):
+            indices = np.array(picked, dtype=np.int64)
+            found = take(pa.table({"lists": lists}), indices)
+            found.validate(full=True)
+            assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
+
+
+def test_clashing_types_name_both_sources_or_arrive_as_json(tmp_path: Path) -> None:
+    numbers = write(tmp_path / "n.parquet", {"x": [1, 2]})
+    texts = write(tmp_path / "t.parquet", {"x": ["1", "2"]})
+
+    def sources() -> dict[str, Any]:
+        return {"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)}
+
+    with pytest.raises(ConflictError, match="int64 in source 'numbers' and string in source 'text"):
+        mix_datasets(sources())
+    batches = list(mix_datasets(sources(), on_conflict="json", stop="all"))
+    values = [json.loads(value) for batch in batches for value in batch.column("x").to_pylist()]
+    assert set(values) == {1, 2, "1", "2"}
+
+
+def test_a_source_without_rows_is_an_error_or_passed_over(tmp_path: Path) -> None:
+    none = write(tmp_path / "none.parquet", {"id": pa.array([], pa.string())})
+    some = write(tmp_path / "some.parquet", {"id": ["x", "y", "z"]})
+
+    def sources(**options: Any) -> list[Any]:
+        return [(open_dataset(path, **options), 1) for path in (none, some)]
+
+    with pytest.raises(DataError, match="source '0' has no rows for shard 0 of 1"):
+        list(mix_datasets(sources()))
+    with pytest.raises(DataError, match="leave the source out"):
+        list(mix_datasets(sources(even="pad"), stop="all"))
+    assert sorted(ids_of(mix_datasets(sources(), stop="all", batch_size=2))) == ["x", "y", "z"]
+    assert list(mix_datasets(sources()[:1], stop="all")) == []
+
+
+def test_what_cannot_be_meant_is_refused(mix: Mix, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"id": ["x"]})
+    reader, other = open_dataset(path), open_dataset(path, shard=(0, 2), even="drop")
+    for sources, options, message in (
+        ([], {}, "needs sources"),
+        ([(reader, 0)], {}, "source '?0'? must be .reader, weight above 0., not"),
+        ({"x": (reader, float("nan"))}, {}, "source 'x' must be"),
+        ([reader], {}, "must be .reader, weight"),
+        ([(reader, 1), (reader, 1)], {}, "a reader of its own"),
+        ([(reader, 1), (other, 1)], {}, "the same shard="),
+        ([(reader, 1)], {"stop": "last"}, "stop='last'"),
+        ([(reader, 1)], {"batch_size": 0}, "batch_size=0"),
+        ([(reader, 1)], {"source_column": "id"}, "has a column 'id'"),
+        ([(reader, 1)], {"epoch": -1}, "epoch must be"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            mix_datasets(sources, **options)  # type: ignore[arg-type]
