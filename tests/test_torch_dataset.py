@@ -162,6 +162,34 @@ def test_outputs(tmp_path: Path) -> None:
     assert arrow[0].to_pylist() == read_rows(path)
 
 
+def test_single_rows_have_the_values_of_the_batches(tmp_path: Path) -> None:
+    rows = make_rows(20)
+    path = write_parquet(tmp_path / "rows.parquet", rows)
+
+    assert list(TorchDataset(path, rows=True, output="python", batch_size=7)) == rows
+    for output in ("numpy", "torch"):
+        found = list(TorchDataset(path, rows=True, output=output, batch_size=7))
+        assert [row["tokens"].tolist() for row in found] == [row["tokens"] for row in rows]
+        assert [int(row["id"]) for row in found] == [row["id"] for row in rows]
+    with pytest.raises(UsageError, match="rows=True gives dicts"):
+        TorchDataset(path, rows=True, output="arrow")
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("even", ["drop", "pad"])
+def test_an_even_dataset_knows_its_length(path: Path, even: str, rows: bool) -> None:
+    for workers in (0, 2):
+        lengths = set()
+        for rank in range(3):
+            options = {"even": even, "rows": rows, "batch_size": 23, "num_workers": workers}
+            data = dataset(path, shard=(rank, 3), **options)
+            loader = DataLoader(data, batch_size=None, num_workers=workers)
+            lengths |= {len(data), len(loader), sum(1 for _ in loader)}
+        assert len(lengths) == 1
+    with pytest.raises(TypeError, match="with even="):
+        len(dataset(path))
+
+
 # State.
 
 
@@ -219,6 +247,43 @@ def test_another_number_of_workers_continues_with_every_row_once(
 
     assert sorted(first + ids_of(elastic)) == ALL
     assert sorted(ids_of(elastic)) == ALL, "the next pass reads everything"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> None:
+    def make(state: Any = None, **options: Any) -> Any:
+        data = dataset(path, rows=True, shuffle=4)
+        options = {"batch_size": 7, "num_workers": num_workers, "collate_fn": list, **options}
+        loader = stateful.StatefulDataLoader(data, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def ids(batches: Any) -> list[int]:
+        return [int(row["id"]) for batch in batches for row in batch]
+
+    whole = ids(make())
+    assert sorted(whole) == ALL
+    for stop in (0, 1, 7, 50):
+        loader = make()
+        first = ids(islice(iter(loader), stop))
+        resumed = make(pickle.loads(pickle.dumps(loader.state_dict())))
+        again = make(resumed.state_dict())
+        assert first + ids(resumed) == first + ids(again) == whole
+    inside = dataset(path, rows=True, shard=(0, 2))
+    next(iter(inside))
+    other = dataset(path, rows=True)
+    other.load_state_dict([inside.state_dict(), dataset(path, shard=(1, 2)).state_dict()])
+    with pytest.raises(ResumeError, match="inside of a batch"):
+        next(iter(other))
+
+
+def test_ranks_that_read_the_same_may_all_give_their_state(path: Path) -> None:
+    states = [dataset(path, shard=(rank // 2, 2)).state_dict() for rank in range(4)]
+    data = dataset(path)
+    data.load_state_dict(states)
+
+    assert sorted(ids_of(data)) == ALL
 
 
 def test_another_number_of_ranks_and_workers_continues_twice(path: Path) -> None:

@@ -1,9 +1,9 @@
 """One rank of two: reads the same rows in every layout and says what it saw, or was told, in each.
 
-Run as rank ``RANK`` in a folder that holds ``flat.parquet``, ``ragged.parquet`` and
-``equal.parquet``, whose rows divide evenly. Writes ``RANK.json``: layout → the ids that this rank
-saw, one list or one for each epoch; or the refusal; or null where a package is missing. A spawned
-worker imports this module, so accelerate and the trainers are imported where they are used.
+Run as rank ``RANK`` in a folder that holds ``flat.parquet`` and ``ragged.parquet``. Writes
+``RANK.json``: layout → the ids that this rank saw, one list or one for each epoch; or the refusal;
+or null where a package is missing. A spawned worker imports this module, so accelerate and the
+trainers are imported where they are used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ RANK = int(os.environ.get("RANK", "0"))
 LAYOUTS: dict[str, tuple[int | str, Callable[[], Any]]] = {}
 """Layout → how many rows accelerate may repeat to fill up the last batch, or ``same``: both ranks
 see the same, or a pattern of the refusal; and what to do."""
-EQUAL = {"DDP", "FSDP", "Lightning", "dispatched in stacks"}
-"""Layouts of ``equal.parquet``: a rank that has a batch more would wait for ever."""
 
 
 def layout(text: str, expected: int | str = 0, **options: Any) -> Callable[..., Any]:
@@ -67,8 +65,8 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(1, 1)
         self.seen: Ids = []
 
-    def forward(self, id: Any, score: Any) -> dict[str, Any]:
-        self.seen += id.tolist()
+    def forward(self, id: Any, score: Any, is_padding: Any = None) -> dict[str, Any]:
+        self.seen += (id if is_padding is None else id[~is_padding]).tolist()
         return {"loss": self.layer(score.float().reshape(-1, 1)).sum()}
 
 
@@ -164,7 +162,7 @@ def shard_fully(model: Any) -> Any:
 @layout("FSDP", wrapper=shard_fully)
 def train_in_torch(wrapper: Any, **options: Any) -> Ids:
     model = Model()
-    train(wrapper(model), DataLoader(data("equal"), batch_size=None, **options))
+    train(wrapper(model), DataLoader(data(even="pad"), batch_size=None, **options))
     return model.seen
 
 
@@ -188,7 +186,6 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("dispatched", 1)
 @layout("dispatched from workers", 1, num_workers=2)
 @layout("dispatched from spawn", 1, **SPAWN)
-@layout("dispatched in stacks", batch_size=4, dataset={"file": "equal"})
 @layout("dispatched rows", 1, **FOUR)
 @layout("dispatched rows that are split", 1, config=SPLIT, **FOUR)
 @layout("dispatched with shard=(0, 1)", 1, dataset={"shard": (0, 1)})
@@ -205,7 +202,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("own rows", 7, config=OWN, **FOUR)
 @layout("own rows that are split", 7, config={**OWN, **SPLIT}, **FOUR)
 @layout("own rows, stateful", 7, config={**OWN, **STATEFUL}, num_workers=1, **FOUR)
-@layout("own batches without a size", "a loader with a batch_size .* or leave", config=OWN)
+@layout("own batches without a size", "a loader with a batch_size; set it, or leave", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
     return ids_of(prepare(data(**dataset or {}), **options))
 
@@ -316,7 +313,7 @@ def train_in_lightning() -> Ids:
     settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_epochs": 1}
     module = Module()
     trainer = Trainer(**settings, **dict.fromkeys(quiet, False))
-    trainer.fit(module, DataLoader(data("equal"), batch_size=None))
+    trainer.fit(module, DataLoader(data(even="pad"), batch_size=None))
     return module.model.seen
 
 

@@ -74,6 +74,7 @@ class TorchDataset(IterableDataset[Any]):
         device_mesh: The ``DeviceMesh`` of the training, in place of ``shard``: along dimensions
             ``tp``, ``cp``, ``sp`` and ``pp`` ranks read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
+        num_workers: Workers of the loader; only ``len`` asks, and it needs ``even``.
         num_threads: Decode threads of a worker; 0 divides the processors among the workers.
         options: The other keywords of ``open_dataset``. The memory budget is that of one worker.
     """
@@ -87,6 +88,7 @@ class TorchDataset(IterableDataset[Any]):
         shard: tuple[int, int] | None = None,
         device_mesh: Any = None,
         epoch: int = 0,
+        num_workers: int = 0,
         num_threads: int = 0,
         **options: Any,
     ) -> None:
@@ -105,6 +107,7 @@ class TorchDataset(IterableDataset[Any]):
         self._shard = None if shard is None else check_shard(shard)
         if device_mesh is not None:
             self._shard = rank_in_mesh(device_mesh)
+        self._num_workers = num_workers
         self._num_threads = num_threads
         self._options = options
         # The same for every process that is forked or spawned from here.
@@ -122,11 +125,23 @@ class TorchDataset(IterableDataset[Any]):
         (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
         if is_dispatched and (rank or (worker and worker.id)):
             return iter(()) if worker else _refuse_to_read()
-        state = self._take_state()
-        self._reader = reader = self._open(state)
-        if self._rows:
-            return self._single_rows(reader, state or [])
-        return (convert(batch, self._output) for batch in reader)
+        self._reader, given = self._open(self._take_state())
+        self._given = (self._reader.state_dict(), given) if given else None
+        return self._items(self._reader, given)
+
+    def __len__(self) -> int:
+        """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
+        state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+        is_open = state is not None and state._shared_state.get("num_processes", 1) > 1
+        if not self._options.get("even") or (is_open and self._shard is None):
+            raise TypeError(
+                "a TorchDataset has a length with even=, and under accelerate with shard=, too: "
+                "(0, 1) where the loader is prepared"
+            )
+        rank, world, _ = self._layout()
+        workers = max(1, self._num_workers)
+        reader = open_dataset(self._paths, shard=(rank * workers, world * workers), **self._options)
+        return workers * (reader.num_rows if self._rows else len(reader))
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the passes to come, in persistent workers too.
@@ -156,7 +171,8 @@ class TorchDataset(IterableDataset[Any]):
             state = self._reader.state_dict()
             if state["epoch"] == int(self._shared[_EPOCH]):
                 return state
-        return self._open(self._state).state_dict()
+        reader, given = self._open(self._state)
+        return {**reader.state_dict(), "rows_given": given} if given else reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """The next pass continues where ``state`` was taken; passes after it start anew.
@@ -181,7 +197,8 @@ class TorchDataset(IterableDataset[Any]):
         home = os.getpid(), self._layout()
         return {**self.__dict__, "_reader": None, "_given": None, "_home": home}
 
-    def _open(self, state: Any) -> Reader:
+    def _open(self, states: Any) -> tuple[Reader, int]:
+        """A reader, and how many rows of its first batch were given before ``states`` were."""
         rank, world, is_dispatched = self._layout()
         worker, share = get_worker_info(), 0
         if is_dispatched:
@@ -196,9 +213,17 @@ class TorchDataset(IterableDataset[Any]):
             num_threads=self._num_threads or share,
             **self._options,
         )
-        if state is not None:
-            reader.load_state_dict(state)
-        return reader
+        if states is None:
+            return reader, 0
+        reader.load_state_dict(states)
+        given = {tuple(state["shard"]): state.get("rows_given", 0) for state in states}
+        if any(given.values()) and not (self._rows and (rank, world) in given):
+            raise ResumeError(
+                "the states were taken inside of a batch, where only the same ranks and workers "
+                "with rows=True can continue; take them with TorchDataset(batch_size=) equal to "
+                "the loader's"
+            )
+        return reader, given.get((rank, world), 0)
 
     def _take_state(self) -> Any:
         """The loaded state, for one pass only.
@@ -218,15 +243,11 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = this_pass
         return state
 
-    def _single_rows(self, reader: Reader, states: list[dict[str, Any]]) -> Iterator[Any]:
+    def _items(self, reader: Reader, given: int) -> Iterator[Any]:
+        if not self._rows:
+            yield from (convert(batch, self._output) for batch in reader)
+            return
         before = reader.state_dict()
-        own = [state for state in states if state["shard"] == before["shard"]]
-        if not own and any("rows_given" in state for state in states):
-            raise ResumeError(
-                "the states were taken inside of a batch, where only the same ranks and workers "
-                "can continue; take them with TorchDataset(batch_size=) equal to the loader's"
-            )
-        given = own[0].get("rows_given", 0) if own else 0
         for batch in reader:
             columns = convert(batch, self._output)
             rows = zip(*map(_row_values, columns.values()), strict=True)
@@ -245,6 +266,8 @@ class TorchDataset(IterableDataset[Any]):
         loader = _find_loader(self)
         if _is_dispatcher(loader):
             return loader.state.process_index, loader.state.num_processes, True
+        if loader is not None and _is_wrapper(loader.dataset):
+            return 0, 1, False
         shard = self._shard or (find_data_rank() if loader is None else (0, 1))
         if shard is None:
             rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -268,19 +291,19 @@ class TorchDataset(IterableDataset[Any]):
 
     def _find_problem(self, loader: Any, epoch: int) -> str | None:
         """What would come out wrong in a pass through accelerate's loader, and a cure."""
-        if self._state and not self._shared[_USED_BY] and self._state[0]["epoch"] != epoch:
-            return (
-                f"the loaded state belongs to another epoch than {epoch}, which the loader begins; "
-                f"call its set_epoch({self._state[0]['epoch']})"
-            )
-        if not _is_dispatcher(loader):
-            if not _is_wrapper(loader.dataset) or (
-                loader.dataset.batch_size and self._shard in (None, (0, 1))
-            ):
-                return None
-            return "accelerate divides only a loader with a batch_size and a dataset without shard="
+        loaded = self._state[0]["epoch"] if self._state and not self._shared[_USED_BY] else epoch
+        if loaded != epoch:
+            return f"accelerate begins epoch {epoch}; call the loader's set_epoch({loaded})"
+        is_dispatcher = _is_dispatcher(loader)
+        if not is_dispatcher and not _is_wrapper(loader.dataset):
+            return None
         if self._shard not in (None, (0, 1)):
             return f"accelerate divides the rows, and shard={self._shard} does it again; drop it"
+        if not is_dispatcher:
+            has_size = loader.dataset.batch_size is not None
+            return (
+                None if has_size else "accelerate divides only a loader with a batch_size; set it"
+            )
         mesh = loader.torch_device_mesh
         right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
         if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
@@ -289,16 +312,12 @@ class TorchDataset(IterableDataset[Any]):
                 "of a mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
-            for field in self._open(None).schema:
-                if (
-                    self._rows
-                    or self._output in ("python", "arrow")
-                    or not types.is_primitive(field.type)
-                ):
+            is_cut = not self._rows and self._output in ("numpy", "torch")
+            for field in self._open(None)[0].schema:
+                if not is_cut or not types.is_primitive(field.type):
                     return (
-                        f"accelerate's dispatcher cannot cut batches with {field.name!r} of "
-                        f"{field.type} for the ranks; give the loader a collate_fn that makes "
-                        "tensors of equal length"
+                        f"accelerate's dispatcher cannot cut {field.name!r} of {field.type} for "
+                        "the ranks; give the loader a collate_fn that makes tensors of equal length"
                     )
         return None
 
@@ -332,14 +351,14 @@ def _is_dispatcher(loader: Any) -> bool:
 
 
 def _is_wrapper(dataset: Any) -> bool:
-    """Whether this is an ``IterableDatasetShard``: it keeps every n-th batch of the one inside."""
+    """Whether this is an ``IterableDatasetShard``."""
     return hasattr(dataset, "process_index") and hasattr(dataset, "num_processes")
 
 
 def _parts(dataset: Any, depth: int = 5) -> list[Any]:
     """A dataset and those that it holds, for example because it changes their rows."""
     found = [dataset]
-    for value in vars(dataset).values() if depth else ():
+    for value in getattr(dataset, "__dict__", {}).values() if depth else ():
         for item in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(item, Dataset):
                 found += _parts(item, depth - 1)
