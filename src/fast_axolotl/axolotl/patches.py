@@ -360,6 +360,16 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ),
     ),
     Replacement(
+        name="resume",
+        target="transformers.trainer:Trainer._init_training_state",
+        ours=f"{_OURS}.resume:init_training_state",
+        relies_on=(
+            *_methods("transformers.trainer:Trainer", "_run_epoch", "_inner_training_loop"),
+            *_methods("accelerate.data_loader:DataLoaderShard", "__iter__"),
+            *_methods("accelerate.data_loader:DataLoaderDispatcher", "__iter__", "_fetch_batches"),
+        ),
+    ),
+    Replacement(
         name="keys",
         target=f"{_CONFIG}:prepare_plugins",
         ours="fast_axolotl.integrations.axolotl_plugin:prepare_plugins",
@@ -368,6 +378,9 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 """In the order in which a run meets them, more or less."""
 
 _FINGERPRINTS = {
+    "accelerate.data_loader:DataLoaderDispatcher.__iter__": "92b5f19f337dbc12",
+    "accelerate.data_loader:DataLoaderDispatcher._fetch_batches": "6b392913d80d7291",
+    "accelerate.data_loader:DataLoaderShard.__iter__": "bbf187b7d568b393",
     "axolotl.cli.config:prepare_plugins": "89c433f65d3b6812",
     "axolotl.datasets:TokenizedPromptDataset.process": "765557d487ad8fe3",
     "axolotl.monkeypatch.data.batch_dataset_fetcher:_MapDatasetFetcher.fetch": "8d352d104fc07503",
@@ -514,6 +527,9 @@ _FINGERPRINTS = {
     "transformers.tokenization_utils_tokenizers:TokenizersBackend._convert_encoding": "9ae5a78b4b27fe12",
     "transformers.tokenization_utils_tokenizers:TokenizersBackend._encode_plus": "27c0d1ccf8b2240a",
     "transformers.tokenization_utils_tokenizers:TokenizersBackend.set_truncation_and_padding": "d8d014735313efcb",
+    "transformers.trainer:Trainer._init_training_state": "302638585ad3fee5",
+    "transformers.trainer:Trainer._inner_training_loop": "28b340bd0b4deb71",
+    "transformers.trainer:Trainer._run_epoch": "47107d86dc2c1f65",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template": "d2876aeafd4ca687",
     "transformers.utils.chat_template_utils:_compile_jinja_template": "1bc249cd809fe00c",
     "transformers.utils.chat_template_utils:render_jinja_template": "4937b4a56bd9f12b",

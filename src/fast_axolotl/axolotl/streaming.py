@@ -9,8 +9,8 @@ bytes, rows, batches and the use of random numbers are the same; beyond, memory 
 batches are smaller than the rows asked for.
 
 State: a batched map starts its last batch again and leaves out the rows it had given, as Hugging
-Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), that
-batch is the same only with the same random state. The shuffle keeps which rows it holds, by
+Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), the
+batch is made under the random state that it was made under before. The shuffle keeps which rows it holds, by
 number, and reads them again from the oldest on: nothing is lost or doubled.
 
 Without the switch, below its thresholds, or for files that ``huggingface`` refuses: ``Unfamiliar``.
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -98,9 +99,12 @@ class StreamSettings:
         if self.force:
             return
         if self.keep_in_memory:
-            raise Unfamiliar("dataset_keep_in_memory is set")
+            raise _below_threshold("dataset_keep_in_memory is set")
         if self.sequence_len < self.min_sequence_len:
-            raise Unfamiliar(f"sequence_len is below {self.min_sequence_len}")
+            raise _below_threshold(
+                f"sequence_len is below {self.min_sequence_len}",
+                f"fast_axolotl_streaming_min_sequence_len: {self.sequence_len}",
+            )
 
 
 def stream_settings(cfg: Any) -> StreamSettings | None:
@@ -209,30 +213,82 @@ def load_and_process_single_dataset(
     return wrapped, prompter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Where the workers of a loader begin an epoch that was left in the middle."""
+
+    epoch: int
+    """The epoch; every other one begins at its start."""
+    states: dict[int, dict[str, Any]]
+    """State of the dataset in each worker that has given something; 0 without workers."""
+    last_worker: int
+    """The worker that gave the last batch: up to it, workers let their first turn pass."""
+    batch_rows: int
+    """Rows of a batch."""
+
+
+PASSED = "fast-axolotl: not this worker's turn"
+"""Stands for a row of a turn that a worker lets pass."""
+
+
+def _keeps_bound(name: str) -> Callable[..., Any]:
+    """The method of Hugging Face's dataset, for one that stays bounded."""
+    method = getattr(IterableDataset, name)
+
+    @functools.wraps(method)
+    def call(self: BoundedDataset, *args: Any, **kwargs: Any) -> BoundedDataset:
+        return bounded(method(self, *args, **kwargs), self.buffer_bytes, self.identity)
+
+    return call
+
+
 class BoundedDataset(IterableDataset):  # type: ignore[misc]
-    """A stream whose shuffle and batched map also count bytes."""
+    """A stream whose shuffle and batched map also count bytes, whatever else is made of it."""
 
     buffer_bytes: int
+    identity: dict[str, Any]
+    """What decides about its rows: the files, and settings of the configuration."""
+    begin: Begin | None = None
+    """Where the next iteration starts, if not at the beginning of its epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        begin = self.begin
+        if begin is not None and begin.epoch == self.epoch:
+            worker = worker_id() or 0
+            self.load_state_dict(begin.states.get(worker))
+            if worker_id() is not None and worker <= begin.last_worker:
+                yield from [PASSED] * begin.batch_rows
+        yield from super().__iter__()
 
     def shuffle(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""
         shuffled = super().shuffle(*args, **kwargs)
         shuffled._ex_iterable = BoundedShuffle.around(shuffled._ex_iterable, self.buffer_bytes)
-        return bounded(shuffled, self.buffer_bytes)
+        return bounded(shuffled, self.buffer_bytes, self.identity)
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
         mapped = super().map(*args, **kwargs)
         if BoundedMap.can_be(mapped._ex_iterable):
             mapped._ex_iterable = BoundedMap.around(mapped._ex_iterable, self.buffer_bytes)
-        return bounded(mapped, self.buffer_bytes)
+        return bounded(mapped, self.buffer_bytes, self.identity)
 
-    def skip(self, n: int) -> Any:
-        """As Hugging Face's."""
-        return bounded(super().skip(n), self.buffer_bytes)
+    filter = _keeps_bound("filter")
+    skip = _keeps_bound("skip")
+    take = _keeps_bound("take")
+    shard = _keeps_bound("shard")
+    with_format = _keeps_bound("with_format")
+    select_columns = _keeps_bound("select_columns")
+    remove_columns = _keeps_bound("remove_columns")
+    rename_column = _keeps_bound("rename_column")
+    rename_columns = _keeps_bound("rename_columns")
+    cast = _keeps_bound("cast")
+    cast_column = _keeps_bound("cast_column")
 
 
-def bounded(dataset: Any, buffer_bytes: int) -> BoundedDataset:
+def bounded(
+    dataset: Any, buffer_bytes: int, identity: dict[str, Any] | None = None
+) -> BoundedDataset:
     """The same dataset, whose shuffle and map come out bounded."""
     result = BoundedDataset(
         dataset._ex_iterable,
@@ -242,7 +298,7 @@ def bounded(dataset: Any, buffer_bytes: int) -> BoundedDataset:
         distributed=dataset._distributed,
         token_per_repo_id=dataset._token_per_repo_id,
     )
-    result.buffer_bytes = buffer_bytes
+    result.buffer_bytes, result.identity = buffer_bytes, identity or {}
     return result
 
 
@@ -418,6 +474,8 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     """
 
     budget: int
+    _replayed: str | None = None
+    """The random state under which the next batch was made before."""
 
     @staticmethod
     def can_be(mapped: Any) -> bool:
@@ -434,6 +492,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
         result.__dict__.update(mapped.__dict__, budget=budget)
         return result
 
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict = {**super()._init_state_dict(), "random": None}
+        return self._state_dict
+
     def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         state, skip = self._state_dict, 0
         is_ahead = _is_worker()
@@ -444,9 +506,9 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
                 self.ex_iterable._init_state_dict()
             if previous:
                 self.ex_iterable.load_state_dict(previous)
-                skip = state["num_examples_since_previous_state"]
+                skip, self._replayed = state["num_examples_since_previous_state"], state["random"]
         for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
-            self._mark(batch.position)
+            self._mark(batch.position, batch.random)
             for example in hf._batch_to_examples(batch.columns):
                 if state:
                     state["num_examples_since_previous_state"] += 1
@@ -473,7 +535,15 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
 
     def _make(self, batch: _Batch) -> _Batch:
         columns, kept = batch.columns, dict(batch.columns)
+        replayed, self._replayed = self._replayed, None
+        now = batch.random = random_state()
+        if replayed is not None:
+            set_random_state(replayed)
+            batch.random = replayed
         made = self.function(columns, **self.fn_kwargs)
+        if replayed is not None and now is not None and not _is_worker():
+            # A worker goes on from here; in the training process the model draws as well.
+            set_random_state(now)
         lengths = {name: len(made[name]) for name in made}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Column lengths mismatch: {lengths}")
@@ -504,9 +574,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     def _position(self) -> dict[str, Any] | None:
         return self.ex_iterable.state_dict() if self._state_dict else None
 
-    def _mark(self, position: dict[str, Any] | None) -> None:
+    def _mark(self, position: dict[str, Any] | None, random: str | None = None) -> None:
         if self._state_dict:
             self._state_dict["previous_state"] = position
+            self._state_dict["random"] = random
             self._state_dict["num_examples_since_previous_state"] = 0
 
     def shuffle_data_sources(self, generator: Any) -> BoundedMap:
@@ -527,14 +598,37 @@ class _Batch:
     """What the function is given, then what it has made of it, then nothing."""
     position: dict[str, Any] | None
     """Of the source, before the first row."""
+    random: str | None = None
+    """State of torch's generator before the function was called."""
     weight: int = 1
     """For ``Prefetcher``: batches are counted."""
 
 
-def _is_worker() -> bool:
-    """Whether this process is a worker of torch's loader."""
+def random_state() -> str | None:
+    """State of torch's generator for the processor, as text; ``None`` where torch is not loaded.
+
+    Axolotl's streams draw from no other one.
+    """
+    torch = sys.modules.get("torch")
+    return b64encode(torch.get_rng_state().numpy().tobytes()).decode() if torch else None
+
+
+def set_random_state(state: str) -> None:
+    """Sets torch's generator as it was."""
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray(b64decode(state)), dtype=torch.uint8))
+
+
+def worker_id() -> int | None:
+    """Of the worker of torch's loader that this process is."""
     torch_data = sys.modules.get("torch.utils.data")
-    return torch_data is not None and torch_data.get_worker_info() is not None
+    worker = torch_data.get_worker_info() if torch_data is not None else None
+    return None if worker is None else int(worker.id)
+
+
+def _is_worker() -> bool:
+    return worker_id() is not None
 
 
 def _weigh(value: Any) -> int:
@@ -558,6 +652,23 @@ def _wanted(cfg: Any) -> StreamSettings:
     return settings
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+    """On the first rank alone: the logger is Axolotl's, which sees to that."""
+    from axolotl.utils.data import sft
+
+    sft.LOG.warning(message)
+
+
+def _below_threshold(reason: str, cure: str = "") -> Unfamiliar:
+    ways = " or ".join(filter(None, ("fast_axolotl_streaming_force: true", cure)))
+    _warn_once(
+        f"fast-axolotl: dataset_use_rust_streaming has no effect, since {reason}. Axolotl reads "
+        f"the files itself, and a resumed run replays them. To use the reader, set {ways}."
+    )
+    return Unfamiliar(reason)
+
+
 def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
     """A dataset that Hugging Face loaded, with our reader and our buffers."""
     paths = shard_sources(loaded)
@@ -573,6 +684,9 @@ def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
             if num_bytes >= settings.min_file_bytes:
                 break
         else:
-            raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
+            raise _below_threshold(
+                f"the files have less than {settings.min_file_bytes:,} bytes",
+                f"fast_axolotl_streaming_min_bytes: {num_bytes}",
+            )
     dataset = through_reader(loaded, memory_budget=settings.memory_budget)
     return bounded(dataset, settings.buffer_bytes)

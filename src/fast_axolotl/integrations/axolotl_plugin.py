@@ -151,6 +151,16 @@ class FastAxolotlPlugin(BasePlugin):
 
         return [MeterCallback(**asdict(wanted), settings=recorded_settings(cfg))]
 
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        """What writes the position of our reader into the checkpoints, where it reads."""
+        # Without the switch nothing of this is loaded.
+        if not cfg.get("dataset_use_rust_streaming"):
+            return []
+        from fast_axolotl.axolotl.resume import StreamCheckpoint, bounded_dataset
+
+        dataset = getattr(trainer, "train_dataset", None)
+        return [] if bounded_dataset(dataset) is None else [StreamCheckpoint(trainer)]
+
 
 def recorded_settings(cfg: Any) -> dict[str, Any]:
     """What of a configuration a record holds, and whether its rows are prepared on disk."""
