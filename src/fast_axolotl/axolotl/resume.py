@@ -1,4 +1,4 @@
-"""A streamed training that goes on where its checkpoint was written, without reading what came before.
+"""A streamed training that resumes where its checkpoint was written, without a replay.
 
 Stock replays: it reads, tokenises and packs everything from the first row and drops the batches. It
 also forgets epochs: a checkpoint of the second one finds nothing left. Here every batch carries the
@@ -20,9 +20,8 @@ itself does not fix it. What a checkpoint has no state for, stock replays, and t
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,8 @@ from fast_axolotl.axolotl.streaming import (
     PASSED,
     Begin,
     BoundedDataset,
+    drawn_from,
     random_state,
-    set_random_state,
     worker_id,
 )
 
@@ -46,7 +45,8 @@ STATE_FILE = "fast_axolotl_reader_rank{}.json"
 
 _VERSION = 1
 _KEY = "fast_axolotl_state"
-"""Under which a batch carries the state from where it was made to where it is fetched."""
+"""Under which a batch carries its mark from where it was made to where it is fetched."""
+_END = object()
 
 
 def bounded_dataset(dataset: Any) -> BoundedDataset | None:
@@ -69,8 +69,14 @@ class _Stamped:
         if isinstance(rows[0], str) and rows[0] == PASSED:
             return None
         batch = self.collate(rows)
-        batch[_KEY] = json.dumps({"worker": worker_id() or 0, "state": self.dataset._state_dict})
+        state = self.dataset._state_dict
+        batch[_KEY] = (worker_id() or 0, int(state["epoch"]), json.dumps(state))
         return batch
+
+
+def _start(epoch: int) -> dict[str, Any]:
+    """The position before the first batch of an epoch."""
+    return {"epoch": epoch, "batches": 0, "last_worker": -1, "workers": {}}
 
 
 @dataclass(slots=True)
@@ -82,96 +88,101 @@ class Watch:
     dataset: BoundedDataset
     resumed: dict[str, Any] | None = None
     """What a checkpoint says; the first iteration begins there."""
-    states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """After the last batch that was handed out, by worker."""
-    last_worker: int = -1
-    batches: int = 0
-    """Handed out in this epoch."""
-    started: str | None = None
-    """The random state before this epoch's loader was made."""
-    ahead: deque[tuple[str, str | None]] = field(default_factory=deque)
-    """What is fetched and not handed out: the state, and the random state before the fetch."""
+    is_endless: bool = False
+    """The end of the files is followed by the next epoch, as one stream."""
+    position: dict[str, Any] = field(default_factory=dict)
+    """Of the last batch that was handed out, in the form of the file."""
+    ahead: deque[tuple[Any, dict[str, Any]]] = field(default_factory=deque)
+    """Batches fetched and not handed out: the mark of each, and what a resume before it needs."""
 
     def __post_init__(self) -> None:
         # accelerate's loaders call it by this name, of the object.
         self.loader.base_dataloader.__iter__ = self._iterate
 
+    def settle(self) -> dict[str, Any]:
+        """The position, when all that was handed out is trained on."""
+        is_finished = bool(self.loader.end_of_dataloader)
+        # The last group may be smaller.
+        fetched = self.position["batches"] + len(self.ahead)
+        self._hand_out(0 if is_finished else fetched % self._group or self._group)
+        settled = {**self.position, "is_finished": is_finished}
+        if self.ahead:
+            (_, epoch, _), needs = self.ahead[0]
+            settled |= needs if epoch == settled["epoch"] else {**needs, **_start(epoch)}
+        return settled
+
     @property
     def _group(self) -> int:
         """Batches that the loader fetches at a time; it is one such group ahead."""
-        state = getattr(self.loader, "state", None)
+        state: Any = getattr(self.loader, "state", None)
         is_dispatcher = state is not None and not self.loader.split_batches
         return int(state.num_processes) if is_dispatcher else 1
 
     def _iterate(self) -> Iterator[Any]:
-        base, now = self.loader.base_dataloader, random_state()
         resumed, self.resumed = self.resumed, None
         self.ahead.clear()
-        self.states, self.last_worker, self.batches, self.started = {}, -1, 0, now
-        if resumed is not None:
-            self.states = {int(key): state for key, state in resumed["workers"].items()}
-            self.last_worker, self.batches = resumed["last_worker"], resumed["batches"]
-            self.started = resumed["started"]
-            self.dataset.begin = Begin(
-                epoch=resumed["epoch"],
-                states=self.states,
-                # After the last worker it is the first one's turn: nobody lets one pass.
-                last_worker=self.last_worker if self.last_worker < base.num_workers - 1 else -1,
-                batch_rows=base.batch_size,
-            )
-            set_random_state(resumed["started"])
+        epoch, started = int(self.dataset.epoch), random_state()
+        self.position = _start(epoch)
+        if resumed is None:
+            return self._fetch(self._open(None), started, None)
+        self.position |= {key: resumed[key] for key in self.position}
+        started, num_workers = resumed["started"], self.loader.base_dataloader.num_workers
+        last_worker = resumed["last_worker"]
+        self.dataset.begin = Begin(
+            epoch=epoch,
+            states={int(key): json.loads(state) for key, state in resumed["workers"].items()},
+            # After the last worker it is the first one's turn: nobody lets one pass.
+            last_worker=last_worker if last_worker < num_workers - 1 else -1,
+            batch_rows=self.loader.base_dataloader.batch_size,
+        )
+        # What workers fetch draws from generators of their own.
+        replayed = None if num_workers else resumed["fetched"]
+        return self._fetch(self._open(started), started, replayed)
+
+    def _open(self, started: str | None) -> Iterator[Any]:
+        """Batches with marks; the loader draws the seed of its workers."""
+        base = self.loader.base_dataloader
         collate = base.collate_fn
         base.collate_fn = _Stamped(collate, self.dataset)
         try:
-            batches = type(base).__iter__(base)
+            with drawn_from(started):
+                batches: Iterator[Any] = type(base).__iter__(base)
         finally:
             base.collate_fn = collate
-        if resumed is not None:
-            set_random_state(now)
-        return self._fetch(
-            batches, resumed["fetched"] if resumed and not base.num_workers else None
-        )
+        return batches
 
-    def _fetch(self, batches: Iterator[Any], replayed: str | None) -> Iterator[Any]:
-        while True:
-            now = before = random_state()
-            if replayed is not None:
-                before = replayed
-                set_random_state(replayed)
-            batch = next(batches, StopIteration)
-            if replayed is not None:
-                set_random_state(now)
-                replayed = None
-            if batch is StopIteration:
+    def _fetch(
+        self, batches: Iterator[Any], started: str | None, replayed: str | None
+    ) -> Iterator[Any]:
+        is_empty = False
+        while not is_empty:
+            is_empty = True
+            while True:
+                before = replayed or random_state()
+                with drawn_from(replayed):
+                    batch: Any = next(batches, _END)
+                if batch is _END:
+                    break
+                if batch is None:
+                    continue
+                replayed, is_empty = None, False
+                self.ahead.append((batch.pop(_KEY), {"started": started, "fetched": before}))
+                self._hand_out(self._group)
+                yield batch
+            if not self.is_endless:
                 return
-            if batch is None:
-                continue
-            self.ahead.append((batch.pop(_KEY), before))
-            self._hand_out(self._group)
-            yield batch
+            self.dataset.set_epoch(self.dataset.epoch + 1)
+            started = random_state()
+            batches = self._open(None)
 
     def _hand_out(self, most_ahead: int) -> None:
         while len(self.ahead) > most_ahead:
-            made = json.loads(self.ahead.popleft()[0])
-            self.last_worker = made["worker"]
-            self.states[self.last_worker] = made["state"]
-            self.batches += 1
-
-    def position(self) -> dict[str, Any]:
-        """What a resumed run needs; asked for when all that was handed out is trained on."""
-        is_finished = bool(self.loader.end_of_dataloader)
-        # The last group may be smaller.
-        fetched = self.batches + len(self.ahead)
-        self._hand_out(0 if is_finished else fetched % self._group or self._group)
-        return {
-            "epoch": int(self.dataset.epoch),
-            "is_finished": is_finished,
-            "batches": self.batches,
-            "workers": self.states,
-            "last_worker": self.last_worker,
-            "started": self.started,
-            "fetched": self.ahead[0][1] if self.ahead else None,
-        }
+            (worker, epoch, state), needs = self.ahead.popleft()
+            if epoch != self.position["epoch"]:
+                self.position = _start(epoch)
+            self.position |= {"last_worker": worker, **needs}
+            self.position["batches"] += 1
+            self.position["workers"][str(worker)] = state
 
 
 class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
@@ -192,12 +203,20 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Watches the loader of this training."""
-        loader = known.get("train_dataloader")
+        loader: Any = known.get("train_dataloader")
         dataset = bounded_dataset(getattr(loader, "dataset", None))
         self.watch = None
         if dataset is not None and hasattr(loader, "end_of_dataloader"):
-            is_new_epoch = self.resumed is None or self.resumed["is_finished"]
-            self.watch = Watch(loader, dataset, None if is_new_epoch else self.resumed)
+            # Ranks with files of their own end at different steps; a rank that syncs gradients of
+            # an incomplete group would wait for the others for ever.
+            is_shared = self.identity["ranks"] > 1 and not hasattr(loader, "split_batches")
+            is_shared = is_shared and loader.dataset is dataset
+            self.watch = Watch(
+                loader,
+                dataset,
+                None if self.resumed is None or self.resumed["is_finished"] else self.resumed,
+                is_endless=is_shared and args.gradient_accumulation_steps > 1,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """The trainer counts from the resumed batch; the logged epoch counts them all."""
@@ -207,15 +226,15 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """One file, written beside and renamed."""
-        if self.watch is None or self.watch.started is None:
+        if self.watch is None or not self.watch.position:
             return
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / STATE_FILE.format(self.rank)
         written = path.with_suffix(".partial")
         saved = {"version": _VERSION, "global_step": state.global_step, "identity": self.identity}
-        written.write_text(json.dumps({**saved, **self.watch.position()}), encoding="utf-8")
-        os.replace(written, path)
+        written.write_text(json.dumps({**saved, **self.watch.settle()}), encoding="utf-8")
+        written.replace(path)
 
     def read(self, checkpoint: str) -> dict[str, Any]:
         """What this rank wrote; ``Unfamiliar`` where it cannot go on from it."""
@@ -248,7 +267,7 @@ def init_training_state(
     ours = next((item for item in callbacks if isinstance(item, StreamCheckpoint)), None)
     if ours is None or resume_from_checkpoint is None or self.args.ignore_data_skip:
         raise NotAsked
-    from accelerate.utils import gather_object
+    import torch
     from axolotl.utils.data.sft import LOG
     from transformers import Trainer
 
@@ -258,9 +277,9 @@ def init_training_state(
     except Unfamiliar as reason:
         refusal = str(reason)
     # One rank that skips and one that does not would wait for each other for ever.
-    refusals = gather_object([refusal])
-    if any(refusals):
-        refusal = next(filter(None, refusals))
+    refused = torch.tensor([int(bool(refusal))], device=self.accelerator.device)
+    if self.accelerator.gather(refused).any():
+        refusal = refusal or "another rank cannot go on from its state"
         LOG.warning(f"fast-axolotl: the trainer replays the data from its beginning: {refusal}")
         raise Unfamiliar(refusal)
     original = Trainer._init_training_state

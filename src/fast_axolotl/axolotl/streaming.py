@@ -10,32 +10,34 @@ batches are smaller than the rows asked for.
 
 State: a batched map starts its last batch again and leaves out the rows it had given, as Hugging
 Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), the
-batch is made under the random state that it was made under before. The shuffle keeps which rows it holds, by
-number, and reads them again from the oldest on: nothing is lost or doubled.
+batch is made under the random state that it was made under before. The shuffle keeps which rows
+it holds, by number, and reads them again from the oldest on: nothing is lost or doubled.
 
 Without the switch, below its thresholds, or for files that ``huggingface`` refuses: ``Unfamiliar``.
-Does not bound a shuffle after several datasets were concatenated.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.axolotl.huggingface import locate, shard_sources, through_reader
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
-from fast_axolotl.errors import DataError, MissingExtraError
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
 
 try:
-    from datasets import IterableDataset, IterableDatasetDict
+    from datasets import IterableDataset, IterableDatasetDict, interleave_datasets
     from datasets import iterable_dataset as hf
 except ImportError as error:
     raise MissingExtraError(
@@ -73,6 +75,15 @@ _TOKEN_BYTES = 4
 
 _ROOM = 2
 """Batches of a map that are there at a time: the one that is handed out, and the next."""
+
+
+_DECIDING = (
+    *("sequence_len", "sample_packing", "micro_batch_size", "streaming_multipack_buffer_size"),
+    *("shuffle_merged_datasets", "shuffle_before_merging_datasets", "seed", "base_model"),
+    *("sample_packing_bin_size", "pretrain_multipack_attn", "pretraining_sample_concatenation"),
+    *("fast_axolotl_weights", "fast_axolotl_buffer_bytes", "fast_axolotl_buffer_tokens"),
+)
+"""Keys of the configuration that decide which rows and packs a stream gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +144,11 @@ def stream_settings(cfg: Any) -> StreamSettings | None:
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
-    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format."""
+    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format.
+
+    Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
+    others. Here their texts are mixed, each by its weight.
+    """
     from axolotl.utils.data import sft
 
     settings = _wanted(cfg)
@@ -146,32 +161,116 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         cfg=cfg,
         dataset_base_type=pretraining_config["type"],
     )
-    loaded = sft.load_dataset(
-        pretraining_config["path"],
-        streaming=True,
-        split=pretraining_config["split"],
-        name=pretraining_config["name"],
-        data_files=pretraining_config["data_files"],
-    )
-    dataset, skip = _exchanged(loaded, settings), pretraining_config["skip"]
+    listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
+    weights = _weights(cfg, max(1, len(listed)))
+    others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
+    sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
     batch_size = cfg.micro_batch_size
     try:
-        if skip:
-            if loaded.features is not None:
-                # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
-                first = next(iter(loaded._ex_iterable.iter_arrow()), None)
-                if first is None or skip >= len(first[1]):
-                    raise Unfamiliar(
-                        "datasets itself skips other rows than asked for, past its first table"
-                    )
-            sft.LOG.info(f"Skipping {skip} samples from the dataset")
-            dataset = dataset.skip(skip)
+        is_sized = len(sources) > 1 and not weights
+        datasets = [_load_source(source, cfg, settings, is_sized) for source in sources]
+        dataset = datasets[0] if len(datasets) == 1 else _mixed(datasets, weights, cfg)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
         return wrapped.with_format("torch")
     except Exception:
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
         cfg.micro_batch_size = batch_size
+        if len(sources) > 1:
+            _warn_once(f"Axolotl reads only the first of {len(sources)} pretraining_dataset")
         raise
+
+
+def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool) -> BoundedDataset:
+    """One entry of the configuration, without the rows that it skips."""
+    from axolotl.utils.data import sft
+
+    loaded = sft.load_dataset(
+        source["path"],
+        streaming=True,
+        split=source["split"],
+        name=source["name"],
+        data_files=source["data_files"],
+    )
+    dataset, skip = _exchanged(loaded, settings, cfg, is_sized=is_sized), source["skip"]
+    if not skip:
+        return dataset
+    if loaded.features is not None:
+        # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
+        first = next(iter(loaded._ex_iterable.iter_arrow()), None)
+        if first is None or skip >= len(first[1]):
+            raise Unfamiliar(
+                "datasets itself skips other rows than asked for, past its first table"
+            )
+    sft.LOG.info(f"Skipping {skip} samples from the dataset")
+    skipped: BoundedDataset = dataset.skip(skip)
+    return skipped
+
+
+def _weights(cfg: Any, count: int) -> list[float]:
+    """What the configuration gives, as shares of one; nothing where it gives none."""
+    weights = [float(weight) for weight in cfg.get("fast_axolotl_weights") or ()]
+    if weights and (len(weights) != count or min(weights) <= 0):
+        raise Final(
+            UsageError(
+                f"fast_axolotl_weights is {weights}, but pretraining_dataset has {count} "
+                "entries: give one number above 0 for each"
+            )
+        )
+    return [weight / sum(weights) for weight in weights]
+
+
+def _mixed(datasets: list[BoundedDataset], weights: list[float], cfg: Any) -> BoundedDataset:
+    """The texts of all entries, drawn at random in proportion to their weights.
+
+    With weights an entry that ends starts again until each has been read once, so that the
+    proportions hold. Without, they are the sizes of the files, and every text comes once.
+    """
+    from axolotl.utils.data import sft
+
+    columns = [entry.get("text_column") or "text" for entry in cfg.pretraining_dataset]
+    texts = [
+        dataset.select_columns([name]) for dataset, name in zip(datasets, columns, strict=True)
+    ]
+    for number, name in enumerate(columns):
+        if name != columns[0]:
+            texts[number] = texts[number].rename_column(name, columns[0])
+    sizes = [dataset.identity["num_bytes"] for dataset in datasets]
+    shares = weights or [size / sum(sizes) for size in sizes]
+    by = "fast_axolotl_weights" if weights else "the sizes of their files"
+    sft.LOG.info(
+        f"fast-axolotl: mixes the {len(datasets)} entries of pretraining_dataset by {by}: "
+        f"{', '.join(f'{share:.3f}' for share in shares)}. Axolotl alone reads the first."
+    )
+    mixed = interleave_datasets(
+        texts,
+        probabilities=shares,
+        seed=cfg.seed or 0,
+        stopping_strategy="all_exhausted" if weights else "all_exhausted_without_replacement",
+    )
+    return bounded(mixed, datasets[0].buffer_bytes, _joint_identity(datasets))
+
+
+def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
+    """Axolotl's ``merge_datasets`` for streams of ours: one after the other, then shuffled."""
+    if len(datasets) < 2 or not all(isinstance(item, BoundedDataset) for item in datasets):
+        raise NotAsked
+    from axolotl.utils.data import shared
+
+    if cfg.shuffle_before_merging_datasets:
+        shared.LOG.info("Shuffling each dataset individually before merging...")
+        datasets = [dataset.shuffle(seed=cfg.seed) for dataset in datasets]
+    shared.LOG.info("Merging datasets...")
+    merged = shared.concatenate_datasets(datasets)
+    merged = bounded(merged, datasets[0].buffer_bytes, _joint_identity(datasets))
+    if not cfg.shuffle_merged_datasets:
+        return merged
+    if cfg.curriculum_sampling:
+        shared.LOG.warning(
+            "Shuffling merged datasets with curriculum sampling is not recommended. "
+            "This will randomize the order of samples."
+        )
+    shuffled: BoundedDataset = merged.shuffle(seed=cfg.seed)
+    return shuffled
 
 
 def load_and_process_single_dataset(
@@ -206,7 +305,7 @@ def load_and_process_single_dataset(
         tokenizer=tokenizer,
         cfg=cfg,
         dataset_base_type=base_type,
-        dataset=_exchanged(dataset, settings),
+        dataset=_exchanged(dataset, settings, cfg),
         dataset_prompt_style=prompt_style,
         processor=processor,
     )
@@ -273,7 +372,15 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
             mapped._ex_iterable = BoundedMap.around(mapped._ex_iterable, self.buffer_bytes)
         return bounded(mapped, self.buffer_bytes, self.identity)
 
-    filter = _keeps_bound("filter")
+    def filter(self, *args: Any, **kwargs: Any) -> Any:
+        """As Hugging Face's; its state counts rows, where theirs counts tables and loses rows."""
+        filtered = super().filter(*args, **kwargs)
+        typed = filtered._ex_iterable.ex_iterable
+        usual = type(typed) is hf.FormattedExamplesIterable and not typed.formatting
+        if usual and typed.ex_iterable.is_typed:
+            filtered._ex_iterable.ex_iterable = typed.ex_iterable
+        return bounded(filtered, self.buffer_bytes, self.identity)
+
     skip = _keeps_bound("skip")
     take = _keeps_bound("take")
     shard = _keeps_bound("shard")
@@ -536,14 +643,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     def _make(self, batch: _Batch) -> _Batch:
         columns, kept = batch.columns, dict(batch.columns)
         replayed, self._replayed = self._replayed, None
-        now = batch.random = random_state()
-        if replayed is not None:
-            set_random_state(replayed)
-            batch.random = replayed
-        made = self.function(columns, **self.fn_kwargs)
-        if replayed is not None and now is not None and not _is_worker():
-            # A worker goes on from here; in the training process the model draws as well.
-            set_random_state(now)
+        batch.random = replayed or random_state()
+        # A worker goes on from there; in the training process the model draws as well.
+        with drawn_from(replayed, is_left=_is_worker()):
+            made = self.function(columns, **self.fn_kwargs)
         lengths = {name: len(made[name]) for name in made}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Column lengths mismatch: {lengths}")
@@ -613,11 +716,21 @@ def random_state() -> str | None:
     return b64encode(torch.get_rng_state().numpy().tobytes()).decode() if torch else None
 
 
-def set_random_state(state: str) -> None:
-    """Sets torch's generator as it was."""
+@contextmanager
+def drawn_from(state: str | None, *, is_left: bool = False) -> Iterator[None]:
+    """Draws from torch's generator as it was, and puts it back, unless the state is to be left."""
+    if state is None:
+        yield
+        return
     import torch
 
+    now = torch.get_rng_state()
     torch.set_rng_state(torch.frombuffer(bytearray(b64decode(state)), dtype=torch.uint8))
+    try:
+        yield
+    finally:
+        if not is_left:
+            torch.set_rng_state(now)
 
 
 def worker_id() -> int | None:
@@ -669,24 +782,38 @@ def _below_threshold(reason: str, cure: str = "") -> Unfamiliar:
     return Unfamiliar(reason)
 
 
-def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
+def _exchanged(
+    loaded: Any, settings: StreamSettings, cfg: Any, *, is_sized: bool = False
+) -> BoundedDataset:
     """A dataset that Hugging Face loaded, with our reader and our buffers."""
     paths = shard_sources(loaded)
-    if not settings.force:
-        num_bytes = 0
-        for path in paths:
-            try:
-                address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
-                sources, _ = find_files(address, storage_options=options)
-            except DataError:
-                break  # a file that hides its size counts as large
-            num_bytes += sum(source.num_bytes for source in sources)
-            if num_bytes >= settings.min_file_bytes:
-                break
+    builder = loaded._ex_iterable.generate_tables_fn.__self__
+    num_bytes = 0
+    for path in paths if is_sized or not settings.force else ():
+        try:
+            address, options = locate(path, builder)
+            sources, _ = find_files(address, storage_options=options)
+        except DataError:
+            num_bytes += settings.min_file_bytes  # a file that hides its size counts as large
         else:
-            raise _below_threshold(
-                f"the files have less than {settings.min_file_bytes:,} bytes",
-                f"fast_axolotl_streaming_min_bytes: {num_bytes}",
-            )
+            num_bytes += sum(source.num_bytes for source in sources)
+        if num_bytes >= settings.min_file_bytes and not is_sized:
+            break
+    if not settings.force and num_bytes < settings.min_file_bytes:
+        raise _below_threshold(
+            f"the files have less than {settings.min_file_bytes:,} bytes",
+            f"fast_axolotl_streaming_min_bytes: {num_bytes}",
+        )
+    # A copy of a file on another machine has another date; what is remote has a version.
+    files = [(Path(path).name, Path(path).stat().st_size) for path in paths if "://" not in path]
+    remote = [item.origin_metadata for item in builder.config.data_files.values() if not files]
+    stamp = hashlib.sha256(repr((files or paths, remote)).encode()).hexdigest()[:16]
+    identity = {key: cfg.get(key) for key in _DECIDING} | {"files": stamp, "num_bytes": num_bytes}
     dataset = through_reader(loaded, memory_budget=settings.memory_budget)
-    return bounded(dataset, settings.buffer_bytes)
+    return bounded(dataset, settings.buffer_bytes, identity)
+
+
+def _joint_identity(datasets: list[BoundedDataset]) -> dict[str, Any]:
+    files = " ".join(dataset.identity["files"] for dataset in datasets)
+    num_bytes = sum(dataset.identity["num_bytes"] for dataset in datasets)
+    return {**datasets[0].identity, "files": files, "num_bytes": num_bytes}

@@ -101,6 +101,11 @@ class FastAxolotlArgs(BaseModel):
         ge=0,
         description="Files are streamed from this sequence_len on. Default: 10000.",
     )
+    fast_axolotl_weights: list[float] | None = Field(
+        default=None,
+        description="How often texts are drawn from each entry of pretraining_dataset, one number "
+        "each. Default: in proportion to the sizes of the files.",
+    )
     fast_axolotl_memory_budget: int | None = Field(
         default=None,
         ge=1,
