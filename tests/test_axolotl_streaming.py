@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import pickle
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fast_axolotl.axolotl.patching import Unfamiliar
-from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, config, word_tokenizer
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, config, log_lines, word_tokenizer
 from support.files import (
     compress,
     flat_rows,
@@ -95,7 +97,7 @@ def load(kind: str, path: Any, **options: Any) -> Any:
 
 def exchange(dataset: Any, buffer_bytes: int = 1 << 30) -> Any:
     read = huggingface.through_reader(dataset, memory_budget=BUDGET)
-    return streaming.bounded(read, buffer_bytes)
+    return streaming.bounded(read, buffer_bytes, {"files": "", "num_bytes": 0})
 
 
 def pair(kind: str, path: Any, **options: Any) -> tuple[Any, Any]:
@@ -138,6 +140,7 @@ def test_the_methods_of_a_dataset_give_the_same(
     kind, write = FILES[name]
     theirs, mine = pair(kind, write(tmp_path))
     expected, found = change(theirs), change(mine)
+    assert type(found) is streaming.BoundedDataset
     assert found.column_names == expected.column_names
     assert plain(found) == plain(expected)
 
@@ -203,6 +206,16 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
     "skip": lambda d: d.skip(11),
     "map by row": lambda d: d.map(lambda row: {"n": row["id"]}),
     "map by batch": lambda d: d.map(lambda rows: {"n": rows["id"]}, batched=True, batch_size=37),
+    "filter, take and columns": lambda d: (
+        d.filter(lambda row: row["id"] % 3 > 0)
+        .select_columns(["id", "text"])
+        .rename_column("text", "content")
+        .remove_columns(["content"])
+        .take(400)
+    ),
+    "filter by batch": lambda d: d.filter(
+        lambda rows: [number % 3 > 0 for number in rows["id"]], batched=True, batch_size=37
+    ),
     "shuffle": lambda d: d.shuffle(seed=3, buffer_size=40),
     "shuffle and map": lambda d: d.shuffle(seed=3, buffer_size=40).map(
         lambda rows: {"n": rows["id"]}, batched=True, batch_size=37
@@ -261,6 +274,29 @@ def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
     theirs, mine = (read(dataset) for dataset in pair("json", files_of(tmp_path, 2)))
     assert mine == theirs
     assert mine[0] != mine[1]
+
+
+def test_a_batch_that_is_made_again_draws_what_it_drew_before(tmp_path: Path) -> None:
+    import torch
+
+    path = files_of(tmp_path, 1)
+
+    def make() -> Any:
+        return exchange(load("json", path)).map(drawn, batched=True, batch_size=37)
+
+    torch.manual_seed(7)
+    expected = list(make())
+    torch.manual_seed(7)
+    dataset = make()
+    iterator = iter(dataset)
+    head = [next(iterator) for _ in range(80)]
+    state, now = dataset.state_dict(), torch.get_rng_state()
+    torch.manual_seed(8)
+    again = make()
+    again.load_state_dict(state)
+    rest = iter(again)
+    torch.set_rng_state(now)
+    assert head + list(rest) == expected
 
 
 def mapped(folder: Path, function: Any, buffer_bytes: int = 1 << 30) -> Any:
@@ -590,9 +626,94 @@ def test_without_the_switch_or_its_conditions_axolotl_runs_untouched(
     path = jsonl(tmp_path, [{"text": "w1 w2"}])
     cfg = pretraining(path, sample_packing=True, **REASONS[reason])
     before = dict(cfg)
-    with pytest.raises(Unfamiliar, match=reason):
-        load_ours(cfg)
+    streaming._warn_once.cache_clear()
+    with log_lines(sft.__name__) as lines:
+        for _ in range(2):
+            with pytest.raises(Unfamiliar, match=reason):
+                load_ours(cfg)
     assert dict(cfg) == before
+    # Nothing was asked for, or it is said once, with the key that forces it.
+    assert len(lines) == (reason != "^$")
+    for level, line in lines:
+        assert level == logging.WARNING
+        assert reason in line
+        assert "fast_axolotl_streaming_force: true" in line
+
+
+def several(folder: Path, counts: tuple[int, ...], **options: Any) -> Any:
+    """A configuration of several files, whose texts are ``w0`` in the first, and so on."""
+    entries = []
+    for number, count in enumerate(counts):
+        column = "text" if number == 0 else "body"
+        path = write_jsonl(folder / f"{number}.jsonl", [{column: f"w{number}"}] * count)
+        entries.append({**pretraining(path).pretraining_dataset[0], "text_column": column})
+    options = {"streaming_multipack_buffer_size": 8, **options}
+    cfg = pretraining(folder / "0.jsonl", pretraining_sample_concatenation=False, **options)
+    cfg.pretraining_dataset = entries
+    return cfg
+
+
+def words(dataset: Any) -> list[int]:
+    return [int(row["input_ids"][0]) - 4 for row in dataset]
+
+
+def test_entries_of_a_pretraining_dataset_are_mixed_and_every_text_comes_once(
+    tmp_path: Path,
+) -> None:
+    found = words(load_ours(several(tmp_path, (40, 120, 80))))
+    assert Counter(found) == {0: 40, 1: 120, 2: 80}
+    assert {0, 1, 2} == set(found[:30]), "one after the other"
+
+
+def test_weights_hold_until_every_entry_was_read(tmp_path: Path) -> None:
+    cfg = several(tmp_path, (40, 300), fast_axolotl_weights=[3, 1])
+    found = words(load_ours(cfg))
+    assert found.count(1) >= 300
+    assert 2.5 < found.count(0) / found.count(1) < 3.5
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    cfg = several(tmp_path, (4, 4), fast_axolotl_weights=[1, 2, 3])
+    with pytest.raises(Final, match="pretraining_dataset has 2"):
+        load_ours(cfg)
+
+
+@pytest.mark.parametrize("weights", [None, [1, 2]])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_mix_resumes_at_any_row(
+    tmp_path: Path, weights: list[int] | None, shuffled: bool
+) -> None:
+    keys = {"fast_axolotl_weights": weights, "shuffle_merged_datasets": shuffled}
+    cfg = several(tmp_path, (30, 50), **keys)
+    expected = words(load_ours(cfg))
+    for stop in (1, 8, 25, 70):
+        dataset, again = load_ours(cfg), load_ours(cfg)
+        rows = iter(dataset)
+        head = words(next(rows) for _ in range(stop))
+        again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+        assert head + words(again) == expected
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_streamed_datasets_are_merged_as_by_axolotl_and_resume(
+    tmp_path: Path, before: bool
+) -> None:
+    paths = files_of(tmp_path, 3)
+    cfg = config({"shuffle_before_merging_datasets": before, "shuffle_merged_datasets": True})
+    cfg.seed = 3
+    shared = Later("axolotl.utils.data.shared")
+    expected = [r["id"] for r in shared.merge_datasets([load("json", p) for p in paths], cfg)]
+
+    def make() -> Any:
+        return streaming.merge_datasets([exchange(load("json", p)) for p in paths], cfg)
+
+    dataset, again = make(), make()
+    rows = iter(dataset)
+    head = [next(rows)["id"] for _ in range(300)]
+    again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    assert head + [row["id"] for row in again] == expected
+    with pytest.raises(Unfamiliar):
+        streaming.merge_datasets([make()], cfg)
 
 
 def test_thresholds_can_be_lowered(tmp_path: Path) -> None:

@@ -9,32 +9,35 @@ bytes, rows, batches and the use of random numbers are the same; beyond, memory 
 batches are smaller than the rows asked for.
 
 State: a batched map starts its last batch again and leaves out the rows it had given, as Hugging
-Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), that
-batch is the same only with the same random state. The shuffle keeps which rows it holds, by
-number, and reads them again from the oldest on: nothing is lost or doubled.
+Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), the
+batch is made under the random state that it was made under before. The shuffle keeps which rows
+it holds, by number, and reads them again from the oldest on: nothing is lost or doubled.
 
 Without the switch, below its thresholds, or for files that ``huggingface`` refuses: ``Unfamiliar``.
-Does not bound a shuffle after several datasets were concatenated.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.axolotl.huggingface import locate, shard_sources, through_reader
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
-from fast_axolotl.errors import DataError, MissingExtraError
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
 
 try:
-    from datasets import IterableDataset, IterableDatasetDict
+    from datasets import IterableDataset, IterableDatasetDict, interleave_datasets
     from datasets import iterable_dataset as hf
 except ImportError as error:
     raise MissingExtraError(
@@ -74,6 +77,15 @@ _ROOM = 2
 """Batches of a map that are there at a time: the one that is handed out, and the next."""
 
 
+_DECIDING = (
+    *("sequence_len", "sample_packing", "micro_batch_size", "streaming_multipack_buffer_size"),
+    *("shuffle_merged_datasets", "shuffle_before_merging_datasets", "seed", "base_model"),
+    *("sample_packing_bin_size", "pretrain_multipack_attn", "pretraining_sample_concatenation"),
+    *("fast_axolotl_weights", "fast_axolotl_buffer_bytes", "fast_axolotl_buffer_tokens"),
+)
+"""Keys of the configuration that decide which rows and packs a stream gives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """What a configuration asks of streaming."""
@@ -98,9 +110,12 @@ class StreamSettings:
         if self.force:
             return
         if self.keep_in_memory:
-            raise Unfamiliar("dataset_keep_in_memory is set")
+            raise _below_threshold("dataset_keep_in_memory is set")
         if self.sequence_len < self.min_sequence_len:
-            raise Unfamiliar(f"sequence_len is below {self.min_sequence_len}")
+            raise _below_threshold(
+                f"sequence_len is below {self.min_sequence_len}",
+                f"fast_axolotl_streaming_min_sequence_len: {self.sequence_len}",
+            )
 
 
 def stream_settings(cfg: Any) -> StreamSettings | None:
@@ -129,7 +144,11 @@ def stream_settings(cfg: Any) -> StreamSettings | None:
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
-    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format."""
+    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format.
+
+    Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
+    others. Here their texts are mixed, each by its weight.
+    """
     from axolotl.utils.data import sft
 
     settings = _wanted(cfg)
@@ -142,32 +161,116 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         cfg=cfg,
         dataset_base_type=pretraining_config["type"],
     )
-    loaded = sft.load_dataset(
-        pretraining_config["path"],
-        streaming=True,
-        split=pretraining_config["split"],
-        name=pretraining_config["name"],
-        data_files=pretraining_config["data_files"],
-    )
-    dataset, skip = _exchanged(loaded, settings), pretraining_config["skip"]
+    listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
+    weights = _weights(cfg, max(1, len(listed)))
+    others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
+    sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
     batch_size = cfg.micro_batch_size
     try:
-        if skip:
-            if loaded.features is not None:
-                # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
-                first = next(iter(loaded._ex_iterable.iter_arrow()), None)
-                if first is None or skip >= len(first[1]):
-                    raise Unfamiliar(
-                        "datasets itself skips other rows than asked for, past its first table"
-                    )
-            sft.LOG.info(f"Skipping {skip} samples from the dataset")
-            dataset = dataset.skip(skip)
+        is_sized = len(sources) > 1 and not weights
+        datasets = [_load_source(source, cfg, settings, is_sized) for source in sources]
+        dataset = datasets[0] if len(datasets) == 1 else _mixed(datasets, weights, cfg)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
         return wrapped.with_format("torch")
     except Exception:
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
         cfg.micro_batch_size = batch_size
+        if len(sources) > 1:
+            _warn_once(f"Axolotl reads only the first of {len(sources)} pretraining_dataset")
         raise
+
+
+def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool) -> BoundedDataset:
+    """One entry of the configuration, without the rows that it skips."""
+    from axolotl.utils.data import sft
+
+    loaded = sft.load_dataset(
+        source["path"],
+        streaming=True,
+        split=source["split"],
+        name=source["name"],
+        data_files=source["data_files"],
+    )
+    dataset, skip = _exchanged(loaded, settings, cfg, is_sized=is_sized), source["skip"]
+    if not skip:
+        return dataset
+    if loaded.features is not None:
+        # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
+        first = next(iter(loaded._ex_iterable.iter_arrow()), None)
+        if first is None or skip >= len(first[1]):
+            raise Unfamiliar(
+                "datasets itself skips other rows than asked for, past its first table"
+            )
+    sft.LOG.info(f"Skipping {skip} samples from the dataset")
+    skipped: BoundedDataset = dataset.skip(skip)
+    return skipped
+
+
+def _weights(cfg: Any, count: int) -> list[float]:
+    """What the configuration gives, as shares of one; nothing where it gives none."""
+    weights = [float(weight) for weight in cfg.get("fast_axolotl_weights") or ()]
+    if weights and (len(weights) != count or min(weights) <= 0):
+        raise Final(
+            UsageError(
+                f"fast_axolotl_weights is {weights}, but pretraining_dataset has {count} "
+                "entries: give one number above 0 for each"
+            )
+        )
+    return [weight / sum(weights) for weight in weights]
+
+
+def _mixed(datasets: list[BoundedDataset], weights: list[float], cfg: Any) -> BoundedDataset:
+    """The texts of all entries, drawn at random in proportion to their weights.
+
+    With weights an entry that ends starts again until each has been read once, so that the
+    proportions hold. Without, they are the sizes of the files, and every text comes once.
+    """
+    from axolotl.utils.data import sft
+
+    columns = [entry.get("text_column") or "text" for entry in cfg.pretraining_dataset]
+    texts = [
+        dataset.select_columns([name]) for dataset, name in zip(datasets, columns, strict=True)
+    ]
+    for number, name in enumerate(columns):
+        if name != columns[0]:
+            texts[number] = texts[number].rename_column(name, columns[0])
+    sizes = [dataset.identity["num_bytes"] for dataset in datasets]
+    shares = weights or [size / sum(sizes) for size in sizes]
+    by = "fast_axolotl_weights" if weights else "the sizes of their files"
+    sft.LOG.info(
+        f"fast-axolotl: mixes the {len(datasets)} entries of pretraining_dataset by {by}: "
+        f"{', '.join(f'{share:.3f}' for share in shares)}. Axolotl alone reads the first."
+    )
+    mixed = interleave_datasets(
+        texts,
+        probabilities=shares,
+        seed=cfg.seed or 0,
+        stopping_strategy="all_exhausted" if weights else "all_exhausted_without_replacement",
+    )
+    return bounded(mixed, datasets[0].buffer_bytes, _joint_identity(datasets))
+
+
+def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
+    """Axolotl's ``merge_datasets`` for streams of ours: one after the other, then shuffled."""
+    if len(datasets) < 2 or not all(isinstance(item, BoundedDataset) for item in datasets):
+        raise NotAsked
+    from axolotl.utils.data import shared
+
+    if cfg.shuffle_before_merging_datasets:
+        shared.LOG.info("Shuffling each dataset individually before merging...")
+        datasets = [dataset.shuffle(seed=cfg.seed) for dataset in datasets]
+    shared.LOG.info("Merging datasets...")
+    merged = shared.concatenate_datasets(datasets)
+    merged = bounded(merged, datasets[0].buffer_bytes, _joint_identity(datasets))
+    if not cfg.shuffle_merged_datasets:
+        return merged
+    if cfg.curriculum_sampling:
+        shared.LOG.warning(
+            "Shuffling merged datasets with curriculum sampling is not recommended. "
+            "This will randomize the order of samples."
+        )
+    shuffled: BoundedDataset = merged.shuffle(seed=cfg.seed)
+    return shuffled
 
 
 def load_and_process_single_dataset(
@@ -202,37 +305,97 @@ def load_and_process_single_dataset(
         tokenizer=tokenizer,
         cfg=cfg,
         dataset_base_type=base_type,
-        dataset=_exchanged(dataset, settings),
+        dataset=_exchanged(dataset, settings, cfg),
         dataset_prompt_style=prompt_style,
         processor=processor,
     )
     return wrapped, prompter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Where the workers of a loader begin an epoch that was left in the middle."""
+
+    epoch: int
+    """The epoch; every other one begins at its start."""
+    states: dict[int, dict[str, Any]]
+    """State of the dataset in each worker that has given something; 0 without workers."""
+    last_worker: int
+    """The worker that gave the last batch: up to it, workers let their first turn pass."""
+    batch_rows: int
+    """Rows of a batch."""
+
+
+PASSED = "fast-axolotl: not this worker's turn"
+"""Stands for a row of a turn that a worker lets pass."""
+
+
+def _keeps_bound(name: str) -> Callable[..., Any]:
+    """The method of Hugging Face's dataset, for one that stays bounded."""
+    method = getattr(IterableDataset, name)
+
+    @functools.wraps(method)
+    def call(self: BoundedDataset, *args: Any, **kwargs: Any) -> BoundedDataset:
+        return bounded(method(self, *args, **kwargs), self.buffer_bytes, self.identity)
+
+    return call
+
+
 class BoundedDataset(IterableDataset):  # type: ignore[misc]
-    """A stream whose shuffle and batched map also count bytes."""
+    """A stream whose shuffle and batched map also count bytes, whatever else is made of it."""
 
     buffer_bytes: int
+    identity: dict[str, Any]
+    """What decides about its rows: the files, and settings of the configuration."""
+    begin: Begin | None = None
+    """Where the next iteration starts, if not at the beginning of its epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        begin = self.begin
+        if begin is not None and begin.epoch == self.epoch:
+            worker = worker_id() or 0
+            self.load_state_dict(begin.states.get(worker))
+            if worker_id() is not None and worker <= begin.last_worker:
+                yield from [PASSED] * begin.batch_rows
+        yield from super().__iter__()
 
     def shuffle(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""
         shuffled = super().shuffle(*args, **kwargs)
         shuffled._ex_iterable = BoundedShuffle.around(shuffled._ex_iterable, self.buffer_bytes)
-        return bounded(shuffled, self.buffer_bytes)
+        return bounded(shuffled, self.buffer_bytes, self.identity)
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
         mapped = super().map(*args, **kwargs)
         if BoundedMap.can_be(mapped._ex_iterable):
             mapped._ex_iterable = BoundedMap.around(mapped._ex_iterable, self.buffer_bytes)
-        return bounded(mapped, self.buffer_bytes)
+        return bounded(mapped, self.buffer_bytes, self.identity)
 
-    def skip(self, n: int) -> Any:
-        """As Hugging Face's."""
-        return bounded(super().skip(n), self.buffer_bytes)
+    def filter(self, *args: Any, **kwargs: Any) -> Any:
+        """As Hugging Face's; its state counts rows, where theirs counts tables and loses rows."""
+        filtered = super().filter(*args, **kwargs)
+        typed = filtered._ex_iterable.ex_iterable
+        usual = type(typed) is hf.FormattedExamplesIterable and not typed.formatting
+        if usual and typed.ex_iterable.is_typed:
+            filtered._ex_iterable.ex_iterable = typed.ex_iterable
+        return bounded(filtered, self.buffer_bytes, self.identity)
+
+    skip = _keeps_bound("skip")
+    take = _keeps_bound("take")
+    shard = _keeps_bound("shard")
+    with_format = _keeps_bound("with_format")
+    select_columns = _keeps_bound("select_columns")
+    remove_columns = _keeps_bound("remove_columns")
+    rename_column = _keeps_bound("rename_column")
+    rename_columns = _keeps_bound("rename_columns")
+    cast = _keeps_bound("cast")
+    cast_column = _keeps_bound("cast_column")
 
 
-def bounded(dataset: Any, buffer_bytes: int) -> BoundedDataset:
+def bounded(
+    dataset: Any, buffer_bytes: int, identity: dict[str, Any] | None = None
+) -> BoundedDataset:
     """The same dataset, whose shuffle and map come out bounded."""
     result = BoundedDataset(
         dataset._ex_iterable,
@@ -242,7 +405,7 @@ def bounded(dataset: Any, buffer_bytes: int) -> BoundedDataset:
         distributed=dataset._distributed,
         token_per_repo_id=dataset._token_per_repo_id,
     )
-    result.buffer_bytes = buffer_bytes
+    result.buffer_bytes, result.identity = buffer_bytes, identity or {}
     return result
 
 
@@ -418,6 +581,8 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     """
 
     budget: int
+    _replayed: str | None = None
+    """The random state under which the next batch was made before."""
 
     @staticmethod
     def can_be(mapped: Any) -> bool:
@@ -434,6 +599,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
         result.__dict__.update(mapped.__dict__, budget=budget)
         return result
 
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict = {**super()._init_state_dict(), "random": None}
+        return self._state_dict
+
     def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         state, skip = self._state_dict, 0
         is_ahead = _is_worker()
@@ -444,9 +613,9 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
                 self.ex_iterable._init_state_dict()
             if previous:
                 self.ex_iterable.load_state_dict(previous)
-                skip = state["num_examples_since_previous_state"]
+                skip, self._replayed = state["num_examples_since_previous_state"], state["random"]
         for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
-            self._mark(batch.position)
+            self._mark(batch.position, batch.random)
             for example in hf._batch_to_examples(batch.columns):
                 if state:
                     state["num_examples_since_previous_state"] += 1
@@ -473,7 +642,11 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
 
     def _make(self, batch: _Batch) -> _Batch:
         columns, kept = batch.columns, dict(batch.columns)
-        made = self.function(columns, **self.fn_kwargs)
+        replayed, self._replayed = self._replayed, None
+        batch.random = replayed or random_state()
+        # A worker goes on from there; in the training process the model draws as well.
+        with drawn_from(replayed, is_left=_is_worker()):
+            made = self.function(columns, **self.fn_kwargs)
         lengths = {name: len(made[name]) for name in made}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Column lengths mismatch: {lengths}")
@@ -504,9 +677,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
     def _position(self) -> dict[str, Any] | None:
         return self.ex_iterable.state_dict() if self._state_dict else None
 
-    def _mark(self, position: dict[str, Any] | None) -> None:
+    def _mark(self, position: dict[str, Any] | None, random: str | None = None) -> None:
         if self._state_dict:
             self._state_dict["previous_state"] = position
+            self._state_dict["random"] = random
             self._state_dict["num_examples_since_previous_state"] = 0
 
     def shuffle_data_sources(self, generator: Any) -> BoundedMap:
@@ -527,14 +701,47 @@ class _Batch:
     """What the function is given, then what it has made of it, then nothing."""
     position: dict[str, Any] | None
     """Of the source, before the first row."""
+    random: str | None = None
+    """State of torch's generator before the function was called."""
     weight: int = 1
     """For ``Prefetcher``: batches are counted."""
 
 
-def _is_worker() -> bool:
-    """Whether this process is a worker of torch's loader."""
+def random_state() -> str | None:
+    """State of torch's generator for the processor, as text; ``None`` where torch is not loaded.
+
+    Axolotl's streams draw from no other one.
+    """
+    torch = sys.modules.get("torch")
+    return b64encode(torch.get_rng_state().numpy().tobytes()).decode() if torch else None
+
+
+@contextmanager
+def drawn_from(state: str | None, *, is_left: bool = False) -> Iterator[None]:
+    """Draws from torch's generator as it was, and puts it back, unless the state is to be left."""
+    if state is None:
+        yield
+        return
+    import torch
+
+    now = torch.get_rng_state()
+    torch.set_rng_state(torch.frombuffer(bytearray(b64decode(state)), dtype=torch.uint8))
+    try:
+        yield
+    finally:
+        if not is_left:
+            torch.set_rng_state(now)
+
+
+def worker_id() -> int | None:
+    """Of the worker of torch's loader that this process is."""
     torch_data = sys.modules.get("torch.utils.data")
-    return torch_data is not None and torch_data.get_worker_info() is not None
+    worker = torch_data.get_worker_info() if torch_data is not None else None
+    return None if worker is None else int(worker.id)
+
+
+def _is_worker() -> bool:
+    return worker_id() is not None
 
 
 def _weigh(value: Any) -> int:
@@ -558,21 +765,55 @@ def _wanted(cfg: Any) -> StreamSettings:
     return settings
 
 
-def _exchanged(loaded: Any, settings: StreamSettings) -> BoundedDataset:
+@functools.cache
+def _warn_once(message: str) -> None:
+    """On the first rank alone: the logger is Axolotl's, which sees to that."""
+    from axolotl.utils.data import sft
+
+    sft.LOG.warning(message)
+
+
+def _below_threshold(reason: str, cure: str = "") -> Unfamiliar:
+    ways = " or ".join(filter(None, ("fast_axolotl_streaming_force: true", cure)))
+    _warn_once(
+        f"fast-axolotl: dataset_use_rust_streaming has no effect, since {reason}. Axolotl reads "
+        f"the files itself, and a resumed run replays them. To use the reader, set {ways}."
+    )
+    return Unfamiliar(reason)
+
+
+def _exchanged(
+    loaded: Any, settings: StreamSettings, cfg: Any, *, is_sized: bool = False
+) -> BoundedDataset:
     """A dataset that Hugging Face loaded, with our reader and our buffers."""
     paths = shard_sources(loaded)
-    if not settings.force:
-        num_bytes = 0
-        for path in paths:
-            try:
-                address, options = locate(path, loaded._ex_iterable.generate_tables_fn.__self__)
-                sources, _ = find_files(address, storage_options=options)
-            except DataError:
-                break  # a file that hides its size counts as large
-            num_bytes += sum(source.num_bytes for source in sources)
-            if num_bytes >= settings.min_file_bytes:
-                break
+    builder = loaded._ex_iterable.generate_tables_fn.__self__
+    num_bytes = 0
+    for path in paths if is_sized or not settings.force else ():
+        try:
+            address, options = locate(path, builder)
+            sources, _ = find_files(address, storage_options=options)
+        except DataError:
+            num_bytes += settings.min_file_bytes  # a file that hides its size counts as large
         else:
-            raise Unfamiliar(f"the files have less than {settings.min_file_bytes:,} bytes")
+            num_bytes += sum(source.num_bytes for source in sources)
+        if num_bytes >= settings.min_file_bytes and not is_sized:
+            break
+    if not settings.force and num_bytes < settings.min_file_bytes:
+        raise _below_threshold(
+            f"the files have less than {settings.min_file_bytes:,} bytes",
+            f"fast_axolotl_streaming_min_bytes: {num_bytes}",
+        )
+    # A copy of a file on another machine has another date; what is remote has a version.
+    files = [(Path(path).name, Path(path).stat().st_size) for path in paths if "://" not in path]
+    remote = [item.origin_metadata for item in builder.config.data_files.values() if not files]
+    stamp = hashlib.sha256(repr((files or paths, remote)).encode()).hexdigest()[:16]
+    identity = {key: cfg.get(key) for key in _DECIDING} | {"files": stamp, "num_bytes": num_bytes}
     dataset = through_reader(loaded, memory_budget=settings.memory_budget)
-    return bounded(dataset, settings.buffer_bytes)
+    return bounded(dataset, settings.buffer_bytes, identity)
+
+
+def _joint_identity(datasets: list[BoundedDataset]) -> dict[str, Any]:
+    files = " ".join(dataset.identity["files"] for dataset in datasets)
+    num_bytes = sum(dataset.identity["num_bytes"] for dataset in datasets)
+    return {**datasets[0].identity, "files": files, "num_bytes": num_bytes}

@@ -101,6 +101,11 @@ class FastAxolotlArgs(BaseModel):
         ge=0,
         description="Files are streamed from this sequence_len on. Default: 10000.",
     )
+    fast_axolotl_weights: list[float] | None = Field(
+        default=None,
+        description="How often texts are drawn from each entry of pretraining_dataset, one number "
+        "each. Default: in proportion to the sizes of the files.",
+    )
     fast_axolotl_memory_budget: int | None = Field(
         default=None,
         ge=1,
@@ -150,6 +155,16 @@ class FastAxolotlPlugin(BasePlugin):
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
         return [MeterCallback(**asdict(wanted), settings=recorded_settings(cfg))]
+
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        """What writes the position of our reader into the checkpoints, where it reads."""
+        # Without the switch nothing of this is loaded.
+        if not cfg.get("dataset_use_rust_streaming"):
+            return []
+        from fast_axolotl.axolotl.resume import StreamCheckpoint, bounded_dataset
+
+        dataset = getattr(trainer, "train_dataset", None)
+        return [] if bounded_dataset(dataset) is None else [StreamCheckpoint(trainer)]
 
 
 def recorded_settings(cfg: Any) -> dict[str, Any]:

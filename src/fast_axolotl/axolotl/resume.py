@@ -1,0 +1,295 @@
+"""A streamed training that resumes where its checkpoint was written, without a replay.
+
+Stock replays: it reads, tokenises and packs everything from the first row and drops the batches. It
+also forgets epochs: a checkpoint of the second one finds nothing left. Here every batch carries the
+state of the dataset after its last row, from the worker that made it, through all that is fetched
+ahead; ``Watch`` takes it off and knows which batches were handed to the trainer. At a checkpoint
+``StreamCheckpoint`` writes these states beside the model, one file a rank. At a resume
+``init_training_state`` tells the trainer the epoch and that no batch is to be skipped, and the
+dataset begins at its states.
+
+Random numbers: what is fetched in the training process draws from the generator that the model
+uses. So the state holds that generator as it was before the epoch's loader was made, and before the
+batch that was fetched ahead at the checkpoint; the rest comes from the trainer's own file.
+
+Cost: a state a batch, some milliseconds with a full shuffle buffer; at a resume one buffer of rows.
+Does not hold the order in which workers take turns once one of them has run out of files: torch
+itself does not fix it. What a checkpoint has no state for, stock replays, and the log says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
+from fast_axolotl.axolotl.streaming import (
+    PASSED,
+    Begin,
+    BoundedDataset,
+    drawn_from,
+    random_state,
+    worker_id,
+)
+
+__all__ = ["STATE_FILE", "StreamCheckpoint", "Watch", "bounded_dataset", "init_training_state"]
+
+STATE_FILE = "fast_axolotl_reader_rank{}.json"
+"""In the folder of a checkpoint; one for each rank."""
+
+_VERSION = 1
+_KEY = "fast_axolotl_state"
+"""Under which a batch carries its mark from where it was made to where it is fetched."""
+_END = object()
+
+
+def bounded_dataset(dataset: Any) -> BoundedDataset | None:
+    """The stream of ours in a dataset, also below the share of a rank that accelerate makes."""
+    while not isinstance(dataset, BoundedDataset):
+        dataset = getattr(dataset, "dataset", None)
+        if dataset is None:
+            return None
+    return dataset
+
+
+@dataclass(slots=True)
+class _Stamped:
+    """A collator whose batches carry the state of the dataset after their last row."""
+
+    collate: Callable[[list[Any]], Any]
+    dataset: BoundedDataset
+
+    def __call__(self, rows: list[Any]) -> Any:
+        if isinstance(rows[0], str) and rows[0] == PASSED:
+            return None
+        batch = self.collate(rows)
+        state = self.dataset._state_dict
+        batch[_KEY] = (worker_id() or 0, int(state["epoch"]), json.dumps(state))
+        return batch
+
+
+def _start(epoch: int) -> dict[str, Any]:
+    """The position before the first batch of an epoch."""
+    return {"epoch": epoch, "batches": 0, "last_worker": -1, "workers": {}}
+
+
+@dataclass(slots=True)
+class Watch:
+    """The loader of a training: what it has handed out, and where that came from."""
+
+    loader: Any
+    """As accelerate prepared it."""
+    dataset: BoundedDataset
+    resumed: dict[str, Any] | None = None
+    """What a checkpoint says; the first iteration begins there."""
+    is_endless: bool = False
+    """The end of the files is followed by the next epoch, as one stream."""
+    position: dict[str, Any] = field(default_factory=dict)
+    """Of the last batch that was handed out, in the form of the file."""
+    ahead: deque[tuple[Any, dict[str, Any]]] = field(default_factory=deque)
+    """Batches fetched and not handed out: the mark of each, and what a resume before it needs."""
+
+    def __post_init__(self) -> None:
+        # accelerate's loaders call it by this name, of the object.
+        self.loader.base_dataloader.__iter__ = self._iterate
+
+    def settle(self) -> dict[str, Any]:
+        """The position, when all that was handed out is trained on."""
+        is_finished = bool(self.loader.end_of_dataloader)
+        # The last group may be smaller.
+        fetched = self.position["batches"] + len(self.ahead)
+        self._hand_out(0 if is_finished else fetched % self._group or self._group)
+        settled = {**self.position, "is_finished": is_finished}
+        if self.ahead:
+            (_, epoch, _), needs = self.ahead[0]
+            settled |= needs if epoch == settled["epoch"] else {**needs, **_start(epoch)}
+        return settled
+
+    @property
+    def _group(self) -> int:
+        """Batches that the loader fetches at a time; it is one such group ahead."""
+        state: Any = getattr(self.loader, "state", None)
+        is_dispatcher = state is not None and not self.loader.split_batches
+        return int(state.num_processes) if is_dispatcher else 1
+
+    def _iterate(self) -> Iterator[Any]:
+        resumed, self.resumed = self.resumed, None
+        self.ahead.clear()
+        epoch, started = int(self.dataset.epoch), random_state()
+        self.position = _start(epoch)
+        if resumed is None:
+            return self._fetch(self._open(None), started, None)
+        self.position |= {key: resumed[key] for key in self.position}
+        started, num_workers = resumed["started"], self.loader.base_dataloader.num_workers
+        last_worker = resumed["last_worker"]
+        self.dataset.begin = Begin(
+            epoch=epoch,
+            states={int(key): json.loads(state) for key, state in resumed["workers"].items()},
+            # After the last worker it is the first one's turn: nobody lets one pass.
+            last_worker=last_worker if last_worker < num_workers - 1 else -1,
+            batch_rows=self.loader.base_dataloader.batch_size,
+        )
+        # What workers fetch draws from generators of their own.
+        replayed = None if num_workers else resumed["fetched"]
+        return self._fetch(self._open(started), started, replayed)
+
+    def _open(self, started: str | None) -> Iterator[Any]:
+        """Batches with marks; the loader draws the seed of its workers."""
+        base = self.loader.base_dataloader
+        collate = base.collate_fn
+        base.collate_fn = _Stamped(collate, self.dataset)
+        try:
+            with drawn_from(started):
+                batches: Iterator[Any] = type(base).__iter__(base)
+        finally:
+            base.collate_fn = collate
+        return batches
+
+    def _fetch(
+        self, batches: Iterator[Any], started: str | None, replayed: str | None
+    ) -> Iterator[Any]:
+        is_empty = False
+        while not is_empty:
+            is_empty = True
+            while True:
+                before = replayed or random_state()
+                with drawn_from(replayed):
+                    batch: Any = next(batches, _END)
+                if batch is _END:
+                    break
+                if batch is None:
+                    continue
+                replayed, is_empty = None, False
+                self.ahead.append((batch.pop(_KEY), {"started": started, "fetched": before}))
+                self._hand_out(self._group)
+                yield batch
+            if not self.is_endless:
+                return
+            self.dataset.set_epoch(self.dataset.epoch + 1)
+            started = random_state()
+            batches = self._open(None)
+
+    def _hand_out(self, most_ahead: int) -> None:
+        while len(self.ahead) > most_ahead:
+            (worker, epoch, state), needs = self.ahead.popleft()
+            if epoch != self.position["epoch"]:
+                self.position = _start(epoch)
+            self.position |= {"last_worker": worker, **needs}
+            self.position["batches"] += 1
+            self.position["workers"][str(worker)] = state
+
+
+class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
+    """Writes where the stream is into every checkpoint."""
+
+    def __init__(self, trainer: Any) -> None:
+        dataset = trainer.train_dataset
+        accelerator = trainer.accelerator
+        self.rank = int(accelerator.process_index)
+        self.identity = {
+            **dataset.identity,
+            "dataloader_num_workers": int(trainer.args.dataloader_num_workers),
+            "batch_rows": int(trainer.args.per_device_train_batch_size),
+            "ranks": int(accelerator.num_processes),
+        }
+        self.resumed: dict[str, Any] | None = None
+        self.watch: Watch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Watches the loader of this training."""
+        loader: Any = known.get("train_dataloader")
+        dataset = bounded_dataset(getattr(loader, "dataset", None))
+        self.watch = None
+        if dataset is not None and hasattr(loader, "end_of_dataloader"):
+            # Ranks with files of their own end at different steps; a rank that syncs gradients of
+            # an incomplete group would wait for the others for ever.
+            is_shared = self.identity["ranks"] > 1 and not hasattr(loader, "split_batches")
+            is_shared = is_shared and loader.dataset is dataset
+            self.watch = Watch(
+                loader,
+                dataset,
+                None if self.resumed is None or self.resumed["is_finished"] else self.resumed,
+                is_endless=is_shared and args.gradient_accumulation_steps > 1,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """The trainer counts from the resumed batch; the logged epoch counts them all."""
+        resumed = self.resumed
+        if resumed and not resumed["is_finished"] and int(state.epoch) == resumed["epoch"]:
+            state.epoch += resumed["batches"] / (state.max_steps * args.gradient_accumulation_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """One file, written beside and renamed."""
+        if self.watch is None or not self.watch.position:
+            return
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / STATE_FILE.format(self.rank)
+        written = path.with_suffix(".partial")
+        saved = {"version": _VERSION, "global_step": state.global_step, "identity": self.identity}
+        written.write_text(json.dumps({**saved, **self.watch.settle()}), encoding="utf-8")
+        written.replace(path)
+
+    def read(self, checkpoint: str) -> dict[str, Any]:
+        """What this rank wrote; ``Unfamiliar`` where it cannot go on from it."""
+        path = Path(checkpoint, STATE_FILE.format(self.rank))
+        try:
+            saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise Unfamiliar(
+                f"{checkpoint} has no {path.name}: it was written without it"
+            ) from None
+        if saved.get("version") != _VERSION:
+            raise Unfamiliar(f"{path} is of version {saved.get('version')}, not {_VERSION}")
+        for key, value in json.loads(json.dumps(self.identity)).items():
+            if saved["identity"].get(key) != value:
+                was = saved["identity"].get(key)
+                raise Unfamiliar(f"{key} was {was} at the checkpoint and is {value} now")
+        return saved
+
+
+def init_training_state(
+    self: Any,
+    max_steps: int,
+    num_update_steps_per_epoch: int,
+    num_train_epochs: int,
+    resume_from_checkpoint: str | None,
+    trial: Any,
+) -> tuple[int, int]:
+    """The trainer's ``_init_training_state``: epoch to begin with, and batches to skip."""
+    callbacks = self.callback_handler.callbacks
+    ours = next((item for item in callbacks if isinstance(item, StreamCheckpoint)), None)
+    if ours is None or resume_from_checkpoint is None or self.args.ignore_data_skip:
+        raise NotAsked
+    import torch
+    from axolotl.utils.data.sft import LOG
+    from transformers import Trainer
+
+    refusal = ""
+    try:
+        saved = ours.read(resume_from_checkpoint)
+    except Unfamiliar as reason:
+        refusal = str(reason)
+    # One rank that skips and one that does not would wait for each other for ever.
+    refused = torch.tensor([int(bool(refusal))], device=self.accelerator.device)
+    if self.accelerator.gather(refused).any():
+        refusal = refusal or "another rank cannot go on from its state"
+        LOG.warning(f"fast-axolotl: the trainer replays the data from its beginning: {refusal}")
+        raise Unfamiliar(refusal)
+    original = Trainer._init_training_state
+    original = getattr(original, "__wrapped__", original)
+    original(
+        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+    )
+    ours.resumed = saved
+    LOG.info(
+        f"fast-axolotl: the data goes on after batch {saved['batches']} of epoch {saved['epoch']}, "
+        "without a replay"
+    )
+    return saved["epoch"] + int(saved["is_finished"]), 0

@@ -1,0 +1,45 @@
+"""Trains with Axolotl on several configurations, one after the other, in one process.
+
+    python train_streams.py RESULT config.yml ...
+
+Importing Axolotl takes longer than a training of a tiny model. The first rank writes the logged
+losses of each training, with step and epoch, and the lines that this package logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import fast_axolotl  # noqa: F401 - the replacements
+
+
+def train(config: str) -> dict[str, Any]:
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets
+    from axolotl.train import train as run
+
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "fast-axolotl: " in record.getMessage():
+                said.append(record.getMessage().partition("fast-axolotl: ")[2])
+
+    handler, logger = Keep(), logging.getLogger("axolotl.utils.data.sft")
+    logger.addHandler(handler)
+    cfg = load_cfg(config)
+    _, _, trainer = run(cfg=cfg, dataset_meta=load_datasets(cfg=cfg))
+    logger.removeHandler(handler)
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    losses = [[entry["step"], entry["epoch"], entry["loss"], entry["grad_norm"]] for entry in logs]
+    return {"losses": losses, "said": said, "is_first": trainer.args.process_index == 0}
+
+
+if __name__ == "__main__":
+    found = [train(config) for config in sys.argv[2:]]
+    if found[0].pop("is_first"):
+        Path(sys.argv[1]).write_text(json.dumps(found))
