@@ -193,7 +193,7 @@ def size_of(path: Path) -> int:
 
 @pytest.mark.parametrize("shuffle", [None, 5])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow file", "arrow stream", "gzip files"])
-@pytest.mark.parametrize("count", [1, 8, 32])
+@pytest.mark.parametrize("count", [1, 8, 16])
 def test_shards_together_read_every_byte_about_once(
     large: dict[str, Path], kind: str, count: int, shuffle: int | None
 ) -> None:
@@ -210,7 +210,7 @@ def test_shards_together_read_every_byte_about_once(
     assert sum(lengths) <= 1.3 * size_of(large[kind])
 
 
-def test_shards_of_a_csv_file_index_it_once_and_then_read_every_byte_about_once(
+def test_shards_of_a_csv_file_look_for_its_types_and_records_once_and_then_read_every_byte_about_once(
     large: dict[str, Path],
 ) -> None:
     open_shard = partial(open_dataset, large["csv"], memory_budget=SMALL_BUDGET)
@@ -220,7 +220,7 @@ def test_shards_of_a_csv_file_index_it_once_and_then_read_every_byte_about_once(
         ids = [value for shard in shards for value in ids_of(shard)]
 
     assert sorted(ids) == list(range(12_000))
-    assert sum(indexing) <= 1.3 * size_of(large["csv"])
+    assert sum(indexing) <= 2.3 * size_of(large["csv"])
     assert sum(reading) <= 1.3 * size_of(large["csv"])
 
 

@@ -39,7 +39,7 @@ from fast_axolotl.reading.storage import Source, Supply, head_of, open_chunks
 __all__ = ["CsvFile"]
 
 _CANDIDATES = ",\t;|"
-_SNIFF_BYTES = 256 * 1024
+_SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50
 _BACKWARD_STEPS = 64
 """Line ends inside quotes that are looked at one by one, from the last, before all are at once."""
