@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
@@ -173,7 +174,7 @@ def _open(
         head = start_of(head, compression)
         if not _is_telling(head, promised):
             head = head_of(source, compression, _HEAD_BYTES)
-    elif not _is_telling(head, promised):
+    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
         head = source.read_at(0, _HEAD_BYTES)
     if compression is None and any(
         magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == named_compression
@@ -210,18 +211,21 @@ def _open(
         from fast_axolotl.reading.csv_files import CsvFile
 
         return file, CsvFile.open(source, compression, options)
+    from fast_axolotl.reading.lines import TextFile, least_unit_bytes
+
     if found == "text":
-        from fast_axolotl.reading.lines import TextFile
+        kind: Callable[..., FileFormat] = partial(TextFile, least_unit_bytes=least_unit_bytes(head))
+    else:
+        from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
 
-        return file, TextFile(source=source, compression=compression, options=options)
-    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
-
-    kind = JsonLinesFile if found == "jsonl" else JsonDocument
+        kind = JsonDocument
+        if found == "jsonl":
+            kind = partial(JsonLinesFile, least_unit_bytes=least_unit_bytes(head))
     return file, kind(source=source, compression=compression, options=options)
 
 
 def _is_telling(head: bytes, promised: str | None) -> bool:
-    """Whether the first bytes say what a file is, so that no more need to be read."""
+    """Whether the start of a compressed file says what it is, so that no more need be read."""
     if b"\n" in head or any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
         return True
     if promised == "jsonl":

@@ -65,8 +65,10 @@ def unit_rows(
     """
     from concurrent.futures import ThreadPoolExecutor  # most readers never count
 
-    files = sorted({unit.file for unit in units if unit.num_rows is None})
     num_threads, options, stopped = min(8, usable_cores()), dataset.options, threading.Event()
+    # What metadata tells includes rows that turn out to be damaged.
+    is_told = options.on_error == "raise"
+    files = sorted({unit.file for unit in units if unit.num_rows is None or not is_told})
     # Under "skip" a damaged column hides rows, but only where it is read.
     columns = options.columns if options.on_error == "skip" else None
     choices = (options.on_error, options.json_field, astuple(options.csv), columns)
@@ -95,7 +97,9 @@ def unit_rows(
         first, last = (bisect_left(starts, edge) for edge in (unit.start, unit.stop))
         return rows_before[last] - rows_before[first]
 
-    return [rows_of(unit) if unit.num_rows is None else unit.num_rows for unit in units]
+    return [
+        unit.num_rows if is_told and unit.num_rows is not None else rows_of(unit) for unit in units
+    ]
 
 
 def known_schema(

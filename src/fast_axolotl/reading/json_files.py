@@ -43,10 +43,13 @@ class JsonLinesFile:
     source: Source
     compression: str | None
     options: ReadOptions
+    least_unit_bytes: int = 0
+    """Units are at least as long, by the length of the first lines."""
     schema: pa.Schema | None = None
 
     def units(self, file: int) -> list[Unit]:
-        return line_units(self.source, self.compression, file, self.options.unit_bytes)
+        unit_bytes = max(self.options.unit_bytes, self.least_unit_bytes)
+        return line_units(self.source, self.compression, file, unit_bytes)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         source, compression, options = self.source, self.compression, self.options

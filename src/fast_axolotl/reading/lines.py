@@ -31,6 +31,7 @@ __all__ = [
     "Lines",
     "TextFile",
     "count_newlines",
+    "least_unit_bytes",
     "line_at",
     "line_blocks",
     "line_units",
@@ -45,15 +46,12 @@ _COMPRESSED_EXPANSION = 4
 _LINES_IN_UNIT = 16
 """A unit is so many times as long as the longest of the file's first lines."""
 
-_HEAD_BYTES = 4 * 1024
-_LONG_HEAD_BYTES = 64 * 1024
-"""How far the first lines are looked at; the second where the first holds no whole line."""
-
 _MOST_BLOCK_BYTES = 1024 * 1024
 """Larger blocks fall out of the processor's cache between two passes over them: JSON lines are
 decoded two to three times slower in blocks of 4 MiB."""
 
 _PROBE_BYTES = 64 * 1024
+_LEAST_PROBE_BYTES = 4 * 1024
 _PROBE_SHARE = 16
 """The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
@@ -93,16 +91,15 @@ def count_newlines(data: bytes, start: int, stop: int) -> int:
     return sum(int(np.count_nonzero(piece == ord("\n"))) for piece in pieces)
 
 
+def least_unit_bytes(head: bytes) -> int:
+    """How long the units of a file should be at least, by its first lines."""
+    return _LINES_IN_UNIT * max(map(len, head.split(b"\n")))
+
+
 def line_units(source: Source, compression: str | None, file: int, unit_bytes: int) -> list[Unit]:
     """Byte ranges of a plain file, or the whole of a compressed one."""
     if compression is not None:
         return whole_file(source, compression, file)
-    if source.num_bytes > unit_bytes:
-        head = source.read_at(0, _HEAD_BYTES)
-        if b"\n" not in head:
-            head = source.read_at(0, _LONG_HEAD_BYTES)
-        longest = max(map(len, head.splitlines(keepends=True)))
-        unit_bytes = max(unit_bytes, _LINES_IN_UNIT * longest)
     edges = [*range(0, source.num_bytes, unit_bytes), source.num_bytes]
     return [
         Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
@@ -159,7 +156,7 @@ def _read_range(source: Source, start: int, stop: int) -> Lines:
         return Lines(data, 0, 0, stop)
     end = data.find(b"\n", stop - begin - 1) + 1
     if end == 0:
-        pieces, position, size = [data], begin + len(data), max(probe, _HEAD_BYTES)
+        pieces, position, size = [data], begin + len(data), max(probe, _LEAST_PROBE_BYTES)
         while position < source.num_bytes and not pieces[-1].endswith(b"\n"):
             piece = source.read_at(position, size)
             pieces.append(piece[: piece.find(b"\n") + 1 or None])
@@ -180,11 +177,14 @@ class TextFile:
     source: Source
     compression: str | None
     options: ReadOptions
+    least_unit_bytes: int = 0
+    """Units are at least as long; see the function of this name."""
     schema: pa.Schema = _TEXT_SCHEMA
     names: tuple[str, ...] = ("text",)
 
     def units(self, file: int) -> list[Unit]:
-        return line_units(self.source, self.compression, file, self.options.unit_bytes)
+        unit_bytes = max(self.options.unit_bytes, self.least_unit_bytes)
+        return line_units(self.source, self.compression, file, unit_bytes)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         block_bytes = self.options.block_bytes
