@@ -1,9 +1,10 @@
 """Our reader and its peers on the same files: ``make bench-reader``.
 
-Two kinds of cases. In a timed one everybody reads the same file, and gives the same rows first. In
-a memory case each pass over a large file is a fresh process, which imports, notes its memory, reads
-once and reports; "cold" means the process, since the file has just been written and is in the page
-cache: ``python -m benchmarks.reader --child READER FORMAT FILE``.
+Three kinds of cases. In a timed one everybody reads the same file, and gives the same rows first.
+In a memory case each pass over a large file is a fresh process, which imports, notes its memory,
+reads once and reports; "cold" means the process, since the file has just been written and is in the
+page cache: ``python -m benchmarks.reader --child READER FORMAT FILE``. The case ``start`` takes the
+time from the first call in a fresh process to the first batch of a small file, imports included.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.children import RunError, run_child
+from benchmarks.children import RunError, module_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.corpus import (
     MESSAGE_ROWS,
@@ -47,6 +49,7 @@ NOTES = (
     "HF load + rows includes load_dataset with a prepared cache, as in the earlier package's "
     "benchmark; HF streaming includes opening and stops after 20,000 rows, which in a check put "
     "its rows per second up to a sixth too low",
+    "types of CSV are those of a scan before the timed passes, kept in the cache folder",
     "a memory case is a fresh process: RssAnon sampled every 2 ms, above its value after imports",
 )
 
@@ -72,10 +75,22 @@ MEMORY: dict[str, dict[str, int]] = {
 }
 """Case to its files and their bytes, the largest last."""
 
-CASES = (*TIMED, *MEMORY)
+START = "start"
+CASES = (*TIMED, *MEMORY, START)
 _LEAST_BYTES = 100_000
 _MOST_MEMORY_REPEATS = 3
 _CHILD_SECONDS = 300
+_START_ROWS = 2000
+_START_PROCESSES = 7
+_START_PROGRAM = """
+import sys, time
+import fast_axolotl
+called = time.perf_counter()
+assert next(iter(fast_axolotl.open_dataset(sys.argv[1]))).num_rows
+print(time.perf_counter() - called)
+"""
+"""``import fast_axolotl`` loads neither numpy nor pyarrow: the call does."""
+_MOST_START_SECONDS = 0.25
 _CHILD_MODULES = ("pyarrow.csv", "pyarrow.json", "pyarrow.parquet", "fast_axolotl.reading")
 """Every reader starts with the same modules at hand."""
 
@@ -133,6 +148,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
             cases.append(replace(case, goals=goals))
             path.unlink()
         cases += [_memory_case(name, session, options.scale) for name in chosen if name in MEMORY]
+        cases += [_start_case(session) for name in chosen if name == START]
         return Result(cases=cases, notes=NOTES, versions=session.versions)
 
 
@@ -235,6 +251,37 @@ def _memory_case(name: str, session: Session, scale: float) -> Case:
         measurements=measurements,
         goals=goals,
         left_out=left_out,
+    )
+
+
+def _start_case(session: Session) -> Case:
+    """Fresh processes one after another; an extra one before them writes the bytecode."""
+    path = write_sample(session.folder / "small.parquet", _START_ROWS)
+    seconds = []
+    for number in range(_START_PROCESSES + 1):
+        session.tell(f"{START}: process {number} of {_START_PROCESSES}")
+        done = subprocess.run(
+            [sys.executable, "-c", _START_PROGRAM, str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=module_environment(PYTHONPYCACHEPREFIX=str(session.folder / "bytecode")),
+        )
+        seconds.append(float(done.stdout))
+    text = "first batch of a small Parquet file, imports included"
+    return Case(
+        name=START,
+        text=text,
+        rows=_START_ROWS,
+        num_bytes=path.stat().st_size,
+        measurements=[
+            Measurement(
+                name=OURS_ARROW,
+                seconds=tuple(seconds[1:]),
+                values={"least_seconds": min(seconds[1:])},
+            )
+        ],
+        goals=[Goal(text, _MOST_START_SECONDS, "s", median(seconds[1:]))],
     )
 
 

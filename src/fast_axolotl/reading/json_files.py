@@ -62,11 +62,12 @@ class JsonLinesFile:
             )
 
     def sample(self, num_bytes: int) -> Block:
-        """The whole lines in the first bytes of the file."""
-        data = self.source.read_at(0, num_bytes)
+        """The whole lines in about the first bytes of the file, or of what it decompresses to."""
+        if self.compression is None:
+            data = self.source.read_at(0, num_bytes)
+        else:
+            data = start_of(self.source.read_at(0, num_bytes // 4), self.compression)
         is_whole = self.compression is None and len(data) == self.source.num_bytes
-        if self.compression is not None:
-            data = start_of(data, self.compression)
         start = len(BOM) if data.startswith(BOM) else 0
         stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
         rows = self._rows(Lines(data, start, stop, start))

@@ -121,7 +121,7 @@ def open_dataset(
         on_error: ``raise``, or ``skip`` to leave out what cannot be read and list it in ``stats``.
         on_conflict: ``raise``, or ``json`` to receive a column of clashing types as JSON text.
         infer: ``scan`` reads JSON and CSV once before the first batch, so that the schema is final
-            from the start; ``auto`` widens it as it goes.
+            from the start; ``auto`` looks at the first rows, and then no type changes any more.
         split: Which split of a folder that has several; ``all`` for all of them.
         json_field: The field of a JSON document that holds the rows.
         csv: The dialect, where detection should not decide.

@@ -71,7 +71,7 @@ class TypeClash(Exception):
         found = "an array of mixed kinds" if self.found == MIXED else self.found
         cure = 'on_conflict="json" to receive that column as JSON text'
         if self.is_late:
-            cure = 'infer="scan", which reads everything once and settles the types beforehand'
+            cure = 'infer="scan" to open_dataset, which then reads everything once before'
         return ConflictError(
             f"column {self.path!r} was {self.known} before and is {found} here; make the data "
             f"agree, or pass {cure}",
