@@ -13,12 +13,14 @@ import lzma
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -449,6 +451,21 @@ def test_a_row_group_of_a_remote_parquet_file_is_a_request_or_two(
     wanted_bytes = rows * 8 * (columns if wanted is None else len(wanted))
     gaps = 10 * 4 * 2_000 * 8 if wanted == ["c1", "c6"] else 0
     assert site.num_bytes <= wanted_bytes * 1.05 + 2 * 64 * 1024 + gaps
+
+
+def test_a_damaged_footer_gives_ranges_inside_the_file_or_none() -> None:
+    data = parquet_bytes(rows_of(300), row_group_size=50)
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    generator = random.Random(1)
+    found = Counter[bool]()
+    for _ in range(500):
+        damaged = bytearray(data)
+        for _ in range(3):
+            damaged[-generator.randrange(9, footer)] = generator.randrange(256)
+        runs = remote.parquet_runs(bytes(damaged), {"id", "text"}, len(data))
+        assert all(0 < start < stop <= len(data) for start, stop in runs)
+        found[bool(runs)] += 1
+    assert min(found.values()) > 10
 
 
 @pytest.mark.parametrize("ending", ["arrow", "jsonl.gz", "jsonl.xz", "arrow-stream"])

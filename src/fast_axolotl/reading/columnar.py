@@ -37,7 +37,7 @@ from fast_axolotl.reading.blocks import (
     Unit,
     held_bytes,
 )
-from fast_axolotl.reading.remote import parquet_runs
+from fast_axolotl.reading.remote import parquet_runs, parquet_tail
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
@@ -458,7 +458,8 @@ def open_parquet(
 ) -> ParquetFile:
     """Reads the footer."""
     with _named(label, "footer"):
-        with pq.ParquetFile(source.open_arrow()) as file:
+        tail = b"" if source.remote is None else parquet_tail(source.read_at, source.num_bytes)
+        with pq.ParquetFile(pa.BufferReader(tail) if tail else source.open_arrow()) as file:
             metadata, schema = file.metadata, file.schema_arrow
         # Counts that a damaged footer can hold and no file can. The column chunks are left to the
         # decoder, which checks that they lie inside the file: asking for their metadata here would
@@ -474,7 +475,7 @@ def open_parquet(
                 )
     columns = _selected(schema, options, label)
     if source.remote is not None:
-        runs = parquet_runs(metadata, set(columns), source.num_bytes)
+        runs = parquet_runs(tail, set(columns), source.num_bytes)
         source = replace(source, runs=runs)
     return ParquetFile(
         source=source,

@@ -12,14 +12,12 @@ processes share. Neighbouring blocks that are missing are one request. The least
 blocks go first. A file without a tag or date is not kept, since a change of it would not be seen.
 
 ``parquet_runs`` says which bytes of a Parquet file belong together. It reads the footer's Thrift
-itself, because pyarrow cannot show the place of a column chunk without risk: on some damaged
-footers it ends the process. About 40 µs per column chunk.
+itself, about 40 µs per column chunk: on some damaged footers, pyarrow would end the process where
+it is asked for the place of a column chunk.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
 import random
@@ -27,8 +25,8 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +34,15 @@ from typing import Any, TypeVar
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_secrets
 
-__all__ = ["BLOCK_BYTES", "BlockCache", "Remote", "parquet_runs", "version_of", "with_retries"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BlockCache",
+    "Remote",
+    "parquet_runs",
+    "parquet_tail",
+    "version_of",
+    "with_retries",
+]
 
 _Result = TypeVar("_Result")
 
@@ -49,8 +55,10 @@ many ranks that failed together do not come back together."""
 STALL_SECONDS = 60.0
 """A connection that sends no byte for so long has failed."""
 
-BLOCK_BYTES = 1024 * 1024
+BLOCK_BYTES = 256 * 1024
 """What is kept together. Larger blocks would make a shard fetch more of its neighbours' bytes."""
+
+_TAIL_BYTES = 64 * 1024
 
 _RUN_BYTES, _RUN_GAP_BYTES = 8 * 1024 * 1024, 1024 * 1024
 """Column chunks are fetched together up to so many bytes, across gaps up to so many."""
@@ -67,13 +75,12 @@ _DATES = ("Last-Modified", "LastModified", "last_modified", "updated", "mtime", 
 _CHANGED = "the file was changed or replaced while it was read; read a copy that stays as it is"
 
 
-def clock() -> float:
-    """Seconds; tests put their own clock in its place."""
-    return time.monotonic()
+clock = time.monotonic
+"""A seam for tests, like ``pause``."""
 
 
 def pause(seconds: float) -> None:
-    """Waits, but not past the end of the program; tests put a wait in its place that is none."""
+    """Waits, but not past the end of the program."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and threading.main_thread().is_alive():
         time.sleep(max(0.0, min(0.5, end - time.monotonic())))
@@ -81,7 +88,7 @@ def pause(seconds: float) -> None:
 
 def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Result:
     """Remote libraries share no base class, so any error but those that are known is transient."""
-    began, attempt, delay = clock(), 0, 0.0
+    began, attempt = clock(), 0
     while True:
         attempt += 1
         try:
@@ -98,25 +105,19 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
             # A traceback would show the cause as it is, with the secrets in its address.
             shown = cause if mask_secrets(text) == text else None
             if isinstance(cause, FileNotFoundError) or status in (404, 410):
-                raise MissingFileError(
-                    "no such file or folder; check the address", path=path
-                ) from None
+                text = "no such file or folder; check the address"
+                raise MissingFileError(text, path=path) from None
             if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
-                raise AccessError(
-                    f"access denied ({name}); check the credentials", path=path
-                ) from None
+                text = f"access denied ({name}); check the credentials"
+                raise AccessError(text, path=path) from None
             if status in (412, 416) or name == "FileExpired":
                 raise DataError(_CHANGED, path=path) from None
-            if (
-                isinstance(cause, _NEVER_BETTER) and not isinstance(cause, json.JSONDecodeError)
-            ) or (status is not None and 400 <= status < 500 and status not in _MAY_GET_BETTER):
-                raise DataError(
-                    f"the request failed with {name}: {text}; check the address and the "
-                    "storage options",
-                    path=path,
-                ) from shown
-            delay = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
-            delay = max(random.uniform(0, delay), wait or 0.0)
+            is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
+            if is_final or (status and 400 <= status < 500 and status not in _MAY_GET_BETTER):
+                text = f"the request failed with {name}: {text}; check address and storage options"
+                raise DataError(text, path=path) from shown
+            most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
+            delay = max(random.uniform(0, most), wait or 0.0)
             spent = clock() - began
             if spent + delay > seconds or not threading.main_thread().is_alive():
                 asked = f" (the server asks to wait {wait:,.0f} s)" if wait else ""
@@ -127,12 +128,8 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                     path=path,
                 ) from shown
             if attempt == 3:
-                _log.warning(
-                    "%s: the connection failed (%s); trying again for up to %.0f s",
-                    mask_secrets(path),
-                    mask_secrets(text) or name,
-                    seconds,
-                )
+                text = mask_secrets(f"{path}: the connection failed ({text or name})")
+                _log.warning("%s; trying again for up to %.0f s", text, seconds)
         pause(delay)
 
 
@@ -189,12 +186,9 @@ class Remote:
         blocks: dict[int, bytes] = {}
         for index in indices:
             size = min(BLOCK_BYTES, self.num_bytes - index * BLOCK_BYTES)
-            kept = self.cache.read(f"{key}-{index}", size)
-            if kept is not None:
+            if (kept := self.cache.read(f"{key}-{index}", size)) is not None:
                 blocks[index] = kept
-        for index in indices:
-            if index in blocks:
-                continue
+        for index in (index for index in indices if index not in blocks):
             start, stop = index * BLOCK_BYTES, index + 1
             while stop <= last and stop not in blocks:
                 stop += 1
@@ -226,7 +220,7 @@ class Remote:
     def _request(self, offset: int, length: int) -> bytes:
         from pyarrow import fs  # here, not above: local files need none of this
 
-        filesystem, stop = self.filesystem, offset + length
+        filesystem = self.filesystem
         if getattr(filesystem, "_pid", os.getpid()) != os.getpid():
             # Its event loop stayed behind in the process that forked this one.
             filesystem = type(filesystem)(*filesystem.storage_args, **filesystem.storage_options)
@@ -246,7 +240,7 @@ class Remote:
                 file.req_kw = {**file.req_kw, "IfMatch": self.version}
                 file.seek(offset)
                 return bytes(file.read(length))
-        return bytes(filesystem.cat_file(self.inner_path, start=offset, end=stop))
+        return bytes(filesystem.cat_file(self.inner_path, start=offset, end=offset + length))
 
     async def _request_http(self, filesystem: Any, offset: int, length: int) -> bytes:
         """fsspec's own request hides the headers of the answer, which tell what was sent."""
@@ -263,29 +257,23 @@ class Remote:
         async with await asyncio.wait_for(sent, STALL_SECONDS) as response:
             response.raise_for_status()
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
-            is_tag = self.version.startswith(('"', "W/"))
-            tag = response.headers.get("ETag" if is_tag else "Last-Modified")
-            plain = [
-                str(item).removeprefix("W/").replace("-gzip", "") for item in (tag, self.version)
-            ]
-            if (total.isdigit() and int(total) != self.num_bytes) or (
-                tag and self.version and plain[0] != plain[1]
-            ):
+            name = "ETag" if self.version.startswith(('"', "W/")) else "Last-Modified"
+            tags = {response.headers.get(name) or self.version, self.version or None}
+            # A server that compresses as it goes calls a tag weak, or says so in it.
+            tags = {str(tag).removeprefix("W/").replace("-gzip", "") for tag in tags if tag}
+            if (total.isdigit() and int(total) != self.num_bytes) or len(tags) > 1:
                 raise DataError(_CHANGED, path=self.path)
             if response.status == 200 and length < self.num_bytes:
                 raise DataError(
                     "the server sends the whole file where a part of it is asked for; download it",
                     path=self.path,
                 )
-            pieces, left = [], length
-            while piece := await asyncio.wait_for(
-                response.content.read(BLOCK_BYTES), STALL_SECONDS
-            ):
-                pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
-                    raise EOFError(f"more than {length:,} bytes arrived at byte {offset:,}")
-            return b"".join(pieces)
+            data, body = bytearray(), response.content
+            while piece := await asyncio.wait_for(body.read(BLOCK_BYTES), STALL_SECONDS):
+                data += piece
+                if len(data) > length:
+                    break
+            return bytes(data)
 
 
 _writes_refused: set[str] = set()
@@ -317,6 +305,8 @@ class BlockCache:
 
     def write(self, name: str, data: bytes) -> None:
         """Keeps a block; a disk that refuses ends the keeping, not the run."""
+        import fcntl
+
         if self.folder in _writes_refused:
             return
         path, size = Path(self.folder, name[:2], name), len(data) + 4
@@ -324,34 +314,22 @@ class BlockCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(data + _checksum(data))
-            with self._locked() as file:
+            with Path(self.folder, "total").open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
                 text = file.read()
                 total = int(text) if text.isdigit() else self._make_room(0)
                 if total + size > self.num_bytes:
                     total = self._make_room(size)
-                if path.exists():
-                    size = 0
-                file.seek(0)
-                file.truncate()
-                file.write(str(total + size).encode())
+                file.truncate(0)
+                file.write(b"%d" % (total if path.exists() else total + size))
                 file.flush()
                 part.replace(path)
         except OSError as error:
             _writes_refused.add(self.folder)
-            _log.warning(
-                "%s: nothing more is cached there, reading goes on: %s", self.folder, error
-            )
+            _log.warning("%s: no more is cached there, reading goes on: %s", self.folder, error)
             with suppress(OSError):
                 part.unlink()
-
-    @contextmanager
-    def _locked(self) -> Iterator[io.BufferedRandom]:
-        import fcntl
-
-        with Path(self.folder, "total").open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            yield file
 
     def _make_room(self, size: int) -> int:
         """Removes what was read longest ago until a tenth is free; the bytes that are left."""
@@ -377,21 +355,28 @@ def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 
 
-def parquet_runs(metadata: Any, columns: set[str], num_bytes: int) -> tuple[tuple[int, int], ...]:
+def parquet_tail(read_at: Callable[[int, int], bytes], num_bytes: int) -> bytes:
+    """The end of a Parquet file with all of its footer: mostly one request."""
+    start = max(0, num_bytes - _TAIL_BYTES)
+    tail = read_at(start, num_bytes - start)
+    size = int.from_bytes(tail[-8:-4], "little") + 8
+    return tail if size <= len(tail) or size > num_bytes else read_at(num_bytes - size, size)
+
+
+def parquet_runs(tail: bytes, columns: set[str], num_bytes: int) -> tuple[tuple[int, int], ...]:
     """Byte ranges, in order, that hold the wanted columns of one row group; each is one request.
 
     A row group has several where it is large; a column chunk that is larger than a run has none.
     """
-    if metadata.serialized_size > _MOST_FOOTER_BYTES:
+    size = int.from_bytes(tail[-8:-4], "little")
+    if size > _MOST_FOOTER_BYTES:
         return ()
-    sink = io.BytesIO()
-    metadata.write_metadata_file(sink)
     runs: list[tuple[int, int]] = []
     try:
         # parquet.thrift: FileMetaData 4 row_groups; RowGroup 1 columns; ColumnChunk 3 meta_data;
         # ColumnMetaData 3 path_in_schema, 7 total_compressed_size, 9 data_page_offset,
         # 11 dictionary_page_offset.
-        for group in _Thrift(sink.getvalue()).struct()[4]:
+        for group in _Thrift(tail[-8 - size : -8]).struct()[4]:
             chunks = []
             for chunk in (column[3] for column in group[1]):
                 start = min(chunk[9], chunk.get(11) or chunk[9])
@@ -405,7 +390,7 @@ def parquet_runs(metadata: Any, columns: set[str], num_bytes: int) -> tuple[tupl
                 else:
                     own.append((begin := start, end := stop))
             runs += [run for run in own if run[1] - run[0] <= _RUN_BYTES]
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return ()  # encrypted columns, or a damaged footer: the decoder says what is wrong
     return tuple(sorted(runs))
 
@@ -415,20 +400,21 @@ class _Thrift:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = len(b"PAR1")
+        self._at = 0
 
     def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._data[self._at]
-            self._at += 1
+        value = 0
+        for shift in range(0, 64, 7):
+            byte = self._take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-            shift += 7
+        raise ValueError("a number of more than 64 bits")
 
     def _take(self, length: int) -> bytes:
         self._at += length
+        if self._at > len(self._data):
+            raise IndexError("the end of the footer")
         return self._data[self._at - length : self._at]
 
     def _value(self, kind: int) -> Any:
