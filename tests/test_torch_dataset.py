@@ -183,8 +183,9 @@ def test_an_even_dataset_knows_its_length(path: Path, even: str, rows: bool) -> 
         for rank in range(3):
             options = {"even": even, "rows": rows, "batch_size": 23, "num_workers": workers}
             data = dataset(path, shard=(rank, 3), **options)
-            loader = DataLoader(data, batch_size=None, num_workers=workers)
-            lengths |= {len(data), len(loader), sum(1 for _ in loader)}
+            size = 50 if rows else None
+            loader = DataLoader(data, batch_size=size, collate_fn=list, num_workers=workers)
+            lengths |= {len(data), sum(len(batch) if rows else 1 for batch in loader)}
         assert len(lengths) == 1
     with pytest.raises(TypeError, match="with even="):
         len(dataset(path))
@@ -264,7 +265,7 @@ def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> N
 
     whole = ids(make())
     assert sorted(whole) == ALL
-    for stop in (0, 1, 7, 50):
+    for stop in (0, 9):
         loader = make()
         first = ids(islice(iter(loader), stop))
         resumed = make(pickle.loads(pickle.dumps(loader.state_dict())))

@@ -12,6 +12,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,6 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("own batches, not evened", 10, config={**OWN, "even_batches": False}, **ONE)
 @layout("own rows", 7, config=OWN, **FOUR)
 @layout("own rows that are split", 7, config={**OWN, **SPLIT}, **FOUR)
-@layout("own rows, stateful", 7, config={**OWN, **STATEFUL}, num_workers=1, **FOUR)
 @layout("own batches without a size", "a loader with a batch_size; set it, or leave", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
     return ids_of(prepare(data(**dataset or {}), **options))
@@ -213,9 +213,20 @@ def accelerate_wrapper(wrapper: Any) -> Ids:
     return ids_of(prepare(wrapper(data())))
 
 
+@layout("own rows, resumed", 7)
+def accelerate_resumed() -> Ids:
+    loaders = [prepare(data(rows=True), {**OWN, **STATEFUL}, 4, num_workers=1) for _ in range(2)]
+    first = ids_of(islice(iter(loaders[0]), 5))
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    return first + ids_of(loaders[1])
+
+
 @layout("dispatched, two epochs", 1)
-def accelerate_twice() -> list[Ids]:
-    batches = prepare(data(shuffle=3), num_workers=1, persistent_workers=True)
+@layout("dispatched, two epochs of workers", 1, num_workers=1, persistent_workers=True)
+def accelerate_twice(**options: Any) -> list[Ids]:
+    dataset = data(shuffle=3)
+    dataset.load_state_dict(data(shuffle=3, shard=(0, 1)).state_dict())
+    batches = prepare(dataset, **options)
     return [ids_of(batches) for _ in range(2)]
 
 

@@ -123,9 +123,10 @@ class TorchDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
+        state = self._take_state()
         if is_dispatched and (rank or (worker and worker.id)):
             return iter(()) if worker else _refuse_to_read()
-        self._reader, given = self._open(self._take_state())
+        self._reader, given = self._open(state)
         self._given = (self._reader.state_dict(), given) if given else None
         return self._items(self._reader, given)
 
@@ -142,6 +143,9 @@ class TorchDataset(IterableDataset[Any]):
         workers = max(1, self._num_workers)
         reader = open_dataset(self._paths, shard=(rank * workers, world * workers), **self._options)
         return workers * (reader.num_rows if self._rows else len(reader))
+
+    def __bool__(self) -> bool:
+        return True
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the passes to come, in persistent workers too.
@@ -299,11 +303,10 @@ class TorchDataset(IterableDataset[Any]):
             return None
         if self._shard not in (None, (0, 1)):
             return f"accelerate divides the rows, and shard={self._shard} does it again; drop it"
+        if not is_dispatcher and loader.dataset.batch_size is not None:
+            return None
         if not is_dispatcher:
-            has_size = loader.dataset.batch_size is not None
-            return (
-                None if has_size else "accelerate divides only a loader with a batch_size; set it"
-            )
+            return "accelerate divides only a loader with a batch_size; set it"
         mesh = loader.torch_device_mesh
         right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
         if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
