@@ -7,8 +7,7 @@ pipes from the file of ours that does as well.
 Bytes are counted by the kernel: ``rchar`` of ``/proc/self/io``, what every thread of this process
 read by system calls between the call that opens the shard and its last row. Files that a reader
 maps into memory are read by page faults, which are not in there: for those, the resident pages of
-the mapping are added. The kernel maps them in groups of up to 2 MiB, so this is an upper bound. For
-ours, the bytes that its storage layer hands out are counted beside it.
+the mapping are added. The kernel maps them in groups of up to 2 MiB, so this is an upper bound.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def main(name: str, race: str) -> None:
 def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> Request:
     """One shard from its opening to its last row. A batch has a length, and is Arrow or dicts."""
     is_checked = request["is_checked"]
-    source_reads = _count_source_reads() if is_checked and open_shard is _ours else None
     mapped: dict[str, int] = {}
     batches = rows = looked = 0
     first, checksums = None, []
@@ -62,8 +60,7 @@ def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> R
         # What an earlier shard left mapped counts from nothing again.
         if type(item) is mmap.mmap and not item.closed:
             item.madvise(mmap.MADV_DONTNEED)
-    before = _system_read_bytes()
-    start = time.perf_counter()
+    before, start = _system_read_bytes(), time.perf_counter()
     for batch in open_shard(request):
         if first is None:
             first = time.perf_counter() - start
@@ -74,16 +71,12 @@ def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> R
                 looked += _look_at_mappings(request["folder"], mapped)
         batches += 1
         rows += len(batch)
-    seconds = time.perf_counter() - start
     looked += _look_at_mappings(request["folder"], mapped) if is_checked else 0
     return {
-        "seconds": seconds,
         "first_seconds": first,
         "rows": rows,
         "batches": batches,
         "read_bytes": _system_read_bytes() - before - looked + sum(mapped.values()),
-        "mapped_bytes": sum(mapped.values()),
-        "source_bytes": None if source_reads is None else sum(source_reads),
         "checksums": checksums,
     }
 
@@ -95,33 +88,15 @@ def _system_read_bytes() -> int:
 
 def _look_at_mappings(folder: str, mapped: dict[str, int]) -> int:
     """Notes the most that was resident of each mapped file of the folder; gives what that read."""
-    text = Path("/proc/self/smaps").read_text()
-    for path, kilobytes in _MAPPING.findall(text) if folder in text else ():
-        if path.startswith(folder):
-            mapped[path] = max(mapped.get(path, 0), 1024 * int(kilobytes))
-    return len(text.encode())
-
-
-def _count_source_reads() -> list[int]:
-    """Every read of our storage layer from now on; Arrow's own readers go through it, too."""
-    storage = importlib.import_module("fast_axolotl.reading.storage")
-    pa = importlib.import_module("pyarrow")
-    source, reads = storage.Source, []
-    read_at = _ORIGINAL.setdefault("read_at", source.read_at)
-
-    def counted(self: Any, offset: int, length: int) -> bytes:
-        data: bytes = read_at(self, offset, length)
-        reads.append(len(data))
-        return data
-
-    _ORIGINAL.setdefault("open_arrow", source.open_arrow)
-    source.read_at = counted
-    source.open_arrow = lambda self: pa.PythonFile(storage._SourceFile(self), mode="r")
-    return reads
-
-
-_ORIGINAL: dict[str, Any] = {}
-"""The storage layer's own functions, which a pass that is not checked gets back."""
+    text = Path("/proc/self/maps").read_text()
+    num_bytes = len(text.encode())
+    if folder in text:
+        text = Path("/proc/self/smaps").read_text()
+        num_bytes += len(text.encode())
+        for path, kilobytes in _MAPPING.findall(text):
+            if path.startswith(folder):
+                mapped[path] = max(mapped.get(path, 0), 1024 * int(kilobytes))
+    return num_bytes
 
 
 # Ways to open a shard. A request has a path, a shard (index, count), a seed or none, and settings.
@@ -129,9 +104,6 @@ _ORIGINAL: dict[str, Any] = {}
 
 def _ours(request: Request) -> Iterator[Any]:
     reading = importlib.import_module("fast_axolotl.reading")
-    if not request["is_checked"] and _ORIGINAL:
-        source = importlib.import_module("fast_axolotl.reading.storage").Source
-        source.read_at, source.open_arrow = _ORIGINAL["read_at"], _ORIGINAL["open_arrow"]
     settings = dict(request["settings"])
     is_dicts = settings.pop("is_dicts", False)
     shard, seed = tuple(request["shard"]), request["seed"]
@@ -162,10 +134,10 @@ def _hf(request: Request) -> Iterator[Any]:
 
 def _mosaic(request: Request) -> Iterator[Any]:
     """A rank of as many nodes with one rank each, which need not be there."""
-    module = importlib.import_module("streaming.base.dataset")
+    module: Any = importlib.import_module("streaming.base.dataset")
     module.maybe_init_dist = lambda: False
     # Names of shared memory: without this, two processes at a time would take the same one.
-    prefix = importlib.import_module("streaming.base.shared.prefix")
+    prefix: Any = importlib.import_module("streaming.base.shared.prefix")
     prefix._each_prefix_int = lambda: count(10 * os.getpid())
     _set_rank(request, LOCAL_WORLD_SIZE=1, LOCAL_RANK=0)
     seed = request["seed"]
@@ -231,13 +203,9 @@ def _rows_of(path: str) -> Iterator[Any]:
         yield from map(json.loads, file)
 
 
-def _write_nothing(_: Request) -> Request:
-    return {}
-
-
 READERS: dict[str, tuple[str | None, Callable[..., Iterator[Any]], Callable[..., Request]]] = {
-    "fast-axolotl": (None, _ours, _write_nothing),
-    "HF": ("datasets", _hf, _write_nothing),
+    "fast-axolotl": (None, _ours, dict),
+    "HF": ("datasets", _hf, dict),
     "Mosaic": ("mosaicml-streaming", _mosaic, _write_mds),
     "LitData": ("litdata", _litdata, _write_chunks),
 }

@@ -1,14 +1,15 @@
 """One dataset on many ranks: bytes, first batch, throughput, evenness. ``make bench-sharding``.
 
 The same rows of ``id`` and ``text``, about 1 KB each, as JSON lines, as Parquet with 1,000 rows in
-a group and as 40 gzip files; and in Mosaic's and LitData's own formats, made by their writers. A shard is opened and read to its end, as a rank would; the shards of a pass are read by as many
+a group and as 40 gzip files; and in the formats of Mosaic and LitData, made by their own writers.
+A shard is opened and read to its end, as a rank would; the shards of a pass are read by as many
 processes as there are cores (``shard_peer``), one shard after another.
 
 The first pass is checked and not timed: which rows came, how often and with which text, how many
-bytes each shard read. Then passes are timed, reader by reader, A B C, A B C. Where a peer's
-first pass takes longer than ``--most-seconds``, its later shards are left out, and its figures are
-those of the shards that it read; ours reads all of them. Imports are outside the timing. The page
-cache is warm: on a cold one, bytes weigh more than they do here.
+bytes each shard read. Then passes are timed, reader by reader, A B C, A B C. Where a peer's first
+pass takes longer than ``--most-seconds``, its later shards are left out, and its figures are those
+of the shards that it read; ours reads all of them. Imports are outside the timing. The page cache
+is warm: on a cold one, bytes weigh more than they do here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.children import offline_environment
+from benchmarks.children import module_environment
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.corpus import conversations
 from benchmarks.result import Case, Goal, Measurement, Result, Timing
@@ -40,10 +42,10 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.system import usable_cores
 
 CASES = {"small": 36_001, "small-shuffled": 36_001, "large": 300_001, "large-shuffled": 300_001}
-"""Rows, about 1 KB each. One more than a round number: no number of shards divides them."""
+"""Rows. One more than a round number: no number of shards divides them."""
 OURS = "fast-axolotl"
 MANY_SHARDS = 1024
-"""Of ours alone, in a case that is shuffled; read once, not raced."""
+"""Of ours alone, where rows are shuffled; one repeat."""
 _SEED = 7
 _TINY_ROWS = 130
 _GROUP_ROWS = 1000
@@ -51,19 +53,18 @@ _GZIP_FILES = 40
 _MOST_READ = 1.3
 """Times the data, over all shards together."""
 _NOTES = (
-    "read: bytes by system calls of all shards together, over the size of the files. LitData's are "
-    "resident pages of the files it maps: an upper bound; on a cold cache it asks the kernel for "
-    "whole chunks",
-    "Arrow batches of ours and HF's, dicts of Mosaic and LitData; HF shuffles in a buffer of 1,000 "
-    "rows, ours in windows of the memory budget, Mosaic and LitData in blocks and chunks",
+    "read times: bytes by system calls of all shards together over the size of the files. LitData "
+    "maps files: resident pages, an upper bound; on a cold cache it asks for whole chunks",
+    "HF shuffles in a buffer of 1,000 rows, ours in windows of an eighth of the memory budget, "
+    "Mosaic in blocks of 262,144 rows, LitData inside chunks",
     "Mosaic repeats rows until all ranks have the same number; LitData leaves rows out for that, "
-    "unless drop_last=False; HF gives what it deals",
+    "unless drop_last=False, as here; HF gives what it deals",
     "HF deals files, and row groups of Parquet, where their number is a multiple of the ranks; "
-    "elsewhere every rank reads all and keeps its rows",
+    "elsewhere every rank reads everything and keeps its rows",
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """A reader, what it reads and how."""
 
@@ -76,36 +77,32 @@ class Entry:
     """Which of ours does the same work; ``None`` for ours."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_raced: bool = True
-    """Otherwise it is only checked, for how even its shards are: once, where rows are shuffled."""
+    """Otherwise it is only checked, for how even its shards are, where rows are shuffled."""
+    is_wide: bool = False
+    """Whether it is read on ``MANY_SHARDS``, too."""
 
 
+_JSONL, _PARQUET, _GZIP = "rows.jsonl", "rows.parquet", "gzip/*.jsonl.gz"
+_even = partial(Entry, rival=None, is_raced=False)
 ENTRIES = (
-    Entry(name=f"{OURS} JSONL", reader=OURS, file="rows.jsonl"),
-    Entry(name=f"{OURS} Parquet", reader=OURS, file="rows.parquet"),
-    Entry(name=f"{OURS} dicts", reader=OURS, file="rows.parquet", settings={"is_dicts": True}),
-    Entry(name=f"{OURS} gzip", reader=OURS, file="gzip/*.jsonl.gz"),
-    Entry(name="HF JSONL", reader="HF", file="rows.jsonl", rival=f"{OURS} JSONL"),
-    Entry(name="HF Parquet", reader="HF", file="rows.parquet", rival=f"{OURS} Parquet"),
-    Entry(name="HF gzip", reader="HF", file="gzip/*.jsonl.gz", rival=f"{OURS} gzip"),
-    Entry(name="Mosaic", reader="Mosaic", file="mds", rival=f"{OURS} dicts"),
-    Entry(
-        name="LitData",
-        reader="LitData",
-        file="chunks",
-        rival=f"{OURS} dicts",
-        settings={"drop_last": False},
-    ),
-    *(
-        Entry(name=name, reader=reader, file=file, settings=settings, is_raced=False)
-        for name, reader, file, settings in (
-            (f"{OURS} JSONL, drop", OURS, "rows.jsonl", {"even": "drop"}),
-            (f"{OURS} JSONL, pad", OURS, "rows.jsonl", {"even": "pad"}),
-            (f"{OURS} Parquet, drop", OURS, "rows.parquet", {"even": "drop"}),
-            (f"{OURS} Parquet, pad", OURS, "rows.parquet", {"even": "pad"}),
-            ("LitData, drop_last", "LitData", "chunks", {"drop_last": True}),
-        )
-    ),
+    Entry(f"{OURS} JSONL", OURS, _JSONL, is_wide=True),
+    Entry(f"{OURS} Parquet", OURS, _PARQUET, is_wide=True),
+    Entry(f"{OURS} dicts", OURS, _PARQUET, settings={"is_dicts": True}),
+    Entry(f"{OURS} gzip", OURS, _GZIP),
+    Entry("HF JSONL", "HF", _JSONL, f"{OURS} JSONL"),
+    Entry("HF Parquet", "HF", _PARQUET, f"{OURS} Parquet"),
+    Entry("HF gzip", "HF", _GZIP, f"{OURS} gzip"),
+    Entry("Mosaic", "Mosaic", "mds", f"{OURS} dicts"),
+    Entry("LitData", "LitData", "chunks", f"{OURS} dicts", settings={"drop_last": False}),
+    _even(f"{OURS} JSONL, drop", OURS, _JSONL, settings={"even": "drop"}, is_wide=True),
+    _even(f"{OURS} JSONL, pad", OURS, _JSONL, settings={"even": "pad"}, is_wide=True),
+    _even(f"{OURS} Parquet, drop", OURS, _PARQUET, settings={"even": "drop"}, is_wide=True),
+    _even(f"{OURS} Parquet, pad", OURS, _PARQUET, settings={"even": "pad"}, is_wide=True),
+    _even("LitData, drop_last", "LitData", "chunks", settings={"drop_last": True}),
 )
+
+Answer = dict[str, Any]
+"""What a process says of a shard."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,284 +110,214 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=names, default=[*CASES][:2], help=f"of {', '.join(CASES)}")
     parser.add_argument("--shards", type=names, default=["1", "8", "64"], help="numbers of shards")
     parser.add_argument("--repeats", type=int, default=3, help="timed passes of every reader")
-    parser.add_argument("--most-seconds", type=float, default=1.5, help="of a peer's first pass")
+    parser.add_argument("--most-seconds", type=float, default=1.0, help="of a peer's first pass")
     parser.add_argument("--peer-python", help="python of an environment with the peers")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one repeat")
     execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
-    """Every case at every number of shards."""
+    """Every case on every number of shards."""
     chosen = check_names("case", options.cases, list(CASES))
     if not all(text.isdigit() and int(text) for text in options.shards) or options.repeats < 1:
         raise UsageError("shards must be numbers of at least 1, and repeats at least 1")
     scale, repeats = (10, 1) if options.quick else (1, options.repeats)
     cases: list[Case] = []
-    written: dict[str, dict[str, float]] = {}
+    checksums: dict[Path, list[int]] = {}
+    seconds: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         pools, left_out = _start(options.peer_python, folder, stack, tell)
-        tiny, _ = _write(folder / "tiny", _TINY_ROWS, pools)
-        for entry in ENTRIES if tiny else ():
-            if entry.reader in pools:
-                pool = pools[entry.reader]
-                request = _request(entry, folder / "tiny", None, is_checked=False)
-                pool.read(range(len(pool.workers)), len(pool.workers), request)
-        datasets: dict[int, tuple[list[int], dict[str, float]]] = {}
-        for name in chosen:
-            rows, place = CASES[name] // scale, folder / str(CASES[name])
-            if rows not in datasets:
-                tell(f"writing {rows:,} rows in every format")
-                datasets[rows] = _write(place, rows, pools)
-                written[f"{rows:,} rows"] = datasets[rows][1]
+        for name, rows in {
+            "tiny": _TINY_ROWS * scale,
+            **{name: CASES[name] for name in chosen},
+        }.items():
+            place = folder / name.removesuffix("-shuffled")
+            if place not in checksums:
+                tell(f"writing {rows // scale:,} rows in every format")
+                checksums[place], seconds[place.name] = _write(place, rows // scale, pools)
             seed = _SEED if name.endswith("shuffled") else None
-            for shards in [*map(int, options.shards), *([MANY_SHARDS] if seed else [])]:
-                session = _Session(
-                    name=f"{name}-{shards}",
-                    place=place,
-                    checksums=datasets[rows][0],
-                    pools=pools,
-                    shards=shards,
-                    seed=seed,
-                    repeats=repeats,
-                    most_seconds=options.most_seconds,
-                    tell=tell,
-                )
-                cases.append(session.run(left_out))
-    versions = {name: pool.version for name, pool in pools.items() if name != OURS and pool.version}
-    return Result(cases=cases, facts={"writing_seconds": written}, notes=_NOTES, versions=versions)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """As many processes of one reader as there are cores."""
-
-    workers: Sequence[Worker]
-
-    @property
-    def version(self) -> str | None:
-        version: str | None = self.workers[0].hello["version"]
-        return version
-
-    def read(
-        self, shards: Sequence[int], count: int, request: Mapping[str, Any], most: float = 1e9
-    ) -> tuple[list[dict[str, Any]], float]:
-        """The answers for these shards, as far as they were begun in time, and the seconds."""
-        waiting, answers = iter(shards), {}
-        start = time.perf_counter()
-
-        def work(worker: Worker) -> None:
-            for shard in waiting:
-                answers[shard] = worker.ask("read", shard=[shard, count], **request)
-                if time.perf_counter() - start > most:
-                    return
-
-        with ThreadPoolExecutor(len(self.workers)) as threads:
-            list(threads.map(work, self.workers))
-        return [answers[shard] for shard in sorted(answers)], time.perf_counter() - start
+            counts = [*map(int, options.shards), *([MANY_SHARDS] if seed else [])]
+            for shards in [usable_cores()] if name == "tiny" else counts:
+                data = _Sharded(pools, place, checksums[place], seed, shards)
+                passes = repeats if shards < MANY_SHARDS else 1
+                found = data.race(name, passes, options.most_seconds, left_out, tell)
+                # What is imported late is imported with the tiny one, whose figures are not kept.
+                cases += found if name != "tiny" else []
+    versions = {name: pool[0].hello["version"] for name, pool in pools.items() if name != OURS}
+    return Result(cases=cases, facts={"seconds": seconds}, notes=_NOTES, versions=versions)
 
 
 def _start(
     python: str | None, folder: Path, stack: ExitStack, tell: Tell
-) -> tuple[dict[str, _Pool], dict[str, str]]:
-    """The processes of every reader, or why it takes no part."""
-    pools, left_out = {}, {}
-    env = offline_environment(folder, folder / "numba") | {"XDG_CACHE_HOME": str(folder / "cache")}
-    shared, script = race.__file__, str(Path(__file__).with_name("shard_peer.py"))
+) -> tuple[dict[str, list[Worker]], dict[str, str]]:
+    """As many processes of each reader as there are cores, or why it takes no part."""
+    pools: dict[str, list[Worker]] = {}
+    left_out: dict[str, str] = {}
+    places = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
+    env = module_environment(HF_HUB_OFFLINE="1", **places)
+    script = str(Path(__file__).with_name("shard_peer.py"))
     for reader in dict.fromkeys(entry.reader for entry in ENTRIES):
-        command = [sys.executable, "-m", "benchmarks.shard_peer", reader, shared]
-        if reader != OURS:
-            if python is None:
-                left_out[reader] = "no --peer-python"
-                continue
-            command = [python, "-I", script, reader, shared]
         tell(f"starting {reader}")
+        command = [sys.executable, "-m", "benchmarks.shard_peer", reader, race.__file__]
+        if reader != OURS:
+            command = [python or "", "-I", script, reader, race.__file__]
+        logs = [folder / f"{reader}-{number}.txt" for number in range(usable_cores())]
         try:
-            workers = [
-                stack.enter_context(Worker(command, folder / f"{reader}-{number}.txt", env=env))
-                for number in range(usable_cores())
-            ]
+            if reader != OURS and python is None:
+                raise WorkerError("no --peer-python")
+            with ThreadPoolExecutor(len(logs)) as threads:
+                pools[reader] = list(threads.map(partial(Worker, command, env=env), logs))
         except WorkerError as error:
             left_out[reader] = str(error)
-            continue
-        pools[reader] = _Pool(workers)
+        for worker in pools.get(reader, ()):
+            stack.enter_context(worker)
     return pools, left_out
 
 
 def _write(
-    place: Path, count: int, pools: Mapping[str, _Pool]
+    place: Path, count: int, pools: Mapping[str, Sequence[Worker]]
 ) -> tuple[list[int], dict[str, float]]:
     """The rows in every format; gives checksums of their texts, and the seconds of each writer."""
     (place / "gzip").mkdir(parents=True)
-    texts = [
-        " ".join(message["content"] for message in row["messages"]) for row in conversations(count)
-    ]
+    rows = conversations(count)
+    texts = [" ".join(message["content"] for message in row["messages"]) for row in rows]
     lines = [
         json.dumps({"id": index, "text": text}, ensure_ascii=False) + "\n"
         for index, text in enumerate(texts)
     ]
-    (place / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+    (place / _JSONL).write_text("".join(lines), encoding="utf-8")
     table = pa.table({"id": range(count), "text": texts})
-    pq.write_table(table, place / "rows.parquet", row_group_size=_GROUP_ROWS)
+    pq.write_table(table, place / _PARQUET, row_group_size=_GROUP_ROWS)
     for number in range(_GZIP_FILES):
         part = lines[count * number // _GZIP_FILES : count * (number + 1) // _GZIP_FILES]
-        file = place / "gzip" / f"{number:02}.jsonl.gz"
-        file.write_bytes(gzip.compress("".join(part).encode(), 1))
+        packed = gzip.compress("".join(part).encode(), 1)
+        (place / "gzip" / f"{number:02}.jsonl.gz").write_bytes(packed)
     seconds = {}
     for reader, file in (("Mosaic", "mds"), ("LitData", "chunks")):
         if reader in pools:
             start = time.perf_counter()
-            worker, rows = pools[reader].workers[0], str(place / "rows.jsonl")
-            worker.ask("write", path=str(place / file), rows=rows)
+            pools[reader][0].ask("write", path=str(place / file), rows=str(place / _JSONL))
             seconds[reader] = time.perf_counter() - start
     return [zlib.crc32(text.encode()) for text in texts], seconds
 
 
-def _request(entry: Entry, place: Path, seed: int | None, *, is_checked: bool) -> dict[str, Any]:
-    return {
-        "path": str(place / entry.file),
-        "folder": str(place),
-        "seed": seed,
-        "settings": dict(entry.settings),
-        "is_checked": is_checked,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
+@dataclass(frozen=True, slots=True)
+class _Sharded:
     """A dataset on a number of shards."""
 
-    name: str
+    pools: Mapping[str, Sequence[Worker]]
     place: Path
     checksums: Sequence[int]
-    pools: Mapping[str, _Pool]
-    shards: int
+    """Of the text of each row."""
     seed: int | None
-    repeats: int
-    most_seconds: float
-    tell: Tell
+    shards: int
 
-    def run(self, left_out: Mapping[str, str]) -> Case:
+    def race(
+        self, name: str, repeats: int, most_seconds: float, left_out: Mapping[str, str], tell: Tell
+    ) -> list[Case]:
         """Checks everybody, then times in turn those who race."""
-        checked: dict[str, list[dict[str, Any]]] = {}
-        timed: dict[str, list[list[dict[str, Any]]]] = {}
-        failures: dict[str, str] = {}
-        runs = {}
-        for entry in self._entries():
-            self.tell(f"{self.name}: {entry.name} is checked")
-            most = 1e9 if entry.reader == OURS else self.most_seconds
-            request = _request(entry, self.place, self.seed, is_checked=True)
-            pool = self.pools[entry.reader]
-            try:
-                answers, _ = pool.read(range(self.shards), self.shards, request, most)
-            except WorkerError as error:
-                failures[entry.name] = str(error)
-                continue
-            checked[entry.name] = answers
-            if entry.is_raced:
-                runs[entry.name] = lambda entry=entry: self._time(entry, checked, timed)
-        repeats = self.repeats if self.shards < MANY_SHARDS else 1
-        seconds = interleave(runs, repeats, lambda text: self.tell(f"{self.name}: {text}"))
-        entries = {entry.name: entry for entry in self._entries() if entry.name in checked}
-        reasons = {name: self._difference(answers) for name, answers in checked.items()}
-        sizes = {name: self._size(entry) for name, entry in entries.items()}
-        return Case(
-            name=self.name,
-            text=f"{sizes[f'{OURS} JSONL'] / 1e6:,.0f} MB on {self.shards} shards",
-            rows=len(self.checksums),
-            num_bytes=sizes[f"{OURS} JSONL"],
-            timings=[
-                Timing(
-                    name=name,
-                    version=self.pools[entries[name].reader].version,
-                    output="dicts" if "dicts" in (entries[name].rival or name) else "Arrow",
-                    rows=sum(answer["rows"] for answer in checked[name]),
-                    seconds=tuple(seconds[name]),
-                    reason=reasons[name],
-                )
-                for name in seconds
-            ],
-            rivals={name: entries[name].rival or "" for name in seconds if entries[name].rival},
-            measurements=[
-                Measurement(
-                    name=name,
-                    values={
-                        **self._figures(checked[name], timed.get(name, []), sizes[name]),
-                        **_spread(seconds, name, entries[name].rival, self.shards, checked),
-                    },
-                    reason=reasons[name],
-                )
-                for name in checked
-            ],
-            goals=list(self._goals(checked, sizes)),
-            left_out={**left_out, **failures},
-        )
-
-    def _entries(self) -> Iterator[Entry]:
+        name, left_out = f"{name}-{self.shards}", dict(left_out)
+        checked: dict[Entry, list[Answer]] = {}
+        timed: dict[str, list[list[Answer]]] = {}
         for entry in ENTRIES:
             is_even = entry.is_raced or (self.seed is not None and self.shards > 1)
-            is_many = self.shards >= MANY_SHARDS
-            is_ours = (
-                entry.reader == OURS and "gzip" not in entry.name and "dicts" not in entry.name
-            )
-            if entry.reader in self.pools and is_even and (is_ours or not is_many):
-                yield entry
+            is_asked = is_even and (entry.is_wide or self.shards < MANY_SHARDS)
+            if entry.reader not in self.pools or not is_asked:
+                continue
+            tell(f"{name}: {entry.name} is checked")
+            most = 1e9 if entry.reader == OURS else most_seconds
+            try:
+                checked[entry], _ = self._read(entry, range(self.shards), most, is_checked=True)
+            except WorkerError as error:
+                left_out[entry.name] = str(error)
 
-    def _time(
-        self,
-        entry: Entry,
-        checked: Mapping[str, Sequence[Any]],
-        timed: dict[str, list[list[dict[str, Any]]]],
-    ) -> float:
-        request = _request(entry, self.place, self.seed, is_checked=False)
-        done = range(len(checked[entry.name]))
-        answers, seconds = self.pools[entry.reader].read(done, self.shards, request)
-        timed.setdefault(entry.name, []).append(answers)
-        return seconds
+        def timed_pass(entry: Entry) -> float:
+            answers, seconds = self._read(entry, range(len(checked[entry])))
+            timed.setdefault(entry.name, []).append(answers)
+            return seconds
 
-    def _size(self, entry: Entry) -> int:
-        found = self.place.glob(entry.file if "*" in entry.file else f"{entry.file}/*")
-        files = list(found) or [self.place / entry.file]
-        return sum(path.stat().st_size for path in files)
+        runs = {entry.name: partial(timed_pass, entry) for entry in checked if entry.is_raced}
+        seconds = interleave(runs, repeats, lambda text: tell(f"{name}: {text}"))
+        figures = {entry.name: self._figures(entry, checked[entry], timed) for entry in checked}
+        timings = []
+        for entry in checked:
+            kept = {key: figures[entry.name][key] for key in ("missing", "repeated", "changed")}
+            text = ", ".join(f"{value} rows {key}" for key, value in kept.items() if value)
+            if entry.is_raced:
+                timing = Timing(
+                    name=entry.name,
+                    version=self.pools[entry.reader][0].hello["version"],
+                    output="dicts" if "dicts" in f"{entry.name} {entry.rival}" else "Arrow",
+                    rows=sum(answer["rows"] for answer in checked[entry]),
+                    seconds=tuple(seconds[entry.name]),
+                    reason=text or None,
+                )
+                timings.append(timing)
+        goals = []
+        for found, values in figures.items():
+            if ", " in found and found.startswith(OURS):
+                apart = values["batches_most"] - values["batches_least"]
+                goals.append(Goal(f"batches, most less least: {found}", 0, "batches", apart))
+            elif found.startswith(OURS):
+                goals.append(Goal(f"read in all: {found}", _MOST_READ, "×", values["read_times"]))
+        rivals = {entry.name: entry.rival for entry in checked if entry.rival and entry.is_raced}
+        text = f"{len(self.checksums):,} rows on {self.shards} shards"
+        make = partial(Case, text=text, rows=len(self.checksums))
+        race = make(name=name, timings=timings, rivals=rivals, goals=goals, left_out=left_out)
+        bytes_keys = ("shards", "read", "shard", "largest", "first", "worst")
+        rows_keys = ("rows", "batches", "missing", "repeated", "changed")
+        cases = [race]
+        for part, starts in (("bytes", bytes_keys), ("rows", rows_keys)):
+            measurements = [
+                Measurement(
+                    name=found,
+                    values={key: values[key] for key in values if key.startswith(starts)},
+                )
+                for found, values in figures.items()
+            ]
+            cases.append(make(name=f"{name}-{part}", measurements=measurements))
+        return cases
 
-    def _difference(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
-        """How the rows differ from the dataset, each of them once; ``None`` where they do not."""
-        missing, repeated, wrong = self._rows(answers)
-        parts = (
-            f"{missing} rows missing" * bool(missing),
-            f"{repeated} rows repeated" * bool(repeated),
-        )
-        parts = (*parts, f"{wrong} rows with another text" * bool(wrong))
-        return ", ".join(part for part in parts if part) or None
+    def _read(
+        self, entry: Entry, shards: Sequence[int], most: float = 1e9, *, is_checked: bool = False
+    ) -> tuple[list[Answer], float]:
+        """The answers for these shards, as far as they were begun in time, and the seconds."""
+        waiting, answers = iter(shards), {}
+        path, folder = str(self.place / entry.file), str(self.place)
+        request = {"path": path, "folder": folder, "seed": self.seed, "is_checked": is_checked}
+        start = time.perf_counter()
 
-    def _rows(self, answers: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
-        """Rows missing, repeated and changed; none is missing where only some shards were read."""
-        pairs = [pair for answer in answers for pair in answer["checksums"]]
-        once = dict(map(tuple, pairs))
-        missing = len(self.checksums) - len(once) if len(answers) == self.shards else 0
-        wrong = sum(self.checksums[index] != checksum for index, checksum in once.items())
-        return missing, len(pairs) - len(once), wrong
+        def work(worker: Worker) -> None:
+            for shard in waiting:
+                place = [shard, self.shards]
+                settings = dict(entry.settings)
+                answers[shard] = worker.ask("read", shard=place, settings=settings, **request)
+                if time.perf_counter() - start > most:
+                    return
+
+        workers = self.pools[entry.reader]
+        with ThreadPoolExecutor(len(workers)) as threads:
+            list(threads.map(work, workers))
+        return [answers[shard] for shard in sorted(answers)], time.perf_counter() - start
 
     def _figures(
-        self,
-        answers: Sequence[Mapping[str, Any]],
-        timed: Sequence[Sequence[Mapping[str, Any]]],
-        size: int,
+        self, entry: Entry, answers: Sequence[Answer], timed: Mapping[str, list[list[Answer]]]
     ) -> dict[str, Any]:
-        """Of the shards that were read; times to a first batch are medians of a shard's repeats."""
-        firsts = [
-            median(first)
-            for each in zip(*timed, strict=True)
-            if (first := [item["first_seconds"] for item in each if item["first_seconds"]])
-        ]
-        read = [answer["read_bytes"] for answer in answers]
-        source = [answer["source_bytes"] for answer in answers]
-        rows = [answer["rows"] for answer in answers]
-        batches = [answer["batches"] for answer in answers]
-        missing, repeated, _ = self._rows(answers)
+        """Of the shards that were read; the first batch of a shard is the median of its repeats."""
+        files = list(self.place.glob(entry.file if "*" in entry.file else f"{entry.file}/*"))
+        size = sum(path.stat().st_size for path in files or [self.place / entry.file])
+        repeats = zip(*timed.get(entry.name, []), strict=True)
+        waits = [[answer["first_seconds"] for answer in each] for each in repeats]
+        firsts = [median(each) for each in waits if None not in each]
+        read, rows, batches = (
+            [answer[key] for answer in answers] for key in ("read_bytes", "rows", "batches")
+        )
+        pairs = [pair for answer in answers for pair in answer["checksums"]]
+        once = dict(map(tuple, pairs))
+        is_whole = len(answers) == self.shards
         return {
             "shards": len(answers),
             "read_times": sum(read) / len(read) * self.shards / size,
-            "by_source_times": None if None in source else sum(source) / size,
             "shard_bytes": round(median(read)),
             "largest_bytes": max(read),
             "first_batch_seconds": median(firsts) if firsts else None,
@@ -399,41 +326,10 @@ class _Session:
             "rows_most": max(rows),
             "batches_least": min(batches),
             "batches_most": max(batches),
-            "missing": missing,
-            "repeated": repeated,
+            "missing": len(self.checksums) - len(once) if is_whole else 0,
+            "repeated": len(pairs) - len(once),
+            "changed": sum(self.checksums[index] != value for index, value in once.items()),
         }
-
-    def _goals(
-        self, checked: Mapping[str, Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]
-    ) -> Iterator[Goal]:
-        for name, answers in checked.items():
-            if not name.startswith(OURS) or "dicts" in name:
-                continue
-            if "," in name:
-                batches = [answer["batches"] for answer in answers]
-                apart = max(batches) - min(batches)
-                yield Goal(f"batches of two shards apart, {name}", 0, "batches", apart)
-                continue
-            read = sum(answer["read_bytes"] for answer in answers) / sizes[name]
-            yield Goal(f"read in all, {name}", _MOST_READ, "×", read)
-
-
-def _spread(
-    seconds: Mapping[str, Sequence[float]],
-    name: str,
-    rival: str | None,
-    shards: int,
-    checked: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> dict[str, float]:
-    """Ours over this peer in rows per second, repeat by repeat: the least and the most."""
-    if rival is None or rival not in seconds:
-        return {}
-    rows = {key: sum(answer["rows"] for answer in checked[key]) for key in (name, rival)}
-    ratios = [
-        (rows[rival] / ours) / (rows[name] / theirs)
-        for ours, theirs in zip(seconds[rival], seconds[name], strict=True)
-    ]
-    return {"ours_least": min(ratios), "ours_most": max(ratios)}
 
 
 if __name__ == "__main__":
