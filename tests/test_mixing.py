@@ -377,7 +377,7 @@ def test_what_cannot_be_meant_is_refused(mix: Mix, tmp_path: Path) -> None:
         ({"x": (reader, float("nan"))}, {}, "source 'x' must be"),
         ([reader], {}, "must be .reader, weight"),
         ([(reader, 1), (reader, 1)], {}, "a reader of its own"),
-        ([(reader, 1), (other, 1)], {}, "the same shard="),
+        ([(reader, 1), (other, 1)], {}, "the same shard= and even="),
         ([(reader, 1)], {"stop": "last"}, "stop='last'"),
         ([(reader, 1)], {"batch_size": 0}, "batch_size=0"),
         ([(reader, 1)], {"source_column": "id"}, "has a column 'id'"),

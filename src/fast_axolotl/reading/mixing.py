@@ -114,19 +114,18 @@ def mix_datasets(
         held.append(_Source(str(name), reader, float(weight)))
     if len({id(source.reader) for source in held}) < max(1, len(held)):
         raise UsageError("a mix needs sources, each with a reader of its own; open one for each")
-    for option in ("shard", "even"):
-        values = {source.name: getattr(source.reader, option) for source in held}
-        if len(set(values.values())) > 1:
-            raise UsageError(f"the readers of a mix need the same {option}=, not {values}")
+    layouts = {source.name: (source.reader.shard, source.reader.even) for source in held}
+    if len(set(layouts.values())) > 1:
+        raise UsageError(f"the readers of a mix need the same shard= and even=, not {layouts}")
     batch_size = held[0].reader.batch_size if batch_size is None else batch_size
-    for option, value, is_valid in (
-        ("stop", stop, stop in ("first", "all")),
-        ("on_conflict", on_conflict, on_conflict in ("raise", "json")),
-        ("batch_size", batch_size, isinstance(batch_size, int) and batch_size > 0),
-        ("seed", seed, isinstance(seed, int) and seed >= 0),
+    for option, is_valid in (
+        (f"stop={stop!r}", stop in ("first", "all")),
+        (f"on_conflict={on_conflict!r}", on_conflict in ("raise", "json")),
+        (f"batch_size={batch_size!r}", isinstance(batch_size, int) and batch_size > 0),
+        (f"seed={seed!r}", isinstance(seed, int) and seed >= 0),
     ):
         if not is_valid:
-            raise UsageError(f"{option}={value!r} is not possible; see help(mix_datasets)")
+            raise UsageError(f"{option} is not possible; see help(mix_datasets)")
     total = sum(source.weight for source in held)
     for source in held:
         source.weight /= total
