@@ -77,6 +77,7 @@ def test_a_key_that_appears_late_is_null_before(tmp_path: Path) -> None:
         pytest.param({"a": {"b": None}}, {"a": {"b": {"c": 1}}}, id="nested null to struct"),
         pytest.param([{"a": None}], [{"a": [1]}, {"b": "x"}], id="late keys in a list of structs"),
         pytest.param({}, {"a": 1}, id="empty object to struct"),
+        pytest.param({"a": [None]}, {"a": [None], "b": 1}, id="late key beside a list of nulls"),
         pytest.param(None, True, id="null to boolean"),
         pytest.param(None, "x", id="null to text"),
     ],

@@ -28,7 +28,6 @@ from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.blocks import held_bytes
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import MIXED, conform
-from fast_axolotl.reading.unify_types import is_joinable
 
 __all__ = ["OUTPUTS", "Batcher", "convert", "value_bytes"]
 
@@ -101,12 +100,6 @@ class Batcher:
             count = min(held.left, self._batch_size - num_rows, max(fitting, not taken))
             if count == 0 and held.left:
                 break
-            schema = held.rows.schema
-            is_wider = taken and not taken[-1].schema.equals(schema, check_metadata=True)
-            if is_wider and not all(
-                is_joinable(pa.Table.from_batches([rows]), schema) for rows in taken
-            ):
-                break  # what was taken so far does not fit types that came to be known after it
             taken.append(held.rows.slice(held.start, count))
             self.places.append((count, held.position))
             num_rows += count

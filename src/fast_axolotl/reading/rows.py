@@ -24,7 +24,7 @@ from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection
 from fast_axolotl.reading.order import Piece, Position, Step
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
-from fast_axolotl.reading.unify_types import Known, is_joinable
+from fast_axolotl.reading.unify_types import Known
 
 __all__ = ["Rows", "read_rows", "shuffle_rows", "take"]
 
@@ -215,12 +215,7 @@ def _windows(
     held: list[Rows] = []
     size = 0.0
     for rows in tables:
-        schema = rows.table.schema
-        is_wider = held and not held[-1].table.schema.equals(schema, check_metadata=True)
-        if held and (
-            rows.is_shuffled
-            or (is_wider and not all(is_joinable(item.table, schema) for item in held))
-        ):
+        if held and rows.is_shuffled:
             yield _Window(tuple(held), seed_of(held[0].start))
             held, size, end = [], 0.0, None
         if rows.is_shuffled:

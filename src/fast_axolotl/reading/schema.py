@@ -191,9 +191,14 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(field.type):
         return column
     try:
-        return column.cast(field.type)
+        cast = column.cast(field.type)
     except pa.ArrowException:
         raise TypeClash(field.name, field.type, column.type) from None
+    try:
+        cast.validate()
+    except pa.ArrowInvalid:  # pyarrow 26 loses the nulls of a list of nulls in a struct that grows
+        cast = pa.chunked_array([pa.array(column.to_pylist(), field.type)])
+    return cast
 
 
 def _join_fields(

@@ -20,7 +20,7 @@ from fast_axolotl.reading.blocks import Block, Dataset, Decoded
 from fast_axolotl.reading.index import unit_rows
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
-from fast_axolotl.reading.unify_types import Known, is_joinable
+from fast_axolotl.reading.unify_types import Known
 from fast_axolotl.system import usable_cores
 
 __all__ = ["take_rows"]
@@ -80,8 +80,5 @@ def take_rows(
             "changed after its rows were counted; open it again",
             path=dataset.inputs[units[number].file].source.path,
         )
-    if not all(is_joinable(table, known.schema) for table in taken):
-        # A later block showed a type that needs the text of earlier values.
-        return take_rows(dataset, known.schema, indices, index_dir=index_dir)
     tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]
     return pa.concat_tables(tables).take(pa.array(order))

@@ -44,7 +44,7 @@ from fast_axolotl.reading.schema import (
     join_schemas,
 )
 
-__all__ = ["Known", "first_schema", "is_joinable", "unify"]
+__all__ = ["Known", "first_schema", "unify"]
 
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
@@ -194,17 +194,6 @@ def unify(
                 continue
         decoded = decode_or_reject(block, known, options)
     raise DataError("the types of this block keep changing; please report this file")
-
-
-def is_joinable(table: pa.Table, schema: pa.Schema) -> bool:
-    """Whether rows that were unified before ``schema`` was known can be brought to it by casts."""
-    if _needs_source(table.schema, schema):
-        return False
-    try:
-        conform(table, schema)
-    except TypeClash:
-        return False
-    return True
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
