@@ -294,14 +294,24 @@ def accelerate_mesh(name: str = "tp", is_prepared: bool = True, **options: Any) 
 @layout("Trainer", 1)
 @layout("Trainer with workers", 1, dataloader_num_workers=2)
 @layout("Trainer without dispatching", 9, accelerator_config=OWN)
-def train_in_transformers(**options: Any) -> Ids:
+@layout("Trainer with a loader of its own", dataset={"even": "pad"})
+def train_in_transformers(dataset: Any = None, **options: Any) -> Ids:
     from transformers import Trainer, TrainingArguments
 
-    settings = {"max_steps": 41, "per_device_train_batch_size": 5, "disable_tqdm": True}
+    class WithOwnLoader(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=None)
+
+    settings = {
+        "max_steps": 21 if dataset else 41,
+        "per_device_train_batch_size": 5,
+        "disable_tqdm": True,
+    }
     settings |= {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": []}
     model = Model()
     arguments = TrainingArguments(f"trainer-{RANK}", **settings, **options)
-    Trainer(model, arguments, train_dataset=data(rows=True)).train()
+    trainer = WithOwnLoader if dataset else Trainer
+    trainer(model, arguments, train_dataset=data(**dataset or {"rows": True})).train()
     return model.seen
 
 
