@@ -50,7 +50,7 @@ class Trainings:
             "dataset_num_proc": 1,
             "dataloader_num_workers": 0,
             "max_steps": 10,
-            "save_steps": 1,
+            "save_steps": keys.get("max_steps", 10) if resume else 1,
             "save_total_limit": 20,
             "plugins": [PLUGIN],
             "dataset_use_rust_streaming": True,
@@ -59,7 +59,6 @@ class Trainings:
         }
         if resume:
             config["resume_from_checkpoint"] = str(self.folder / resume)
-            config["save_steps"] = config["max_steps"]
         written = write_config(config, self.folder / f"{name}.yml")
         self.configs.append(str(written))
 
@@ -111,7 +110,9 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings)
     trainings.add("workers", **workers, max_steps=7)
     trainings.add("workers-from-3", **workers, resume="workers/checkpoint-3", max_steps=7)
     trainings.remove(f"whole/checkpoint-3/{STATE}")
-    trainings.add("without", resume="whole/checkpoint-3")
+    # Once it has replayed, its own checkpoints have a state again.
+    trainings.add("without", resume="whole/checkpoint-3", max_steps=6, save_steps=5)
+    trainings.add("from-without", resume="without/checkpoint-5", max_steps=6)
     runs = trainings.run()
     saved = [trainings.state(f"whole/checkpoint-{step}") for step in (2, 6, 8)]
     assert [(item["epoch"], item["is_finished"]) for item in saved] == [
@@ -128,6 +129,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings)
     assert runs["workers-from-3"]["losses"] == runs["workers"]["losses"]
     assert "sequence_len was 128 at the checkpoint and is 160 now" in runs["changed"]["said"][-1]
     assert f"has no {STATE}" in runs["without"]["said"][-1]
+    assert runs["from-without"]["losses"] == runs["without"]["losses"]
 
 
 def test_two_ranks_read_their_shares_and_resume(trainings: Trainings) -> None:
@@ -137,14 +139,15 @@ def test_two_ranks_read_their_shares_and_resume(trainings: Trainings) -> None:
     trainings.add("shared", **gloo)
     trainings.add("shared-from-2", **gloo, resume="shared/checkpoint-2")
     trainings.add("own", **own)
-    for step in (2, 4, 6):
+    for step in (3, 4):
         trainings.add(f"own-from-{step}", **own, resume=f"own/checkpoint-{step}")
     runs = trainings.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     assert runs["shared-from-2"]["losses"] == runs["shared"]["losses"]
-    for step in (2, 4, 6):
+    for step in (3, 4):
         assert loss(runs[f"own-from-{step}"]) == loss(runs["own"]), step
-    passed = [trainings.state("own/checkpoint-7", rank)["epoch"] for rank in range(2)]
-    assert passed == [0, 0]
+    # Batches that each rank has taken of each of its epochs: 9 an epoch of the first, and 5.
+    taken = [trainings.state("own/checkpoint-7", rank) for rank in range(2)]
+    assert [(state["epoch"], state["batches"]) for state in taken] == [(1, 5), (2, 4)]
 
 
 def loss(run: dict[str, Any]) -> list[Any]:

@@ -42,6 +42,11 @@ def train(config: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    import torch
+
+    load = torch.load
+    # Ranks on a processor would load an optimizer to a device cpu:0, which torch does not know.
+    torch.load = lambda *args, **options: load(*args, **{**options, "map_location": "cpu"})
     found = []
     for argument in sys.argv[2:]:
         if argument.startswith("remove "):
