@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from benchmarks.axolotl_inputs import common_config, random_text, write_config, write_model
-from support import train_streams
 from support.axolotl import AGAINST_AXOLOTL, PLUGIN, run_child
 
 pytestmark = AGAINST_AXOLOTL
@@ -51,7 +50,7 @@ class Trainings:
             "dataset_num_proc": 1,
             "dataloader_num_workers": 0,
             "max_steps": 10,
-            "save_steps": 1,
+            "save_steps": keys.get("max_steps", 10) if resume else 1,
             "save_total_limit": 20,
             "plugins": [PLUGIN],
             "dataset_use_rust_streaming": True,
@@ -60,16 +59,32 @@ class Trainings:
         }
         if resume:
             config["resume_from_checkpoint"] = str(self.folder / resume)
-            config["save_steps"] = config["max_steps"]
         written = write_config(config, self.folder / f"{name}.yml")
         self.configs.append(str(written))
 
+    def remove(self, path: str) -> None:
+        """When the trainings added so far are done."""
+        self.configs.append(f"remove {self.folder / path}")
+
+    def state(self, checkpoint: str, rank: int = 0) -> dict[str, Any]:
+        path = self.folder / checkpoint / STATE.replace("0", str(rank))
+        saved: dict[str, Any] = json.loads(path.read_text())
+        return saved
+
     def run(self, *launcher: str) -> dict[str, Any]:
         result = self.folder / "result.json"
-        command = (sys.executable, *launcher, train_streams.__file__, str(result), *self.configs)
-        done = run_child(*command, OMP_NUM_THREADS="1")
+        program = ("-m", "support.train_streams", str(result), *self.configs)
+        folders = (Path(__file__).parent,)
+        done = run_child(
+            sys.executable,
+            *launcher,
+            *program,
+            folders=folders,
+            OMP_NUM_THREADS="1",
+            ACCELERATE_USE_CPU="true",
+        )
         assert done.returncode == 0, done.stderr[-3000:]
-        names = [Path(config).stem for config in self.configs]
+        names = [Path(config).stem for config in self.configs if config[:6] != "remove"]
         self.configs = []
         return dict(zip(names, json.loads(result.read_text()), strict=True))
 
@@ -77,3 +92,63 @@ class Trainings:
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     return Trainings(tmp_path_factory.mktemp("streams"))
+
+
+def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings) -> None:
+    """In the middle of an epoch, at its end, in the second; with two workers; without a state."""
+    off = {
+        "plugins": None,
+        "dataset_use_rust_streaming": None,
+        "fast_axolotl_streaming_force": None,
+    }
+    trainings.add("stock", **off, save_steps=99)
+    trainings.add("whole")
+    for step in (2, 6, 8):
+        trainings.add(f"from-{step}", resume=f"whole/checkpoint-{step}")
+    trainings.add("changed", resume="whole/checkpoint-2", sequence_len=160, max_steps=3)
+    workers = {"files": "*.jsonl", "dataloader_num_workers": 2, "gradient_accumulation_steps": 2}
+    trainings.add("workers", **workers, max_steps=7)
+    trainings.add("workers-from-3", **workers, resume="workers/checkpoint-3", max_steps=7)
+    trainings.remove(f"whole/checkpoint-3/{STATE}")
+    # Once it has replayed, its own checkpoints have a state again.
+    trainings.add("without", resume="whole/checkpoint-3", max_steps=6, save_steps=5)
+    trainings.add("from-without", resume="without/checkpoint-5", max_steps=6)
+    runs = trainings.run()
+    saved = [trainings.state(f"whole/checkpoint-{step}") for step in (2, 6, 8)]
+    assert [(item["epoch"], item["is_finished"]) for item in saved] == [
+        (0, False),
+        (0, True),
+        (1, False),
+    ]
+    whole = runs["whole"]["losses"]
+    assert len(whole) == 10
+    assert runs["stock"]["losses"] == whole
+    for name in ("from-2", "from-6", "from-8"):
+        assert runs[name]["losses"] == whole, name
+        assert "without a replay" in runs[name]["said"][-1]
+    assert runs["workers-from-3"]["losses"] == runs["workers"]["losses"]
+    assert "sequence_len was 128 at the checkpoint and is 160 now" in runs["changed"]["said"][-1]
+    assert f"has no {STATE}" in runs["without"]["said"][-1]
+    assert runs["from-without"]["losses"] == runs["without"]["losses"]
+
+
+def test_two_ranks_read_their_shares_and_resume(trainings: Trainings) -> None:
+    """Rows of one file by turns; and files of their own, of which one rank has more."""
+    gloo = {"max_memory": {"cpu": "8GiB"}, "ddp_backend": "gloo", "max_steps": 7}
+    own = {**gloo, "files": "*.jsonl", "gradient_accumulation_steps": 2}
+    trainings.add("shared", **gloo)
+    trainings.add("shared-from-2", **gloo, resume="shared/checkpoint-2")
+    trainings.add("own", **own)
+    for step in (3, 4):
+        trainings.add(f"own-from-{step}", **own, resume=f"own/checkpoint-{step}")
+    runs = trainings.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert runs["shared-from-2"]["losses"] == runs["shared"]["losses"]
+    for step in (3, 4):
+        assert loss(runs[f"own-from-{step}"]) == loss(runs["own"]), step
+    # Batches that each rank has taken of each of its epochs: 9 an epoch of the first, and 5.
+    taken = [trainings.state("own/checkpoint-7", rank) for rank in range(2)]
+    assert [(state["epoch"], state["batches"]) for state in taken] == [(1, 5), (2, 4)]
+
+
+def loss(run: dict[str, Any]) -> list[Any]:
+    return [[step, *rest] for step, _, *rest in run["losses"]]

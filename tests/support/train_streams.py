@@ -1,6 +1,6 @@
 """Trains with Axolotl on several configurations, one after the other, in one process.
 
-    python train_streams.py RESULT config.yml ...
+    python -m support.train_streams RESULT config.yml ... "remove PATH" ...
 
 Importing Axolotl takes longer than a training of a tiny model. The first rank writes the logged
 losses of each training, with step and epoch, and the lines that this package logged.
@@ -18,10 +18,12 @@ import fast_axolotl  # noqa: F401 - the replacements
 
 
 def train(config: str) -> dict[str, Any]:
+    import axolotl.train
     from axolotl.cli.config import load_cfg
     from axolotl.common.datasets import load_datasets
-    from axolotl.train import train as run
 
+    # The next training goes on with the same process group.
+    axolotl.train.cleanup_distributed = lambda: None
     said: list[str] = []
 
     class Keep(logging.Handler):
@@ -32,7 +34,7 @@ def train(config: str) -> dict[str, Any]:
     handler, logger = Keep(), logging.getLogger("axolotl.utils.data.sft")
     logger.addHandler(handler)
     cfg = load_cfg(config)
-    _, _, trainer = run(cfg=cfg, dataset_meta=load_datasets(cfg=cfg))
+    _, _, trainer = axolotl.train.train(cfg=cfg, dataset_meta=load_datasets(cfg=cfg))
     logger.removeHandler(handler)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     losses = [[entry["step"], entry["epoch"], entry["loss"], entry["grad_norm"]] for entry in logs]
@@ -40,6 +42,16 @@ def train(config: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = [train(config) for config in sys.argv[2:]]
+    import torch
+
+    load = torch.load
+    # Ranks on a processor would load an optimizer to a device cpu:0, which torch does not know.
+    torch.load = lambda *args, **options: load(*args, **{**options, "map_location": "cpu"})
+    found = []
+    for argument in sys.argv[2:]:
+        if argument.startswith("remove "):
+            Path(argument.partition(" ")[2]).unlink()
+        else:
+            found.append(train(argument))
     if found[0].pop("is_first"):
         Path(sys.argv[1]).write_text(json.dumps(found))

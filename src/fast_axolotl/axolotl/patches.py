@@ -383,6 +383,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ),
     ),
     Replacement(
+        name="resume",
+        target="accelerate.data_loader:skip_first_batches",
+        ours=f"{_OURS}.resume:skip_first_batches",
+    ),
+    Replacement(
         name="keys",
         target=f"{_CONFIG}:prepare_plugins",
         ours="fast_axolotl.integrations.axolotl_plugin:prepare_plugins",
@@ -394,6 +399,7 @@ _FINGERPRINTS = {
     "accelerate.data_loader:DataLoaderDispatcher.__iter__": "92b5f19f337dbc12",
     "accelerate.data_loader:DataLoaderDispatcher._fetch_batches": "6b392913d80d7291",
     "accelerate.data_loader:DataLoaderShard.__iter__": "bbf187b7d568b393",
+    "accelerate.data_loader:skip_first_batches": "a4a40cc4dba3a82b",
     "axolotl.cli.config:prepare_plugins": "89c433f65d3b6812",
     "axolotl.datasets:TokenizedPromptDataset.process": "765557d487ad8fe3",
     "axolotl.monkeypatch.data.batch_dataset_fetcher:_MapDatasetFetcher.fetch": "8d352d104fc07503",

@@ -20,6 +20,7 @@ itself does not fix it. What a checkpoint has no state for, stock replays, and t
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +39,14 @@ from fast_axolotl.axolotl.streaming import (
     worker_id,
 )
 
-__all__ = ["STATE_FILE", "StreamCheckpoint", "Watch", "bounded_dataset", "init_training_state"]
+__all__ = [
+    "STATE_FILE",
+    "StreamCheckpoint",
+    "Watch",
+    "bounded_dataset",
+    "init_training_state",
+    "skip_first_batches",
+]
 
 STATE_FILE = "fast_axolotl_reader_rank{}.json"
 """In the folder of a checkpoint; one for each rank."""
@@ -86,6 +94,8 @@ class Watch:
     loader: Any
     """As accelerate prepared it."""
     dataset: BoundedDataset
+    owner: StreamCheckpoint
+    """Is told which loader the training reads."""
     resumed: dict[str, Any] | None = None
     """What a checkpoint says; the first iteration begins there."""
     is_endless: bool = False
@@ -120,6 +130,7 @@ class Watch:
 
     def _iterate(self) -> Iterator[Any]:
         resumed, self.resumed = self.resumed, None
+        self.owner.watch = self
         self.ahead.clear()
         epoch, started = int(self.dataset.epoch), random_state()
         self.position = _start(epoch)
@@ -211,22 +222,20 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
             # an incomplete group would wait for the others for ever.
             is_shared = self.identity["ranks"] > 1 and not hasattr(loader, "split_batches")
             is_shared = is_shared and loader.dataset is dataset
-            self.watch = Watch(
-                loader,
-                dataset,
-                None if self.resumed is None or self.resumed["is_finished"] else self.resumed,
-                is_endless=is_shared and args.gradient_accumulation_steps > 1,
-            )
+            is_endless = is_shared and args.gradient_accumulation_steps > 1
+            is_new_epoch = self.resumed is None or self.resumed["is_finished"]
+            Watch(loader, dataset, self, None if is_new_epoch else self.resumed, is_endless)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """The trainer counts from the resumed batch; the logged epoch counts them all."""
-        resumed = self.resumed
+        resumed, batches = self.resumed, state.max_steps * args.gradient_accumulation_steps
         if resumed and not resumed["is_finished"] and int(state.epoch) == resumed["epoch"]:
-            state.epoch += resumed["batches"] / (state.max_steps * args.gradient_accumulation_steps)
+            trained = round((state.epoch - resumed["epoch"]) * batches) + resumed["batches"]
+            state.epoch = resumed["epoch"] + trained / batches
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """One file, written beside and renamed."""
-        if self.watch is None or not self.watch.position:
+        if self.watch is None:
             return
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -252,6 +261,18 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
                 was = saved["identity"].get(key)
                 raise Unfamiliar(f"{key} was {was} at the checkpoint and is {value} now")
         return saved
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Accelerate's: a loader that replays is watched like the one that it stands for."""
+    base = getattr(dataloader, "base_dataloader", None)
+    watch = getattr(getattr(base, "__iter__", None), "__self__", None)
+    if not isinstance(watch, Watch):
+        raise NotAsked
+    original = sys.modules["accelerate.data_loader"].skip_first_batches
+    skipping = getattr(original, "__wrapped__", original)(dataloader, num_batches)
+    Watch(skipping, watch.dataset, watch.owner)
+    return skipping
 
 
 def init_training_state(
