@@ -33,7 +33,7 @@ import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.lines import BOM, Lines, count_newlines, line_at, whole_file
+from fast_axolotl.reading.lines import BOM, Lines, line_at, whole_file
 from fast_axolotl.reading.storage import Source, Supply, head_of, open_chunks
 
 __all__ = ["CsvFile"]
@@ -44,12 +44,6 @@ _SNIFF_ROWS = 50
 _BACKWARD_STEPS = 64
 """Line ends inside quotes that are looked at one by one, from the last, before all are at once."""
 _SLOW_BLOCK_ROWS = 10_000
-
-_PART_BLOCKS = 4
-"""What a block may take when it is decoded, in blocks; more comes in parts."""
-_FIELD_BYTES = 12
-"""A field beside its text: an offset, and a number where it is one."""
-_FEW_FIELD_BYTES = 32 * _FIELD_BYTES
 
 _DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _LONG_INTEGER = r"^-?[0-9]{16,}$"
@@ -156,12 +150,8 @@ class _CsvBlock:
     load: Callable[[], Lines]
     text_wins: bool = True
     num_rows: int | None = None
-    is_part: bool = False
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        parts = None if self.is_part else self._parts()
-        if parts is not None:
-            return replace(next(parts).decode(schema), more=parts)
         unfit: list[pacsv.InvalidRow] = []
 
         def note(row: pacsv.InvalidRow) -> str:
@@ -198,31 +188,6 @@ class _CsvBlock:
         for record, line in _records(text, dialect):
             rows.add(record, line)
         return rows.decoded(schema)
-
-    def _parts(self) -> Iterator[_CsvBlock] | None:
-        """The block in parts where fields are many and so short that it would take too much."""
-        data, start, stop, offset = self.lines
-        block_bytes, width = self.file.options.block_bytes, len(self.file.names) * _FIELD_BYTES
-        if width <= _FEW_FIELD_BYTES:
-            return None
-        num_rows = count_newlines(data, start, stop)
-        if num_rows * width <= _PART_BLOCKS * block_bytes:
-            return None
-        length = (stop - start) * _PART_BLOCKS * block_bytes // (num_rows * width)
-        quote = self.file.dialect.quote.encode()
-
-        def parts() -> Iterator[_CsvBlock]:
-            left, right, is_open = start, start, False
-            while left < stop:
-                after = data.find(b"\n", max(right, left + length - 1), stop) + 1 or stop
-                is_open ^= data.count(quote, right, after) % 2 == 1
-                right = after
-                if not is_open or right == stop:
-                    lines = Lines(data, left, right, offset + left - start)
-                    yield replace(self, weight=0, lines=lines, is_part=True)
-                    left = right
-
-        return parts()
 
 
 @dataclass(slots=True)
