@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
+from fast_axolotl.reading.lines import count_newlines
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
-__all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows"]
+__all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows", "line_spans"]
 
 MAX_TYPE_NESTING = 64
 """Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
@@ -27,6 +28,8 @@ MAX_TYPE_NESTING = 64
 _MAX_VALUE_NESTING = 500
 """Values nested deeper are an error: Python's own recursion ends not far above."""
 
+_PROBED_PLACES = 4
+_INK = re.compile(rb"\S")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -50,8 +53,73 @@ class JsonRows:
     def place(self, offset: int) -> str:
         return f"line {self.first_line() + self.data.count(10, self.start, offset)}"
 
+    def num_rows(self) -> int:
+        """Where it is not known, that of the lines, blank ones included."""
+        if self.count is not None:
+            return self.count
+        newlines = count_newlines(self.data, self.start, self.stop)
+        return newlines + (self.data[self.stop - 1] != ord("\n"))
+
+    def pieces(self, num_bytes: int) -> Iterator[JsonRows]:
+        """The same rows in pieces of some bytes, each with one row at least."""
+        held: list[tuple[int, int]] = []
+        for span in self.spans():
+            if held and span[1] - held[0][0] > num_bytes:
+                yield self._piece(held)
+                held = []
+            held.append(span)
+        if held:
+            yield self._piece(held)
+
+    def probe(self, num_bytes: int) -> JsonRows | None:
+        """Some rows of about so many bytes together: the first, and some lines from further on.
+
+        ``None`` where lines are so long that these would be half of them.
+        """
+        if not self.one_per_line:
+            return next(self.pieces(num_bytes))
+        data, length = self.data, self.stop - self.start
+        lines = []
+        for place in range(_PROBED_PLACES):
+            at = self.start + place * length // _PROBED_PLACES
+            start = data.find(b"\n", at, self.stop) + 1 if place else at
+            stop = data.find(b"\n", start + num_bytes // _PROBED_PLACES, self.stop) + 1
+            lines.append(data[start:stop] if start and stop else b"")
+            if sum(map(len, lines)) > length // 2:
+                return None
+        text = b"".join(lines)
+        return JsonRows(
+            data=text,
+            stop=len(text),
+            spans=lambda: line_spans(text, 0, len(text)),
+            first_line=self.first_line,
+            one_per_line=True,
+        )
+
+    def _piece(self, spans: list[tuple[int, int]]) -> JsonRows:
+        start, stop = spans[0][0], spans[-1][1]
+        return JsonRows(
+            data=self.data,
+            start=start,
+            stop=stop,
+            spans=lambda: iter(spans),
+            first_line=lambda: self.first_line() + self.data.count(10, self.start, start),
+            one_per_line=self.one_per_line,
+            count=len(spans),
+        )
+
     def buffer(self) -> pa.Buffer:
         return pa.py_buffer(self.data).slice(self.start, self.stop - self.start)
+
+
+def line_spans(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each line that is not blank."""
+    while start < stop:
+        end = data.find(b"\n", start, stop)
+        end = stop if end < 0 else end
+        if _INK.search(data, start, end):
+            yield start, end
+        start = end + 1
 
 
 @dataclass(slots=True)
@@ -69,6 +137,7 @@ class ExactParse:
     def run(self) -> Decoded:
         schema = self.known if self.known is not None else pa.schema([])
         rows: list[dict[str, Any]] = []
+        names: set[str] = set()
         for start, stop in self.rows.spans():
             try:
                 row = self._parse(start, stop)
@@ -76,6 +145,7 @@ class ExactParse:
                 if shape not in self.shapes:
                     schema = self._join(schema, row, start)
                     self.shapes.add(shape)
+                    names.update(row)
             except ConflictError:
                 raise
             except DataError as error:
@@ -86,6 +156,8 @@ class ExactParse:
                 )
                 continue
             rows.append(row)
+        # The other columns of the known schema would be nulls, and may be thousands.
+        schema = pa.schema([field for field in schema if field.name in names])
         columns = [_to_array([row.get(field.name) for row in rows], field) for field in schema]
         if not columns:
             table = pa.table({"": pa.nulls(len(rows))}).select([])

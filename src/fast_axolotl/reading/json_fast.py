@@ -9,23 +9,29 @@ parsed by Python instead, so the rows are always those that ``json.loads`` would
 keys keep the last value.
 
 The path through Python is ``json_exact``.
+
+Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
+24 kB. So a block is weighed first by parsing a thirty-second part of it, and parsed in pieces where
+the whole would take more than four blocks. Columns that only other blocks have cost nothing: they
+are left out here, and share one array of nulls later.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from fast_axolotl.reading.blocks import Decoded, ReadOptions
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
-from fast_axolotl.reading.lines import count_newlines
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
@@ -35,6 +41,22 @@ _EXACT_INTEGER_LIMIT = 2.0**53
 
 _MAX_NESTING = 4_000
 """Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
+
+_PART_BLOCKS = 4
+"""What a block may take when it is decoded, in blocks; more comes in parts."""
+
+_MOST_PARTS = 8
+"""Into which a block is cut at once; each of them looks whether it must be cut further."""
+
+_LEAST_PROBED_BYTES = 16 * 1024
+_LEAST_PROBED_ROWS = 64
+_PROBED_SHARE = 32
+
+_PLACE_BYTES = 8
+"""What a row takes in a column that it has no value in."""
+
+_FEW_COLUMNS = 32
+"""So many columns of nulls do no harm."""
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
@@ -55,15 +77,49 @@ class JsonBlock:
         rows = self.load()
         if rows.start == rows.stop:
             return Decoded(pa.table({}))
-        table = _parse(rows, schema)
+        num_rows, most_bytes = rows.num_rows(), _PART_BLOCKS * self.options.block_bytes
+        num_parts = -(-self._decoded_bytes(rows, num_rows) // most_bytes)
+        if num_parts > 1:
+            length = (rows.stop - rows.start) // min(num_parts, _MOST_PARTS)
+            parts: Iterator[Block] = (
+                replace(self, load=lambda piece=piece: piece, weight=0)  # type: ignore[misc]
+                for piece in rows.pieces(length)
+            )
+            first = next(parts).decode(schema)
+            return replace(first, more=chain(first.more, parts))
+        table = _parse(rows, schema, num_rows, most_bytes)
         if table is not None:
             return Decoded(table)
         return ExactParse(self.path, rows, self.options, schema).run()
 
+    def _decoded_bytes(self, rows: JsonRows, num_rows: int) -> int:
+        """What the rows will take, judged by some of them; 0 where it cannot be much."""
+        length = rows.stop - rows.start
+        if length < _LEAST_PROBED_BYTES or num_rows < _LEAST_PROBED_ROWS:
+            return 0
+        probe = rows.probe(length // _PROBED_SHARE)
+        if probe is None:
+            return 0
+        try:
+            table = _read(probe, None)
+        except pa.ArrowException:
+            try:
+                table = ExactParse(self.path, probe, self.options, None).run().table
+            except DataError:
+                return 0
+        # Rows that have few of the columns may be many, and each has a place in all of them.
+        in_proportion = held_bytes(table) * length // (probe.stop - probe.start)
+        in_columns: int = table.num_columns * _PLACE_BYTES * num_rows
+        return max(in_proportion, in_columns)
 
-def _parse(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
+
+def _parse(
+    rows: JsonRows, schema: pa.Schema | None, num_rows: int, most_bytes: int
+) -> pa.Table | None:
     """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
     known = pa.schema([]) if schema is None else schema
+    if len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes:
+        schema = None  # pyarrow would make a column of nulls of whatever is missing here
     if any(column.type == MIXED or is_json_text(column) for column in known):
         return None
     if not _OBJECT.match(rows.data, rows.start, rows.stop):
@@ -93,10 +149,7 @@ def _parse(rows: JsonRows, schema: pa.Schema | None) -> pa.Table | None:
             if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
                 return None
     # Two rows may stand where one should, or a null where an object should.
-    expected = rows.count
-    if expected is None:
-        expected = count_newlines(rows.data, rows.start, rows.stop)
-        expected += rows.data[rows.stop - 1] != ord("\n")
+    expected = num_rows
     if table.num_rows != expected:
         # Blank lines are no rows; they are looked for only where the numbers differ.
         expected = rows.count or sum(1 for _ in rows.spans())
@@ -162,11 +215,11 @@ def _may_be_deep(rows: JsonRows) -> bool:
     A row that deep is long, so lines are only looked at where a stretch has no line end.
     """
     for start, stop in _long_lines(rows) if rows.one_per_line else rows.spans():
-        text = rows.data[start:stop]
-        if text.count(b"[") + text.count(b"{") <= _MAX_NESTING:
+        data = rows.data
+        if data.count(b"[", start, stop) + data.count(b"{", start, stop) <= _MAX_NESTING:
             continue
         depth = 0
-        for match in _BRACKETS.finditer(text):  # brackets in strings are counted too
+        for match in _BRACKETS.finditer(data, start, stop):  # those in strings are counted too
             token = match.group()
             depth = depth + len(token) if token[0] in b"[{" else max(0, depth - len(token))
             if depth > _MAX_NESTING:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
-from fast_axolotl.reading.json_exact import JsonRows
+from fast_axolotl.reading.json_exact import JsonRows, line_spans
 from fast_axolotl.reading.json_fast import JsonBlock
 from fast_axolotl.reading.lines import BOM, Lines, line_at, line_blocks, line_units, whole_file
 from fast_axolotl.reading.storage import Source, Supply, start_of
@@ -77,21 +77,11 @@ class JsonLinesFile:
 
     def _rows(self, lines: Lines) -> JsonRows:
         data, start, stop, offset = lines
-
-        def spans() -> Iterator[tuple[int, int]]:
-            left = start
-            while left < stop:
-                right = data.find(b"\n", left, stop)
-                right = stop if right < 0 else right
-                if data[left:right].strip():
-                    yield left, right
-                left = right + 1
-
         return JsonRows(
             data=data,
             start=start,
             stop=stop,
-            spans=spans,
+            spans=lambda: line_spans(data, start, stop),
             first_line=lambda: line_at(self.source, self.compression, offset),
             one_per_line=True,
         )

@@ -4,7 +4,8 @@ A worker takes the next item under a lock (splitting is sequential and may read 
 then decodes it outside the lock. Results are handed out in the order in which items were taken.
 Workers pause while what is decoded or being decoded, the item in the consumer's hands included, is
 over the budget; one item is always allowed, so a row larger than the budget still passes. What an
-item will take is guessed from its weight and from what the last one made of its own.
+item will take is guessed from its weight and from what the last one made of its own; so the first
+is decoded alone.
 
 The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
 garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
@@ -66,8 +67,8 @@ class _Shared(Generic[_Task, _Result]):
     changed: threading.Condition = field(default_factory=threading.Condition)
     slots: deque[_Slot[_Task, _Result]] = field(default_factory=deque)
     reserved: int = 0
-    factor: float = _IN_FLIGHT_FACTOR
-    """What an item being decoded takes, in multiples of its weight."""
+    factor: float | None = None
+    """What an item being decoded takes, in multiples of its weight; not known before the first."""
     ready: int = 0
     """Decoded and waiting: at most half of the budget, the rest is for what is being decoded."""
     stopped: bool = False
@@ -203,7 +204,9 @@ def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
             shared.exhausted = True
             shared.changed.notify_all()
             return None
-        slot: _Slot[_Task, _Result] = _Slot(task, int(task.weight * shared.factor))
+        slot: _Slot[_Task, _Result] = _Slot(
+            task, shared.budget if shared.factor is None else int(task.weight * shared.factor)
+        )
         shared.reserved += slot.reserved
         shared.slots.append(slot)
         return slot

@@ -179,26 +179,28 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The same rows under a wider schema: missing columns are null, types are cast."""
     if table.schema.equals(schema, check_metadata=True):
         return table
-    columns = [_conform_column(table, field) for field in schema]
+    found = dict(zip(table.schema.names, table.columns, strict=True))
+    missing = {field.type for field in schema if field.name not in found}
+    # Columns without a value share their nulls, whatever their number.
+    nulls = {kind: pa.chunked_array([pa.nulls(table.num_rows, kind)]) for kind in missing}
+    columns = []
+    for field in schema:
+        column = found.get(field.name)
+        if column is None:
+            column = nulls[field.type]
+        elif not column.type.equals(field.type):
+            try:
+                cast = column.cast(field.type)
+            except pa.ArrowException:
+                raise TypeClash(field.name, field.type, column.type) from None
+            try:
+                cast.validate()
+            except pa.ArrowInvalid:
+                # pyarrow 26 loses the nulls of a list of nulls in a struct that grows.
+                cast = pa.chunked_array([pa.array(column.to_pylist(), field.type)])
+            column = cast
+        columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema) if columns else table.select([])
-
-
-def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    index = table.schema.get_field_index(field.name)
-    if index < 0:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(index)
-    if column.type.equals(field.type):
-        return column
-    try:
-        cast = column.cast(field.type)
-    except pa.ArrowException:
-        raise TypeClash(field.name, field.type, column.type) from None
-    try:
-        cast.validate()
-    except pa.ArrowInvalid:  # pyarrow 26 loses the nulls of a list of nulls in a struct that grows
-        cast = pa.chunked_array([pa.array(column.to_pylist(), field.type)])
-    return cast
 
 
 def _join_fields(
