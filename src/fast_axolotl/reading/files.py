@@ -68,11 +68,11 @@ def find_files(
             continue
         is_remote = "://" in path and not path.startswith("file://")
         if is_remote:
-            found, root = _remote_files(path, storage_options, retry_seconds, cache)
+            found = _remote_files(path, storage_options, retry_seconds, cache)
+            path = root = mask_secrets(path)
         else:
             found, root = _local_files(path)
-        name = PurePosixPath(mask_secrets(path) if is_remote else path).name
-        if len(found) == 1 and found[0].path.rstrip("/").endswith(name):
+        if len(found) == 1 and found[0].path.rstrip("/").endswith(PurePosixPath(path).name):
             sources += found
             continue
         named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
@@ -226,8 +226,8 @@ def _local_source(path: Path) -> Source:
 
 def _remote_files(
     uri: str, options: dict[str, Any] | None, retry_seconds: float, cache: BlockCache | None
-) -> tuple[list[Source], str]:
-    """Every file that a URI means, sorted, and the address they are under.
+) -> list[Source]:
+    """Every file that a URI means, sorted.
 
     The file system is fsspec's, or pyarrow's own where fsspec lacks the package.
     """
@@ -283,4 +283,4 @@ def _remote_files(
             sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:
         raise MissingFileError("nothing is there; check the address", path=uri)
-    return sources, mask_secrets(uri)
+    return sources

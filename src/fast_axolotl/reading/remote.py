@@ -27,7 +27,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,10 +36,13 @@ from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_s
 
 __all__ = [
     "BLOCK_BYTES",
+    "HELD_RUNS_BYTES",
     "BlockCache",
     "Remote",
+    "clock",
     "parquet_runs",
     "parquet_tail",
+    "pause",
     "version_of",
     "with_retries",
 ]
@@ -62,6 +65,10 @@ _TAIL_BYTES = 64 * 1024
 
 _RUN_BYTES, _RUN_GAP_BYTES = 8 * 1024 * 1024, 1024 * 1024
 """Column chunks are fetched together up to so many bytes, across gaps up to so many."""
+
+HELD_RUNS_BYTES = 16 * 1024 * 1024
+"""Runs are made of row groups up to this size: all of one group can be held. A larger one is
+streamed, its columns in turn, and whatever is fetched ahead would be fetched again."""
 
 _MOST_FOOTER_BYTES = 1024 * 1024
 """Of larger footers, about 10,000 column chunks, no runs are made: that would take a second."""
@@ -165,7 +172,7 @@ class Remote:
     path: str
     """The address as it may be shown."""
     filesystem: Any
-    inner_path: str
+    inner_path: str = field(repr=False)
     """The path inside ``filesystem``."""
     num_bytes: int
     version: str = ""
@@ -366,7 +373,7 @@ def parquet_tail(read_at: Callable[[int, int], bytes], num_bytes: int) -> bytes:
 def parquet_runs(tail: bytes, columns: set[str], num_bytes: int) -> tuple[tuple[int, int], ...]:
     """Byte ranges, in order, that hold the wanted columns of one row group; each is one request.
 
-    A row group has several where it is large; a column chunk that is larger than a run has none.
+    A row group has several where it is large, and none where it is too large to be held.
     """
     size = int.from_bytes(tail[-8:-4], "little")
     if size > _MOST_FOOTER_BYTES:
@@ -389,7 +396,8 @@ def parquet_runs(tail: bytes, columns: set[str], num_bytes: int) -> tuple[tuple[
                     own[-1] = (begin, end := stop)
                 else:
                     own.append((begin := start, end := stop))
-            runs += [run for run in own if run[1] - run[0] <= _RUN_BYTES]
+            if sum(stop - start for start, stop in own) <= HELD_RUNS_BYTES:
+                runs += own
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return ()  # encrypted columns, or a damaged footer: the decoder says what is wrong
     return tuple(sorted(runs))

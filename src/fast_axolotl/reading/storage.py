@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
-from fast_axolotl.reading.remote import Remote
+from fast_axolotl.reading.remote import HELD_RUNS_BYTES, Remote
 
 __all__ = [
     "MOST_RECORD_BYTES",
@@ -53,8 +53,6 @@ MOST_RECORD_BYTES = 2**31 - 1
 
 _LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8 * 1024 * 1024
 """What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
-
-_MOST_HELD_RUN_BYTES = 16 * 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_PIECE_BYTES = 64 * 1024
@@ -180,7 +178,7 @@ class _SourceFile(io.RawIOBase):
             if index not in self._seen:
                 self._seen.add(index)
                 self._runs[index] = source.read_at(begin, end - begin)
-                while sum(map(len, self._runs.values())) > _MOST_HELD_RUN_BYTES:
+                while sum(map(len, self._runs.values())) > HELD_RUNS_BYTES:
                     del self._runs[next(iter(self._runs))]
             run = self._runs.get(index)
             return source.read_at(start, length) if run is None else run[start - begin :][:length]
