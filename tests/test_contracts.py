@@ -210,7 +210,7 @@ def test_shards_together_read_every_byte_about_once(
     assert sum(lengths) <= 1.3 * size_of(large[kind])
 
 
-def test_shards_of_a_csv_file_look_for_its_types_and_records_once_and_then_read_every_byte_about_once(
+def test_shards_of_a_csv_file_scan_it_once_and_then_read_every_byte_about_once(
     large: dict[str, Path],
 ) -> None:
     open_shard = partial(open_dataset, large["csv"], memory_budget=SMALL_BUDGET)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fast_axolotl._version import RUST_AVAILABLE, is_available
 from fast_axolotl.errors import UsageError
@@ -39,8 +39,11 @@ def streaming_dataset_reader(
     *,
     output: str = "python",
     columns: Sequence[str] | None = None,
+    infer: Literal["auto", "scan"] = "auto",
 ) -> Iterator[Any]:
     """Batches of a file, in one of ``python``, ``arrow``, ``numpy`` or ``torch``.
+
+    ``columns`` and ``infer`` are those of ``open_dataset``.
 
     >>> for batch in streaming_dataset_reader("rows.parquet", "parquet"):  # doctest: +SKIP
     ...     batch["text"]
@@ -55,6 +58,7 @@ def streaming_dataset_reader(
         batch_size=batch_size,
         num_threads=num_threads,
         columns=columns,
+        infer=infer,
     )
     return (convert(batch, output) for batch in reader)
 
