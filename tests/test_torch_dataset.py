@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from support.children import run_python
@@ -189,6 +190,21 @@ def test_an_even_dataset_knows_its_length(path: Path, even: str, rows: bool) -> 
         assert len(lengths) == 1
     with pytest.raises(TypeError, match="with even="):
         len(dataset(path))
+
+
+def test_a_short_batch_in_mid_stream_is_refused_where_a_dispatcher_would_lose_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", pa.table({"id": range(300_000)}))
+    data = dataset(path, batch_size=300_000)
+    assert [len(batch["id"]) < 300_000 for batch in data] == [True, True]
+    monkeypatch.setattr(TorchDataset, "_layout", lambda data: (0, 2, True))
+
+    with pytest.raises(UsageError, match="pass a smaller batch_size or even="):
+        list(data)
+    assert (
+        sum(len(batch["id"]) for batch in dataset(path, batch_size=299_000, even="drop")) == 300_000
+    )
 
 
 # State.

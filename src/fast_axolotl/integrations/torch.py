@@ -126,9 +126,12 @@ class TorchDataset(IterableDataset[Any]):
         state = self._take_state()
         if is_dispatched and (rank or (worker and worker.id)):
             return iter(()) if worker else _refuse_to_read()
-        self._reader, given = self._open(state)
-        self._given = (self._reader.state_dict(), given) if given else None
-        return self._items(self._reader, given)
+        reader, given = self._open(state)
+        self._reader = reader
+        self._given = (reader.state_dict(), given) if given else None
+        return (
+            self._single_rows(reader, given) if self._rows else self._batches(reader, is_dispatched)
+        )
 
     def __len__(self) -> int:
         """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
@@ -247,10 +250,18 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = this_pass
         return state
 
-    def _items(self, reader: Reader, given: int) -> Iterator[Any]:
-        if not self._rows:
-            yield from (convert(batch, self._output) for batch in reader)
-            return
+    def _batches(self, reader: Reader, is_dispatched: bool) -> Iterator[Any]:
+        is_short = False
+        for batch in reader:
+            if is_dispatched and is_short:
+                raise UsageError(
+                    "accelerate's dispatcher loses rows where a batch in mid-stream is short, here "
+                    "because rows are large; pass a smaller batch_size or even="
+                )
+            is_short = batch.num_rows < reader.batch_size
+            yield convert(batch, self._output)
+
+    def _single_rows(self, reader: Reader, given: int) -> Iterator[Any]:
         before = reader.state_dict()
         for batch in reader:
             columns = convert(batch, self._output)
