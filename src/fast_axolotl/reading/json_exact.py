@@ -71,22 +71,17 @@ class JsonRows:
         if held:
             yield self._piece(held)
 
-    def probe(self, num_bytes: int) -> JsonRows | None:
-        """Some rows of about so many bytes together: the first, and some lines from further on.
-
-        ``None`` where lines are so long that these would be half of them.
-        """
+    def probe(self, num_bytes: int) -> JsonRows:
+        """Some rows of about so many bytes together: the first, and some lines from further on."""
         if not self.one_per_line:
             return next(self.pieces(num_bytes))
         data, length = self.data, self.stop - self.start
         lines = []
         for place in range(_PROBED_PLACES):
             at = self.start + place * length // _PROBED_PLACES
-            start = data.find(b"\n", at, self.stop) + 1 if place else at
+            start = data.find(b"\n", at, self.stop) + 1 or self.stop if place else at
             stop = data.find(b"\n", start + num_bytes // _PROBED_PLACES, self.stop) + 1
-            lines.append(data[start:stop] if start and stop else b"")
-            if sum(map(len, lines)) > length // 2:
-                return None
+            lines.append(data[start : stop or self.stop])
         text = b"".join(lines)
         return JsonRows(
             data=text,

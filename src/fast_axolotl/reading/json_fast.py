@@ -11,7 +11,7 @@ keys keep the last value.
 The path through Python is ``json_exact``.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
-24 kB. So a block is weighed first by parsing a thirty-second part of it, and parsed in pieces where
+24 kB. So a block is weighed first by parsing a few kB from here and there, and parsed in pieces where
 the whole would take more than four blocks. Columns that only other blocks have cost nothing: they
 are left out here, and share one array of nulls later.
 """
@@ -51,6 +51,10 @@ _MOST_PARTS = 8
 _LEAST_PROBED_BYTES = 16 * 1024
 _LEAST_PROBED_ROWS = 64
 _PROBED_SHARE = 32
+_MOST_PROBED_BYTES = 8 * 1024
+
+_DENSE_EXPANSION = 4
+"""What a byte of text takes at most where rows have all columns: 8 bytes of ``1,`` in a list."""
 
 _PLACE_BYTES = 8
 """What a row takes in a column that it has no value in."""
@@ -97,9 +101,7 @@ class JsonBlock:
         length = rows.stop - rows.start
         if length < _LEAST_PROBED_BYTES or num_rows < _LEAST_PROBED_ROWS:
             return 0
-        probe = rows.probe(length // _PROBED_SHARE)
-        if probe is None:
-            return 0
+        probe = rows.probe(min(length // _PROBED_SHARE, _MOST_PROBED_BYTES))
         try:
             table = _read(probe, None)
         except pa.ArrowException:
@@ -107,10 +109,13 @@ class JsonBlock:
                 table = ExactParse(self.path, probe, self.options, None).run().table
             except DataError:
                 return 0
+        probed = probe.stop - probe.start
+        expansion = held_bytes(table) / probed
+        if expansion > _DENSE_EXPANSION:  # as many keys again are new in every further row
+            expansion *= length / probed
         # Rows that have few of the columns may be many, and each has a place in all of them.
-        in_proportion = held_bytes(table) * length // (probe.stop - probe.start)
-        in_columns: int = table.num_columns * _PLACE_BYTES * num_rows
-        return max(in_proportion, in_columns)
+        places: int = table.num_columns * num_rows
+        return max(int(expansion * length), places * _PLACE_BYTES)
 
 
 def _parse(

@@ -4,8 +4,8 @@ A worker takes the next item under a lock (splitting is sequential and may read 
 then decodes it outside the lock. Results are handed out in the order in which items were taken.
 Workers pause while what is decoded or being decoded, the item in the consumer's hands included, is
 over the budget; one item is always allowed, so a row larger than the budget still passes. What an
-item will take is guessed from its weight and from what the last one made of its own; so the first
-is decoded alone.
+item will take is guessed from its weight and from what the last one made of its own; so only two
+are decoded before the first is done.
 
 The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
 garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
@@ -205,7 +205,7 @@ def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
             shared.changed.notify_all()
             return None
         slot: _Slot[_Task, _Result] = _Slot(
-            task, shared.budget if shared.factor is None else int(task.weight * shared.factor)
+            task, shared.budget // 2 if shared.factor is None else int(task.weight * shared.factor)
         )
         shared.reserved += slot.reserved
         shared.slots.append(slot)

@@ -50,6 +50,9 @@ _PADDING = pa.field("is_padding", pa.bool_())
 _THREAD_BYTES = 2 * MIB
 """One decode thread for each so many encoded bytes."""
 
+_THREAD_BUDGET = 8 * MIB
+"""Memory that each decode thread must be given: its allocator keeps some of what it ever used."""
+
 _MOST_THREADS = 8
 """More decode threads than this have not paid for themselves in any measurement."""
 
@@ -221,7 +224,8 @@ class Reader:
             _check_at_least("shuffle", shuffle, 0)
         self._dataset = dataset
         self._batch_size = batch_size
-        self._num_threads = num_threads = num_threads or usable_threads()
+        num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
+        self._num_threads = num_threads
         self._memory_budget = memory_budget
         self._shard = shard
         self._base = first_schema(

@@ -1,0 +1,292 @@
+"""Memory is bounded by what rows take decoded, not by what they take on disk.
+
+Every shape is read in a process of its own, which reports the most that it held above what it held
+after its imports and a first small read.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fast_axolotl import open_dataset
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import ReadOptions, Unit
+from fast_axolotl.reading.columnar import open_arrow
+from fast_axolotl.reading.storage import Source
+
+MIB = 1024 * 1024
+ROOM = 100_000_000
+"""What a reader may take above its budget."""
+
+CHILD = """
+import json, os, sys, threading, time
+from fast_axolotl import open_dataset
+from test_memory import sizes_of
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def read(path, **options):
+    rows, total = 0, {}
+    for batch in open_dataset(path, **options):
+        rows += len(batch)
+        for name, value in sizes_of(batch).items():
+            total[name] = total.get(name, 0) + value
+    return rows, total
+
+path, tiny, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+read(tiny, **options)
+start = peak = held()
+is_done = False
+
+def watch():
+    global peak
+    while not is_done:
+        peak = max(peak, held())
+        time.sleep(0.002)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+result = read(path, **options)
+is_done = True
+watcher.join()
+print(json.dumps([max(peak, held()) - start, *result]))
+"""
+
+
+def sizes_of(rows: pa.RecordBatch | pa.Table) -> dict[str, int]:
+    """For the first columns the sum of their numbers or of their lengths."""
+    lengths = {pa.string(): "binary_length", pa.list_(pa.int32()): "list_value_length"}
+    lengths |= {pa.list_(pa.int64()): "list_value_length"}
+    sizes = {}
+    for name in rows.schema.names[:3]:
+        values = rows[name]
+        if values.type in lengths:
+            values = pc.call_function(lengths[values.type], [values])
+        if pa.types.is_integer(values.type):
+            sizes[name] = pc.sum(values).as_py() or 0
+    return sizes
+
+
+def measured(path: Path, **options: Any) -> tuple[int, int, dict[str, int]]:
+    """Peak above start, rows, and their ``sizes_of``."""
+    tiny = path.with_name(f"tiny{path.suffix}")
+    rows = [{"a": 1, "b": "text"}] * 3
+    WRITERS[path.name.split("-")[0]](tiny, pa.Table.from_pylist(rows))
+    command = [sys.executable, "-c", CHILD, str(path), str(tiny), json.dumps(options)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 0, child.stderr
+    peak, count, sizes = json.loads(child.stdout)
+    return peak, count, sizes
+
+
+def repeated(values: list[str], count: int) -> pa.Array:
+    """Text that Parquet keeps as a dictionary, without ever making all of it."""
+    indices = pa.array(np.arange(count, dtype=np.int32) % len(values))
+    return pa.DictionaryArray.from_arrays(indices, pa.array(values))
+
+
+def lists(lengths: Iterable[int], make: Callable[[int], np.ndarray[Any, Any]]) -> pa.Array:
+    sizes = list(lengths)
+    values = np.concatenate([make(size).astype(np.int32) for size in sizes])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def noise(size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(size).integers(0, 2**30, size)
+
+
+def write_parquet(path: Path, table: pa.Table, group: int | None = None) -> None:
+    pq.write_table(table, path, row_group_size=group or len(table), store_schema=False)
+
+
+def write_arrow(path: Path, table: pa.Table, batch: int = 1000, **options: Any) -> None:
+    make = pa.ipc.new_file if "file" in path.name else pa.ipc.new_stream
+    with make(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, batch)
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]] | pa.Table) -> None:
+    rows = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+WRITERS: dict[str, Callable[..., None]] = {
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "jsonl": write_lines,
+    "csv": lambda path, table: pacsv.write_csv(table, path),
+}
+
+TINY_THEN_LARGE = [3] * 10_000 + [250_000] * 60
+ONE_LARGE = [3] * 3000 + [12_500_000] + [2] * 3000
+NUMBERS = [f"{number}" * 50_000 for number in range(5)]
+WIDE = {f"k{number}": number for number in range(3000)}
+
+SHAPES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "parquet-constant": (lambda: pa.table({"a": repeated(["x" * 5000], 70_000)}), {}),
+    "parquet-dictionary": (lambda: pa.table({"a": repeated(NUMBERS, 4000)}), {"group": 1000}),
+    "parquet-runs": (lambda: pa.table({"a": np.ones(12_000_000, dtype=np.int64)}), {}),
+    "parquet-uneven": (lambda: pa.table({"a": lists(TINY_THEN_LARGE, noise)}), {}),
+    "parquet-wide": (lambda: pa.table({name: np.ones(200, int) for name in WIDE}), {}),
+    "arrow-file-uneven": (lambda: pa.table({"a": lists(ONE_LARGE, np.ones)}), {}),
+    "arrow-stream-one-batch": (
+        lambda: pa.table({"a": lists([1000] * 20_000, np.ones)}),
+        {"batch": 20_000},
+    ),
+    "jsonl-sparse": (lambda: [{"a": 1, f"k{i * 7919 % 3000}": i} for i in range(9000)], {}),
+    "jsonl-wide-then-narrow": (lambda: [WIDE] * 3 + [{"a": 1}] * 12_000, {}),
+    "jsonl-nested": (lambda: [{"a": [{f"k{i * 7919 % 2000}": 1}]} for i in range(12_000)], {}),
+    "csv-empty-fields": (
+        lambda: pa.table({f"c{i}": pa.nulls(2000, pa.string()) for i in range(300)}),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("name", SHAPES)
+def test_memory_stays_within_the_budget_whatever_rows_take_decoded(
+    tmp_path: Path, name: str, shuffle: int | None
+) -> None:
+    make, how = SHAPES[name]
+    if shuffle and name not in ("parquet-constant", "jsonl-sparse"):
+        pytest.skip("the windows of a shuffle are the same for all")
+    kind = name.split("-")[0]
+    path, rows = tmp_path / f"{name}.{kind}", make()
+    WRITERS[kind](path, rows, **how)
+    budget = 16 * MIB if len(name) % 2 else 32 * MIB
+    peak, count, sizes = measured(path, memory_budget=budget, num_threads=8, shuffle=shuffle)
+    assert count == len(rows)
+    if isinstance(rows, pa.Table) and kind != "csv":
+        assert sizes == sizes_of(rows) or name in ("parquet-constant", "parquet-dictionary")
+    assert peak <= budget + ROOM, f"{peak / 1e6:.0f} MB above start"
+
+
+def test_a_row_larger_than_the_budget_passes_and_is_copied_a_few_times(tmp_path: Path) -> None:
+    path, size = tmp_path / "jsonl-line.jsonl", 100_000_000
+    path.write_bytes(b'{"a": "' + b"x" * size + b'"}\n{"a": "y"}\n')
+    peak, count, sizes = measured(path, memory_budget=16 * MIB, num_threads=2)
+    assert (count, sizes["a"]) == (2, size + 1)
+    assert peak <= 5 * size, f"{peak / size:.1f} times the line"
+
+
+COLUMNS = st.sampled_from(["constant text", "text", "numbers", "runs", "lists", "repeated lists"])
+
+
+def column(kind: str, num_rows: int, row_bytes: int, seed: int) -> pa.Array:
+    random = np.random.default_rng(seed)
+    if kind == "constant text":
+        return repeated(["x" * row_bytes], num_rows).cast(pa.string())
+    if kind == "text":
+        return pa.array([f"{i}" * (i % max(1, row_bytes // 4)) for i in range(num_rows)])
+    if kind in ("numbers", "runs"):
+        return pa.array(
+            random.integers(0, 2**40, num_rows) if kind == "numbers" else [7] * num_rows
+        )
+    lengths = random.integers(0, 2, num_rows) * (row_bytes // 4)
+    return lists(lengths, np.ones if kind == "repeated lists" else noise)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_memory_stays_within_the_budget_for_any_shape(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("shape")
+    kinds = data.draw(st.lists(COLUMNS, min_size=1, max_size=3))
+    row_bytes = data.draw(st.sampled_from([4, 100, 5000, 100_000]))
+    num_rows = min(20_000, 40_000_000 // (row_bytes * len(kinds)))
+    columns = {f"c{i}": column(kind, num_rows, row_bytes, i) for i, kind in enumerate(kinds)}
+    table = pa.table(columns)
+    name = data.draw(st.sampled_from(["parquet", "arrow-file", "arrow-stream", "jsonl"]))
+    kind = name.split("-")[0]
+    path = folder / f"{name}-any.{kind}"
+    together = -(-num_rows // data.draw(st.sampled_from([1, 3, 50])))
+    how = {"parquet": {"group": together}, "arrow": {"batch": together}}.get(kind, {})
+    WRITERS[kind](path, table, **how)
+    budget = data.draw(st.sampled_from([16, 32])) * MIB
+    shuffle = data.draw(st.sampled_from([None, 3]))
+    peak, count, sizes = measured(path, memory_budget=budget, shuffle=shuffle)
+    assert (count, sizes) == (num_rows, sizes_of(table))
+    assert peak <= budget + ROOM, f"{peak / 1e6:.0f} MB above start"
+
+
+def test_where_a_row_group_is_cut_does_not_depend_on_what_was_read_before(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    groups = [repeated(["x" * size], 2000) for size in (10, 8000, 10, 300, 8000)]
+    table = pa.table({"a": pa.chunked_array([group.cast(pa.string()) for group in groups])})
+    write_parquet(path, table, 2000)
+    readers = [open_dataset(path, memory_budget=16 * MIB, num_threads=n) for n in (1, 2, 2)]
+    first, second, third = ([len(batch) for batch in reader] for reader in readers)
+    assert first == second == third == [len(batch) for batch in readers[2]]
+    assert sum(first) == 10_000
+
+
+# Arrow streams
+
+
+def arrow_file(path: Path, **options: Any) -> Any:
+    source = Source(path=str(path), num_bytes=path.stat().st_size)
+    return open_arrow(source, str(path), ReadOptions(**options))
+
+
+@pytest.mark.parametrize("name", ["arrow-stream", "arrow-file"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_record_batches_are_units_that_know_their_rows(
+    tmp_path: Path, name: str, compression: str | None
+) -> None:
+    path = tmp_path / f"{name}.arrow"
+    values = noise(10_000_000).astype(np.int32).reshape(20_000, 500)
+    table = pa.table({"a": pa.FixedSizeListArray.from_arrays(values.ravel(), 500)})
+    table = table.append_column("b", pa.array(np.arange(20_000)))
+    write_arrow(path, table, 100, compression=compression)
+    file = arrow_file(path, unit_bytes=MIB)
+    units = file.units(0)
+    assert sum(unit.num_rows for unit in units) == 20_000
+    assert sum(unit.num_bytes for unit in units) <= path.stat().st_size
+    assert 0.9 * MIB < units[0].num_bytes < 1.3 * MIB
+    first, last = units[3], units[5]
+    span = Unit(file=0, start=first.start, stop=last.stop, num_bytes=1)
+    tables = [block.decode(None).table for block in file.blocks(span)]
+    rows = [value for part in tables for value in part["b"].to_pylist()]
+    assert rows == list(range(first.start * 100, last.stop * 100))
+
+
+@pytest.mark.parametrize("what", ["dictionary", "legacy", "cut", "header", "length"])
+def test_a_stream_that_the_walk_does_not_understand_is_one_unit(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "stream.arrow"
+    text = repeated(["a", "b"], 5000)
+    table = pa.table({"a": text if what == "dictionary" else text.cast(pa.string())})
+    write_arrow(path, table, 1000, use_legacy_format=what == "legacy")
+    data = bytearray(path.read_bytes())
+    if what == "cut":
+        data = data[:-8]
+    elif what in ("header", "length"):
+        place = data.rindex(b"\xff\xff\xff\xff", 0, len(data) - 8)
+        data[place + 4 + 4 * (what == "header")] = 0xFE
+    path.write_bytes(data)
+    file = arrow_file(path, unit_bytes=1024)
+    assert [(unit.start, unit.stop, unit.num_rows) for unit in file.units(0)] == [(0, 1, None)]
+    rows = list[pa.RecordBatch]()
+    is_whole = what in ("dictionary", "legacy")
+    with nullcontext() if is_whole else pytest.raises(DataError):
+        rows.extend(open_dataset(path, batch_size=1000))
+    assert sum(map(len, rows)) == 5000 or not is_whole
