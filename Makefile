@@ -3,7 +3,7 @@
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
 # make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-meter, bench-meter-gpu,
-#      bench-meter-cost, bench-protocol, bench-advice   a race, see benchmarks/README.md; OPTIONS="--help" for its options
+#      bench-meter-cost, bench-protocol, bench-advice, bench-sharding   a race, see benchmarks/README.md; OPTIONS="--help" for its options
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ SIDE_BY_SIDE := --numprocesses auto --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # What a race needs beside our package: peers of the reader, or the real Axolotl.
-RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol
+RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-sharding
 AXOLOTL_RACES := bench-axolotl bench-advice bench-meter bench-meter-gpu bench-meter-cost
 
 .PHONY: demo demo-axolotl test check format clean $(RACES) $(AXOLOTL_RACES)

@@ -127,6 +127,9 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> st
     for name, value in vars(options).items():
         if name in ("title", "work_dir", "output", "json") or value in (None, (), []):
             continue
+        if isinstance(value, bool):
+            parts += [f"--{name}"] * value
+            continue
         text = "PYTHON" if name == "peer_python" else value
         text = ",".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
         parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")

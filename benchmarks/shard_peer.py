@@ -35,6 +35,8 @@ _BATCHES_BETWEEN_LOOKS = 16
 """At the mapped files, in a pass that is checked."""
 _MAPPING = re.compile(r"^[0-9a-f]+-.* (/.*)\n(?:Size|.*PageSize):(?s:.*?)\nRss: +(\d+) kB", re.M)
 
+_NUMBERS = count()
+
 Request = dict[str, Any]
 
 
@@ -42,37 +44,36 @@ def main(name: str, race: str) -> None:
     """Answers until there are no more requests."""
     shared = runpy.run_path(race)
     answers = shared["take_stdout"]()
-    package, open_shard, write = READERS[name]
+    package, module, open_shard, write = READERS[name]
+    importlib.import_module(module)
     version = metadata.version(package) if package else None
-    if package:
-        importlib.import_module(package.removeprefix("mosaicml-"))
     tasks = {"write": write, "read": lambda request: _read(request, open_shard)}
     shared["serve"](answers, {"version": version}, tasks)
 
 
 def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> Request:
     """One shard from its opening to its last row. A batch has a length, and is Arrow or dicts."""
-    is_checked = request["is_checked"]
-    mapped: dict[str, int] = {}
-    batches = rows = looked = 0
-    first, checksums = None, []
-    for item in gc.get_objects() if is_checked else ():
+    is_mapped = request["is_checked"] and open_shard is _litdata
+    for item in gc.get_objects() if is_mapped else ():
         # What an earlier shard left mapped counts from nothing again.
         if type(item) is mmap.mmap and not item.closed:
             item.madvise(mmap.MADV_DONTNEED)
+    mapped: dict[str, int] = {}
+    batches = rows = looked = 0
+    first, checksums = None, []
     before, start = _system_read_bytes(), time.perf_counter()
     for batch in open_shard(request):
-        if first is None:
-            first = time.perf_counter() - start
-        if is_checked:
+        first = time.perf_counter() - start if first is None else first
+        batches, rows = batches + 1, rows + len(batch)
+        if request["is_checked"]:
             held = batch if isinstance(batch, list) else batch.to_pylist()
             checksums += [(row["id"], zlib.crc32(row["text"].encode())) for row in held]
-            if batches % _BATCHES_BETWEEN_LOOKS == 0:
-                looked += _look_at_mappings(request["folder"], mapped)
-        batches += 1
-        rows += len(batch)
-    looked += _look_at_mappings(request["folder"], mapped) if is_checked else 0
+        if is_mapped and batches % _BATCHES_BETWEEN_LOOKS == 1:
+            looked += _look_at_mappings(request["path"], mapped)
+    seconds = time.perf_counter() - start
+    looked += _look_at_mappings(request["path"], mapped) if is_mapped else 0
     return {
+        "seconds": seconds,
         "first_seconds": first,
         "rows": rows,
         "batches": batches,
@@ -82,21 +83,16 @@ def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> R
 
 
 def _system_read_bytes() -> int:
-    text = Path("/proc/self/io").read_text()
-    return int(text.split("rchar: ", 1)[1].split()[0])
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def _look_at_mappings(folder: str, mapped: dict[str, int]) -> int:
     """Notes the most that was resident of each mapped file of the folder; gives what that read."""
-    text = Path("/proc/self/maps").read_text()
-    num_bytes = len(text.encode())
-    if folder in text:
-        text = Path("/proc/self/smaps").read_text()
-        num_bytes += len(text.encode())
-        for path, kilobytes in _MAPPING.findall(text):
-            if path.startswith(folder):
-                mapped[path] = max(mapped.get(path, 0), 1024 * int(kilobytes))
-    return num_bytes
+    text = Path("/proc/self/smaps").read_text()
+    for path, kilobytes in _MAPPING.findall(text):
+        if path.startswith(folder):
+            mapped[path] = max(mapped.get(path, 0), 1024 * int(kilobytes))
+    return len(text.encode())
 
 
 # Ways to open a shard. A request has a path, a shard (index, count), a seed or none, and settings.
@@ -114,7 +110,9 @@ def _ours(request: Request) -> Iterator[Any]:
 
 
 def _hf(request: Request) -> Iterator[Any]:
-    datasets = importlib.import_module("datasets")
+    datasets: Any = importlib.import_module("datasets")
+    # It sleeps 5 s after the last row of shuffled Parquet, so that pyarrow's threads can end.
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     is_parquet = request["path"].endswith(".parquet")
     dataset = datasets.load_dataset(
@@ -136,9 +134,11 @@ def _mosaic(request: Request) -> Iterator[Any]:
     """A rank of as many nodes with one rank each, which need not be there."""
     module: Any = importlib.import_module("streaming.base.dataset")
     module.maybe_init_dist = lambda: False
-    # Names of shared memory: without this, two processes at a time would take the same one.
+    # Names of shared memory: without this, two processes at a time would take the same one, and
+    # every dataset would look through all those before it.
     prefix: Any = importlib.import_module("streaming.base.shared.prefix")
-    prefix._each_prefix_int = lambda: count(10 * os.getpid())
+    first = 10_000 * os.getpid() + next(_NUMBERS)
+    prefix._each_prefix_int = lambda: count(first)
     _set_rank(request, LOCAL_WORLD_SIZE=1, LOCAL_RANK=0)
     seed = request["seed"]
     dataset = module.StreamingDataset(
@@ -203,13 +203,14 @@ def _rows_of(path: str) -> Iterator[Any]:
         yield from map(json.loads, file)
 
 
-READERS: dict[str, tuple[str | None, Callable[..., Iterator[Any]], Callable[..., Request]]] = {
-    "fast-axolotl": (None, _ours, dict),
-    "HF": ("datasets", _hf, dict),
-    "Mosaic": ("mosaicml-streaming", _mosaic, _write_mds),
-    "LitData": ("litdata", _litdata, _write_chunks),
+Reader = tuple[str | None, str, Callable[[Request], Iterator[Any]], Callable[[Request], Request]]
+READERS: dict[str, Reader] = {
+    "fast-axolotl": (None, "fast_axolotl.reading", _ours, dict),
+    "HF": ("datasets", "datasets", _hf, dict),
+    "Mosaic": ("mosaicml-streaming", "streaming", _mosaic, _write_mds),
+    "LitData": ("litdata", "litdata", _litdata, _write_chunks),
 }
-"""Distribution, how a shard is opened, how its format is written."""
+"""Distribution, module, how a shard is opened, how its format is written."""
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

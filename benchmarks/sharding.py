@@ -45,7 +45,7 @@ CASES = {"small": 36_001, "small-shuffled": 36_001, "large": 300_001, "large-shu
 """Rows. One more than a round number: no number of shards divides them."""
 OURS = "fast-axolotl"
 MANY_SHARDS = 1024
-"""Of ours alone, where rows are shuffled; one repeat."""
+"""Of ours alone, where rows are shuffled; checked, not raced."""
 _SEED = 7
 _TINY_ROWS = 130
 _GROUP_ROWS = 1000
@@ -60,7 +60,8 @@ _NOTES = (
     "Mosaic repeats rows until all ranks have the same number; LitData leaves rows out for that, "
     "unless drop_last=False, as here; HF gives what it deals",
     "HF deals files, and row groups of Parquet, where their number is a multiple of the ranks; "
-    "elsewhere every rank reads everything and keeps its rows",
+    "elsewhere every rank reads everything and keeps its rows; its pause of 5 s after shuffled "
+    "Parquet is switched off",
 )
 
 
@@ -101,6 +102,14 @@ ENTRIES = (
     _even("LitData, drop_last", "LitData", "chunks", settings={"drop_last": True}),
 )
 
+_WAITS = ("first_batch_seconds", "worst_first_batch_seconds")
+_COUNTS = ("missing", "repeated", "changed")
+_PARTS = {
+    "bytes": ("shards", "read_times", "shard_bytes", "largest_bytes", *_WAITS),
+    "rows": ("rows_least", "rows_most", "batches_least", "batches_most", *_COUNTS),
+}
+"""The figures of a table each."""
+
 Answer = dict[str, Any]
 """What a process says of a shard."""
 
@@ -136,10 +145,10 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
                 tell(f"writing {rows // scale:,} rows in every format")
                 checksums[place], seconds[place.name] = _write(place, rows // scale, pools)
             seed = _SEED if name.endswith("shuffled") else None
-            counts = [*map(int, options.shards), *([MANY_SHARDS] if seed else [])]
+            counts = [*map(int, options.shards), *([MANY_SHARDS] if seed and scale == 1 else [])]
             for shards in [usable_cores()] if name == "tiny" else counts:
                 data = _Sharded(pools, place, checksums[place], seed, shards)
-                passes = repeats if shards < MANY_SHARDS else 1
+                passes = repeats if shards < MANY_SHARDS else 0
                 found = data.race(name, passes, options.most_seconds, left_out, tell)
                 # What is imported late is imported with the tiny one, whose figures are not kept.
                 cases += found if name != "tiny" else []
@@ -239,40 +248,32 @@ class _Sharded:
         runs = {entry.name: partial(timed_pass, entry) for entry in checked if entry.is_raced}
         seconds = interleave(runs, repeats, lambda text: tell(f"{name}: {text}"))
         figures = {entry.name: self._figures(entry, checked[entry], timed) for entry in checked}
-        timings = []
-        for entry in checked:
-            kept = {key: figures[entry.name][key] for key in ("missing", "repeated", "changed")}
-            text = ", ".join(f"{value} rows {key}" for key, value in kept.items() if value)
-            if entry.is_raced:
-                timing = Timing(
-                    name=entry.name,
-                    version=self.pools[entry.reader][0].hello["version"],
-                    output="dicts" if "dicts" in f"{entry.name} {entry.rival}" else "Arrow",
-                    rows=sum(answer["rows"] for answer in checked[entry]),
-                    seconds=tuple(seconds[entry.name]),
-                    reason=text or None,
-                )
-                timings.append(timing)
         goals = []
         for found, values in figures.items():
-            if ", " in found and found.startswith(OURS):
-                apart = values["batches_most"] - values["batches_least"]
+            apart = values["batches_most"] - values["batches_least"]
+            if found.startswith(OURS) and ", " in found:
                 goals.append(Goal(f"batches, most less least: {found}", 0, "batches", apart))
             elif found.startswith(OURS):
                 goals.append(Goal(f"read in all: {found}", _MOST_READ, "×", values["read_times"]))
-        rivals = {entry.name: entry.rival for entry in checked if entry.rival and entry.is_raced}
         text = f"{len(self.checksums):,} rows on {self.shards} shards"
         make = partial(Case, text=text, rows=len(self.checksums))
-        race = make(name=name, timings=timings, rivals=rivals, goals=goals, left_out=left_out)
-        bytes_keys = ("shards", "read", "shard", "largest", "first", "worst")
-        rows_keys = ("rows", "batches", "missing", "repeated", "changed")
-        cases = [race]
-        for part, starts in (("bytes", bytes_keys), ("rows", rows_keys)):
+        timings = [
+            Timing(
+                name=entry.name,
+                version=self.pools[entry.reader][0].hello["version"],
+                output="dicts" if "dicts" in f"{entry.name} {entry.rival}" else "Arrow",
+                rows=sum(answer["rows"] for answer in answers),
+                seconds=tuple(seconds[entry.name]),
+                reason=_difference(figures[entry.name]),
+            )
+            for entry, answers in checked.items()
+            if entry.is_raced and repeats
+        ]
+        rivals = {entry.name: entry.rival for entry in checked if entry.rival}
+        cases = [make(name=name, timings=timings, rivals=rivals, goals=goals, left_out=left_out)]
+        for part, keys in _PARTS.items():
             measurements = [
-                Measurement(
-                    name=found,
-                    values={key: values[key] for key in values if key.startswith(starts)},
-                )
+                Measurement(name=found, values={key: values[key] for key in keys})
                 for found, values in figures.items()
             ]
             cases.append(make(name=f"{name}-{part}", measurements=measurements))
@@ -281,24 +282,26 @@ class _Sharded:
     def _read(
         self, entry: Entry, shards: Sequence[int], most: float = 1e9, *, is_checked: bool = False
     ) -> tuple[list[Answer], float]:
-        """The answers for these shards, as far as they were begun in time, and the seconds."""
+        """The answers for these shards, as far as they were begun in time, and the seconds that the
+        busiest process read; what is done between two shards is left out."""
         waiting, answers = iter(shards), {}
-        path, folder = str(self.place / entry.file), str(self.place)
-        request = {"path": path, "folder": folder, "seed": self.seed, "is_checked": is_checked}
+        request: dict[str, Any] = {"path": str(self.place / entry.file), "seed": self.seed}
+        request |= {"settings": dict(entry.settings), "is_checked": is_checked}
         start = time.perf_counter()
 
-        def work(worker: Worker) -> None:
+        def work(worker: Worker) -> float:
+            busy = 0.0
             for shard in waiting:
-                place = [shard, self.shards]
-                settings = dict(entry.settings)
-                answers[shard] = worker.ask("read", shard=place, settings=settings, **request)
+                answers[shard] = worker.ask("read", shard=[shard, self.shards], **request)
+                busy += answers[shard]["seconds"]
                 if time.perf_counter() - start > most:
-                    return
+                    break
+            return busy
 
         workers = self.pools[entry.reader]
         with ThreadPoolExecutor(len(workers)) as threads:
-            list(threads.map(work, workers))
-        return [answers[shard] for shard in sorted(answers)], time.perf_counter() - start
+            seconds = max(threads.map(work, workers))
+        return [answers[shard] for shard in sorted(answers)], seconds
 
     def _figures(
         self, entry: Entry, answers: Sequence[Answer], timed: Mapping[str, list[list[Answer]]]
@@ -306,7 +309,7 @@ class _Sharded:
         """Of the shards that were read; the first batch of a shard is the median of its repeats."""
         files = list(self.place.glob(entry.file if "*" in entry.file else f"{entry.file}/*"))
         size = sum(path.stat().st_size for path in files or [self.place / entry.file])
-        repeats = zip(*timed.get(entry.name, []), strict=True)
+        repeats = zip(*timed.get(entry.name, [answers]), strict=True)
         waits = [[answer["first_seconds"] for answer in each] for each in repeats]
         firsts = [median(each) for each in waits if None not in each]
         read, rows, batches = (
@@ -330,6 +333,11 @@ class _Sharded:
             "repeated": len(pairs) - len(once),
             "changed": sum(self.checksums[index] != value for index, value in once.items()),
         }
+
+
+def _difference(figures: Mapping[str, Any]) -> str | None:
+    """How the rows differ from the dataset, each of them once; ``None`` where they do not."""
+    return ", ".join(f"{figures[key]} rows {key}" for key in _COUNTS if figures[key]) or None
 
 
 if __name__ == "__main__":

@@ -260,9 +260,26 @@ def test_an_operation_runs_small_with_equal_answers(
     assert data["machine"]["versions"]["earlier package"] == "0.0.test"
 
 
+def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_named(
+    tmp_path: Path, earlier_python: Path
+) -> None:
+    arguments = ("--cases", "small-shuffled", "--shards", "2", "--quick")
+    data = run_race("sharding", *arguments, "--peer-python", str(earlier_python), folder=tmp_path)
+    race, num_bytes, rows = data["cases"]
+    assert [item["equal"] for item in race["timings"]] == [True] * 4
+    assert {item["name"] for item in race["left_out"]} == {"HF", "Mosaic", "LitData"}
+    assert "No module named" in race["left_out"][0]["reason"]
+    assert all(item["values"]["shards"] == 2 for item in num_bytes["measurements"])
+    for item in rows["measurements"]:
+        assert item["values"]["changed"] == 0
+        if ", " in item["name"]:
+            assert item["values"]["batches_least"] == item["values"]["batches_most"]
+
+
 @pytest.mark.parametrize(
     ("race", "arguments", "message"),
     [
+        ("sharding", ("--shards", "0"), "shards must be numbers of at least 1"),
         ("reader", ("--cases", "nonsense"), "no case is called 'nonsense'"),
         ("reader", ("--scale", "2"), "scale in"),
         ("hash", ("--sizes", "much"), "cannot read 'much' as a size"),
