@@ -23,7 +23,7 @@ resume on another number of shards, each source deals out what is left of its ep
 were in different epochs of a source, what is left of each comes in turn; for that the ends of
 finished epochs are kept.
 
-A batch costs one concatenation and one ``take`` of its rows. Does not mix by tokens or bytes, does
+Rows are concatenated once and taken once, about a thousand at a time. Does not mix by tokens or bytes, does
 not shuffle rows (the readers do), and has no memory budget of its own: each reader has one.
 """
 
@@ -55,6 +55,8 @@ _BITS = 32
 _ONE = 1 << _BITS
 """Shares and phases are whole multiples of 1 / _ONE, so that no row number is ever rounded."""
 _EPOCH_STRIDE = 1 << 20
+_ROWS_AT_ONCE = 1000
+"""Small batches are made of so many rows together: 3 times as fast for 100, 15 times for 10."""
 _MARK = "fast_axolotl_mix"
 
 
@@ -227,12 +229,13 @@ class _Source:
         return held + sum(map(len, self.pieces))
 
     def take(self, count: int) -> list[pa.RecordBatch]:
-        """The next rows at hand."""
+        """The next rows at hand; the caller adds them to ``taken`` when they are delivered."""
         pieces, self.pieces = self.pieces, []
-        if left := count - sum(map(len, pieces)):
+        put_aside = sum(map(len, pieces))
+        if count > put_aside:
             assert self.held is not None
-            pieces.append(self.held.slice(self.taken, left))
-            self.taken += left
+            pieces.append(self.held.slice(self.taken, count - put_aside))
+        self.taken -= put_aside
         return pieces
 
     def state(self) -> dict[str, Any]:
@@ -406,12 +409,15 @@ class MixedReader:
                 self._end = self.num_rows
             draws = self._draws(self._shard[0])
             while self._pass is token:
-                row, batch = self._row, self._next_batch(draws)
-                if batch is not None:
+                row = self._row
+                for batch in self._next_batches(draws):
                     self.stats.batches += 1
                     yield batch
-                elif self._row == row:
-                    return
+                    if self._pass is not token:
+                        break
+                else:
+                    if self._row == row:
+                        return
             raise UsageError(
                 "this iteration was stopped: the mix was closed, restored or iterated anew; "
                 "use the newer iterator"
@@ -436,18 +442,26 @@ class MixedReader:
         weights = [source.weight for source in self._sources]
         return Draws(weights, self._seed, self._epoch, shard)
 
-    def _next_batch(self, draws: Draws) -> pa.RecordBatch | None:
-        """The rows of the next draws, if they have any; at the end of the pass no draw is made."""
-        size = self.batch_size if self._end is None else min(self.batch_size, self._end - self._row)
+    def _next_batches(self, draws: Draws) -> Iterator[pa.RecordBatch]:
+        """What is at hand, at most a thousand rows, or else one batch for which sources read on.
+
+        At the end of the pass no draw is made. While rows are delivered no source reads on, since
+        a reader only knows the place of each row in its last batch.
+        """
+        step = self.batch_size
+        size = max(1, _ROWS_AT_ONCE // step) * step
+        if self._end is not None:
+            size = min(size, self._end - self._row)
         drawn = draws.draw(self._row, size)
         places = [np.flatnonzero(drawn == index) for index in range(len(self._sources))]
+        if lacking := self._find_lacking(places):
+            size = int(min(lacking)[0]) // step * step
+        if size == 0:
+            size = min(step, len(drawn))
+            places = [place[: np.searchsorted(place, size)] for place in places]
         # Whoever runs out first reads on first. So, when the pass ends at a draw, no source has
         # read past the batch that holds its last row before that draw.
-        while lacking := [
-            (place[source.num_rows], index)
-            for index, (source, place) in enumerate(zip(self._sources, places, strict=True))
-            if source.num_rows < len(place)
-        ]:
+        while lacking := [one for one in self._find_lacking(places) if one[0] < size]:
             end, index = min(lacking)
             source = self._sources[index]
             if source.read():
@@ -462,22 +476,39 @@ class MixedReader:
                 self._start(source)
             if source.is_empty:
                 places[index] = places[index][: source.num_rows]
-        self._row += size
-        places = [place[: np.searchsorted(place, size)] for place in places]
+        edges = [*range(0, size, step), size]
+        ends = np.array([np.searchsorted(place, edges) for place in places])
         pieces: list[tuple[str, pa.Table]] = []
-        for source, place in zip(self._sources, places, strict=True):
-            self.stats.rows[source.name] += len(place)
-            for piece in map(pa.Table.from_batches, ([rows] for rows in source.take(len(place)))):
+        for source, count in zip(self._sources, ends[:, -1].tolist(), strict=True):
+            for rows in source.take(count):
+                piece = pa.Table.from_batches([rows])
                 if self._source_column is not None:
                     names = pa.repeat(source.name, piece.num_rows)
                     piece = piece.append_column(self._source_column, names)
                 pieces.append((f"source {source.name!r}", piece))
-        if not pieces:
-            return None
-        self.schema, tables = self._unify(pieces)
-        table = take(pa.concat_tables(tables).combine_chunks(), np.argsort(np.concatenate(places)))
-        (batch,) = table.to_batches()
-        return batch
+        if pieces:
+            self.schema, tables = self._unify(pieces)
+            order = np.argsort(
+                np.concatenate([p[:n] for p, n in zip(places, ends[:, -1], strict=True)])
+            )
+            (batch,) = take(pa.concat_tables(tables).combine_chunks(), order).to_batches()
+        first = 0
+        for number, counts in enumerate(np.diff(ends).T.tolist()):
+            for source, count in zip(self._sources, counts, strict=True):
+                source.taken += count
+                self.stats.rows[source.name] += count
+            self._row += edges[number + 1] - edges[number]
+            if total := sum(counts):
+                yield batch.slice(first, total)
+                first += total
+
+    def _find_lacking(self, places: Sequence[npt.NDArray[np.int64]]) -> list[tuple[int, int]]:
+        """The draw at which each source that has too few rows at hand runs out, and its index."""
+        return [
+            (place[source.num_rows], index)
+            for index, (source, place) in enumerate(zip(self._sources, places, strict=True))
+            if source.num_rows < len(place)
+        ]
 
     def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> tuple[pa.Schema, list[pa.Table]]:
         """The rows under the schema that they and all rows before them share."""
