@@ -23,8 +23,8 @@ resume on another number of shards, each source deals out what is left of its ep
 were in different epochs of a source, what is left of each comes in turn; for that the ends of
 finished epochs are kept.
 
-Rows are concatenated once and taken once, about a thousand at a time. Does not mix by tokens or bytes, does
-not shuffle rows (the readers do), and has no memory budget of its own: each reader has one.
+Rows are concatenated once and taken once, about a thousand at a time. Does not mix by tokens or
+bytes, does not shuffle rows (the readers do), and has no memory budget: each reader has its own.
 """
 
 from __future__ import annotations
