@@ -11,9 +11,9 @@ keys keep the last value.
 The path through Python is ``json_exact``.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
-24 kB. So a block is weighed first by parsing a few kB from here and there, and parsed in pieces where
-the whole would take more than four blocks. Columns that only other blocks have cost nothing: they
-are left out here, and share one array of nulls later.
+24 kB. So a block is weighed first by parsing a few kB from here and there, and parsed in pieces
+where the whole would take more than four blocks. Columns that only other blocks have cost nothing:
+they are left out here, and share one array of nulls later.
 """
 
 from __future__ import annotations
