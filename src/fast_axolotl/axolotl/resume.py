@@ -22,22 +22,19 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
-from fast_axolotl.axolotl.streaming import (
-    PASSED,
-    Begin,
-    BoundedDataset,
-    drawn_from,
-    random_state,
-    worker_id,
-)
+from fast_axolotl.axolotl.streaming import BoundedDataset, drawn_from, random_state, worker_id
+from fast_axolotl.errors import MissingExtraError
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingExtraError("resuming needs Axolotl's packages: pip install axolotl") from error
 
 __all__ = [
     "STATE_FILE",
@@ -67,24 +64,44 @@ def bounded_dataset(dataset: Any) -> BoundedDataset | None:
 
 
 @dataclass(slots=True)
-class _Stamped:
+class _Marking:
     """A collator whose batches carry the state of the dataset after their last row."""
 
     collate: Callable[[list[Any]], Any]
     dataset: BoundedDataset
 
     def __call__(self, rows: list[Any]) -> Any:
-        if isinstance(rows[0], str) and rows[0] == PASSED:
+        if rows[0] is None:
             return None
-        batch = self.collate(rows)
-        state = self.dataset._state_dict
-        batch[_KEY] = (worker_id() or 0, int(state["epoch"]), json.dumps(state))
+        batch, state = self.collate(rows), self.dataset._state_dict
+        if isinstance(batch, MutableMapping):
+            batch[_KEY] = (worker_id() or 0, int(state["epoch"]), json.dumps(state))
         return batch
 
 
-def _start(epoch: int) -> dict[str, Any]:
-    """The position before the first batch of an epoch."""
-    return {"epoch": epoch, "batches": 0, "last_worker": -1, "workers": {}}
+@dataclass(slots=True)
+class _Resumed:
+    """What a loader reads, from a position on. Workers up to the last one let a turn pass."""
+
+    rows: Any
+    dataset: BoundedDataset
+    position: dict[str, Any]
+    batch_rows: int
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, last = worker_id(), self.position["last_worker"]
+        if self.dataset.epoch == self.position["epoch"]:
+            state = self.position["workers"].get(str(worker or 0))
+            self.dataset.load_state_dict(None if state is None else json.loads(state))
+            if worker is not None and worker <= last:
+                yield from [None] * self.batch_rows
+        yield from self.rows
+
+
+def _start(epoch: int, started: str | None) -> dict[str, Any]:
+    """The position before the first batch of an epoch, and the random states it begins with."""
+    position = {"epoch": epoch, "batches": 0, "last_worker": -1, "workers": {}}
+    return {**position, "started": started, "fetched": None}
 
 
 @dataclass(slots=True)
@@ -115,11 +132,12 @@ class Watch:
         # The last group may be smaller.
         fetched = self.position["batches"] + len(self.ahead)
         self._hand_out(0 if is_finished else fetched % self._group or self._group)
-        settled = {**self.position, "is_finished": is_finished}
+        settled = self.position
         if self.ahead:
             (_, epoch, _), needs = self.ahead[0]
-            settled |= needs if epoch == settled["epoch"] else {**needs, **_start(epoch)}
-        return settled
+            settled = settled if epoch == settled["epoch"] else _start(epoch, None)
+            settled = {**settled, **needs}
+        return {**settled, "is_finished": is_finished}
 
     @property
     def _group(self) -> int:
@@ -132,40 +150,32 @@ class Watch:
         resumed, self.resumed = self.resumed, None
         self.owner.watch = self
         self.ahead.clear()
-        epoch, started = int(self.dataset.epoch), random_state()
-        self.position = _start(epoch)
-        if resumed is None:
-            return self._fetch(self._open(None), started, None)
-        self.position |= {key: resumed[key] for key in self.position}
-        started, num_workers = resumed["started"], self.loader.base_dataloader.num_workers
-        last_worker = resumed["last_worker"]
-        self.dataset.begin = Begin(
-            epoch=epoch,
-            states={int(key): json.loads(state) for key, state in resumed["workers"].items()},
-            # After the last worker it is the first one's turn: nobody lets one pass.
-            last_worker=last_worker if last_worker < num_workers - 1 else -1,
-            batch_rows=self.loader.base_dataloader.batch_size,
-        )
-        # What workers fetch draws from generators of their own.
-        replayed = None if num_workers else resumed["fetched"]
-        return self._fetch(self._open(started), started, replayed)
+        self.position = _start(int(self.dataset.epoch), random_state())
+        if resumed is not None:
+            self.position = {key: resumed[key] for key in self.position}
+        return self._fetch(self._open(is_resumed=resumed is not None))
 
-    def _open(self, started: str | None) -> Iterator[Any]:
-        """Batches with marks; the loader draws the seed of its workers."""
+    def _open(self, *, is_resumed: bool) -> Iterator[Any]:
+        """Batches with marks. Making the loader draws the seed of its workers."""
         base = self.loader.base_dataloader
-        collate = base.collate_fn
-        base.collate_fn = _Stamped(collate, self.dataset)
+        collate, rows = base.collate_fn, base.dataset
+        base.collate_fn = _Marking(collate, self.dataset)
+        if is_resumed:
+            position = {**self.position, "workers": dict(self.position["workers"])}
+            if position["last_worker"] == base.num_workers - 1:
+                position["last_worker"] = -1  # it is the first one's turn
+            vars(base)["dataset"] = _Resumed(rows, self.dataset, position, base.batch_size)
         try:
-            with drawn_from(started):
+            with drawn_from(self.position["started"] if is_resumed else None):
                 batches: Iterator[Any] = type(base).__iter__(base)
         finally:
-            base.collate_fn = collate
+            base.collate_fn, vars(base)["dataset"] = collate, rows
         return batches
 
-    def _fetch(
-        self, batches: Iterator[Any], started: str | None, replayed: str | None
-    ) -> Iterator[Any]:
-        is_empty = False
+    def _fetch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        # What workers fetch draws from generators of their own.
+        replayed = None if self.loader.base_dataloader.num_workers else self.position["fetched"]
+        started, is_empty = self.position["started"], False
         while not is_empty:
             is_empty = True
             while True:
@@ -177,20 +187,23 @@ class Watch:
                 if batch is None:
                     continue
                 replayed, is_empty = None, False
-                self.ahead.append((batch.pop(_KEY), {"started": started, "fetched": before}))
-                self._hand_out(self._group)
+                if isinstance(batch, MutableMapping):
+                    self.ahead.append((batch.pop(_KEY), {"started": started, "fetched": before}))
+                    self._hand_out(self._group)
+                else:
+                    self.owner.watch = None  # not a batch that can carry anything
                 yield batch
             if not self.is_endless:
                 return
             self.dataset.set_epoch(self.dataset.epoch + 1)
             started = random_state()
-            batches = self._open(None)
+            batches = self._open(is_resumed=False)
 
     def _hand_out(self, most_ahead: int) -> None:
         while len(self.ahead) > most_ahead:
             (worker, epoch, state), needs = self.ahead.popleft()
             if epoch != self.position["epoch"]:
-                self.position = _start(epoch)
+                self.position = _start(epoch, None)
             self.position |= {"last_worker": worker, **needs}
             self.position["batches"] += 1
             self.position["workers"][str(worker)] = state
@@ -204,7 +217,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         accelerator = trainer.accelerator
         self.rank = int(accelerator.process_index)
         self.identity = {
-            **dataset.identity,
+            **{key: value for key, value in dataset.identity.items() if key != "num_bytes"},
             "dataloader_num_workers": int(trainer.args.dataloader_num_workers),
             "batch_rows": int(trainer.args.per_device_train_batch_size),
             "ranks": int(accelerator.num_processes),
@@ -217,7 +230,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         loader: Any = known.get("train_dataloader")
         dataset = bounded_dataset(getattr(loader, "dataset", None))
         self.watch = None
-        if dataset is not None and hasattr(loader, "end_of_dataloader"):
+        if dataset is not None and hasattr(loader, "base_dataloader"):
             # Ranks with files of their own end at different steps; a rank that syncs gradients of
             # an incomplete group would wait for the others for ever.
             is_shared = self.identity["ranks"] > 1 and not hasattr(loader, "split_batches")
@@ -271,7 +284,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         raise NotAsked
     original = sys.modules["accelerate.data_loader"].skip_first_batches
     skipping = getattr(original, "__wrapped__", original)(dataloader, num_batches)
-    Watch(skipping, watch.dataset, watch.owner)
+    Watch(skipping, watch.dataset, watch.owner, is_endless=watch.is_endless)
     return skipping
 
 

@@ -312,24 +312,6 @@ def load_and_process_single_dataset(
     return wrapped, prompter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """Where the workers of a loader begin an epoch that was left in the middle."""
-
-    epoch: int
-    """The epoch; every other one begins at its start."""
-    states: dict[int, dict[str, Any]]
-    """State of the dataset in each worker that has given something; 0 without workers."""
-    last_worker: int
-    """The worker that gave the last batch: up to it, workers let their first turn pass."""
-    batch_rows: int
-    """Rows of a batch."""
-
-
-PASSED = "fast-axolotl: not this worker's turn"
-"""Stands for a row of a turn that a worker lets pass."""
-
-
 def _keeps_bound(name: str) -> Callable[..., Any]:
     """The method of Hugging Face's dataset, for one that stays bounded."""
     method = getattr(IterableDataset, name)
@@ -347,17 +329,6 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     buffer_bytes: int
     identity: dict[str, Any]
     """What decides about its rows: the files, and settings of the configuration."""
-    begin: Begin | None = None
-    """Where the next iteration starts, if not at the beginning of its epoch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        begin = self.begin
-        if begin is not None and begin.epoch == self.epoch:
-            worker = worker_id() or 0
-            self.load_state_dict(begin.states.get(worker))
-            if worker_id() is not None and worker <= begin.last_worker:
-                yield from [PASSED] * begin.batch_rows
-        yield from super().__iter__()
 
     def shuffle(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""

@@ -158,8 +158,8 @@ class FastAxolotlPlugin(BasePlugin):
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         """What writes the position of our reader into the checkpoints, where it reads."""
-        # Without the switch nothing of this is loaded.
-        if not cfg.get("dataset_use_rust_streaming"):
+        states = {patch.state for patch in status().patches if patch.name == "resume"}
+        if not cfg.get("dataset_use_rust_streaming") or states != {"active"}:
             return []
         from fast_axolotl.axolotl.resume import StreamCheckpoint, bounded_dataset
 
