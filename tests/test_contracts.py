@@ -354,6 +354,24 @@ def test_resume_of_a_shard_gives_the_same_tail(
     )
 
 
+def test_resume_between_two_windows_gives_the_same_tail(large: dict[str, Path]) -> None:
+    open_reader = partial(
+        open_dataset, large["parquet"], memory_budget=SMALL_BUDGET, batch_size=100, shuffle=3
+    )
+    reader = open_reader()
+    whole, states = list[list[int]](), list[dict[str, Any]]()
+    for batch in reader:
+        whole.append(batch.column("id").to_pylist())
+        states.append(reader.state_dict())
+    between = [at for at, state in enumerate(states) if state["position"][2] < 0]
+
+    assert len(between) > 3
+    for at in between:
+        restored = open_reader()
+        restored.load_state_dict(states[at])
+        assert [batch.column("id").to_pylist() for batch in restored] == whole[at + 1 :]
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_resume_works_in_every_format(tmp_path: Path, kind: str) -> None:
     path = write_as(tmp_path, kind, flat_rows(500) if kind == "csv" else make_rows(500))
@@ -646,6 +664,41 @@ def test_an_even_pass_continues_evenly_on_another_number_of_shards(
     assert len(rest[0]) == len(rest[1])
     with pytest.raises(ResumeError, match="with even="):
         medium["jsonl"](shard=(0, 2)).load_state_dict(states)
+
+
+def test_what_is_rejected_is_reported_once_by_even_shards(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n')
+    (tmp_path / "1.jsonl").write_text('{bad}\n{"a": 4}\n{"a": 5}\n')
+    (tmp_path / "2.parquet").write_bytes(b"PAR1xxxxPAR1")
+
+    for even in ("drop", "pad"):
+        readers = [
+            open_dataset(tmp_path, shard=(index, 2), even=even, on_error="skip")
+            for index in range(2)
+        ]
+        rows = [sum(batch.num_rows for batch in reader) for reader in readers]
+        assert rows == ([2, 2] if even == "drop" else [3, 3])
+        assert sum(len(reader.stats.rejections) for reader in readers) == 2
+
+
+@pytest.mark.parametrize("even", ["drop", "pad"])
+def test_rows_that_vanish_after_they_were_counted_are_an_error(tmp_path: Path, even: str) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"id": index} for index in range(10)])
+    reader = open_dataset(path, even=even)
+    path.write_bytes(b'{"id": 1}' + b" " * (path.stat().st_size - 10) + b"\n")
+
+    with pytest.raises(DataError, match="rows that were counted 9 are missing"):
+        for _ in reader:
+            pass
+
+
+def test_a_list_of_the_batches_does_not_count_the_rows_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = open_dataset(write_jsonl(tmp_path / "rows.jsonl", make_rows(10)))
+    monkeypatch.setattr("fast_axolotl.reading.reader.unit_rows", None)
+
+    assert len(list(reader)) == 1
 
 
 def test_a_state_of_the_first_format_is_refused_with_the_cure(medium: dict[str, Open]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fast_axolotl.errors import ResumeError, UsageError
+from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.batches import Batcher
 from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
@@ -238,6 +238,8 @@ class Reader:
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
         self._even = even
+        self._is_starting = False
+        """Whether a pass was begun and no batch asked for yet."""
         self._pass = object()
         """Changes with every pass, so that one that was stopped cannot move the position."""
         self._order = Order.plan(dataset, shuffle, epoch, is_even=even is not None)
@@ -311,6 +313,12 @@ class Reader:
 
         Without ``even`` more batches come where rows are so large that batches are cut by bytes.
         """
+        is_told = self._order.rows is not None or all(
+            unit.num_rows is not None for unit in self._order.units
+        )
+        if self._is_starting and not is_told:
+            # list(reader) asks after it has begun a pass, only to reserve memory.
+            raise TypeError("ask for the length before a pass is begun: the rows must be counted")
         return -(-self.num_rows // self._batch_size)
 
     def __bool__(self) -> bool:
@@ -329,6 +337,7 @@ class Reader:
         if not self._restored:
             self._rewind()
         self._restored = False
+        self._is_starting = True
         self._stats = ReadStats(ignored_files=self._stats.ignored_files)
         index, count = self._shard
         if index == 0 and count > 1:
@@ -344,6 +353,7 @@ class Reader:
     def close(self) -> None:
         """Stops reading ahead and ends the current iteration; a new one can be started."""
         self._pass = object()
+        self._is_starting = False
         if self._stop is not None:
             self._stop()
             self._stop = None
@@ -437,6 +447,7 @@ class Reader:
     def _run(
         self, pieces: Sequence[Piece], start: Position, token: object
     ) -> Iterator[pa.RecordBatch]:
+        self._is_starting = False
         closers: list[Callable[[], None]] = []
 
         def stop() -> None:
@@ -476,25 +487,36 @@ class Reader:
         own = counts[self._shard[0]]
         delivered, end = self._rows, Position(len(pieces))
         target = min(counts) if self._even == "drop" else max(counts)
-        left = target - delivered
+        left, padding = target - delivered, max(0, target - max(own, delivered))
         self._stats.dropped_rows = max(0, own - target)
         for rows in self._read(pieces, start, closers):
-            if left <= 0:
-                return
-            table = rows.table.slice(0, left)
+            table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             yield replace(rows, table=self._marked(table, False))
         # The rows of this shard again, from its first on; those of the largest where it has none.
         richest = counts.index(max(counts)), self._shard[1]
         source = pieces if own else self._order.sequence(richest)
-        skip = max(0, delivered - own)
+        skip, before = max(0, delivered - own), -1
         while left > 0:
+            if left > padding or left == before:
+                raise DataError(
+                    f"of {own:,} rows that were counted {left - padding or left:,} are missing: a "
+                    "file was changed since; open the files again"
+                )
+            before = left
             for rows in self._read(source, Position(), closers):
                 table = rows.table.slice(min(skip, rows.table.num_rows), left)
                 skip = max(0, skip - rows.table.num_rows)
                 left -= table.num_rows
                 self._stats.padding_rows += table.num_rows
-                yield replace(rows, table=self._marked(table, True), start=end, after=end)
+                yield replace(
+                    rows,
+                    table=self._marked(table, True),
+                    start=end,
+                    after=end,
+                    num_bytes=0,
+                    rejections=(),
+                )
                 if left == 0:
                     return
 

@@ -76,9 +76,9 @@ class _Window:
         return int(sum(rows.row_bytes * rows.table.num_rows for rows in self.tables))
 
     def permute(self) -> Rows:
-        first, last = self.tables[0], self.tables[-1]
         if not self.seed:
-            return first
+            return self.tables[0]
+        first, last = _first(self.tables), self.tables[-1]
         schema = last.table.schema
         table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
@@ -216,7 +216,7 @@ def _windows(
     size = 0.0
     for rows in tables:
         if held and rows.is_shuffled:
-            yield _Window(tuple(held), seed_of(held[0].start))
+            yield _Window(tuple(held), seed_of(_first(held).start))
             held, size, end = [], 0.0, None
         if rows.is_shuffled:
             yield _Window((rows,), ())
@@ -224,10 +224,15 @@ def _windows(
         held.append(rows)
         size += rows.row_bytes * rows.table.num_rows
         if rows.after[:2] >= end if end else size >= window_bytes:
-            yield _Window(tuple(held), seed_of(held[0].start))
+            yield _Window(tuple(held), seed_of(_first(held).start))
             held, size, end = [], 0.0, None
     if held:
-        yield _Window(tuple(held), seed_of(held[0].start))
+        yield _Window(tuple(held), seed_of(_first(held).start))
+
+
+def _first(tables: Sequence[Rows]) -> Rows:
+    """The first table that has rows: what a resumed pass skips comes as a table without any."""
+    return next((rows for rows in tables if rows.table.num_rows), tables[0])
 
 
 class _Picker:
@@ -241,7 +246,9 @@ class _Picker:
     def counts_rejections(self) -> bool:
         """Whether what is left out now is reported here, and not by another shard or pass."""
         return all(
-            step.index == 0 if step.kind == "part" else step.kind == "head" or seen >= step.number
+            {"part": step.index == 0, "head": seen < step.number, "skip": seen >= step.number}[
+                step.kind
+            ]
             for step, seen in zip(self._steps, self._seen, strict=True)
         )
 

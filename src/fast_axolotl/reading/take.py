@@ -19,6 +19,7 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading.blocks import Block, Dataset, Decoded
 from fast_axolotl.reading.index import unit_rows
 from fast_axolotl.reading.prefetch import Prefetcher
+from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
 from fast_axolotl.system import usable_cores
@@ -69,7 +70,7 @@ def take_rows(
                 stop = min(position + part.table.num_rows, int(ends[number]))
                 left, right = np.searchsorted(rows, (position, stop))
                 if right > left:
-                    taken.append(part.table.take(pa.array(rows[left:right] - position)))
+                    taken.append(take(part.table, rows[left:right] - position))
                     num_taken += int(right - left)
                 position = stop
     finally:
@@ -81,4 +82,4 @@ def take_rows(
             path=dataset.inputs[units[number].file].source.path,
         )
     tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]
-    return pa.concat_tables(tables).take(pa.array(order))
+    return take(pa.concat_tables(tables).combine_chunks(), order)
