@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
@@ -571,7 +572,8 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
         return result
 
     def _init_state_dict(self) -> dict[str, Any]:
-        self._state_dict = {**super()._init_state_dict(), "random": None}
+        # The position at the last batch, as text, is all that counts: a state is taken often.
+        self._state_dict = {**super()._init_state_dict(), "examples_iterable": {}, "random": None}
         return self._state_dict
 
     def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -583,7 +585,7 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
                 # What is read ahead moves a position of its own: ours is the one handed out.
                 self.ex_iterable._init_state_dict()
             if previous:
-                self.ex_iterable.load_state_dict(previous)
+                self.ex_iterable.load_state_dict(json.loads(previous))
                 skip, self._replayed = state["num_examples_since_previous_state"], state["random"]
         for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
             self._mark(batch.position, batch.random)
@@ -645,10 +647,10 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
             return None
         return _Batch(key=first, columns=hf._examples_to_batch(examples), position=position)
 
-    def _position(self) -> dict[str, Any] | None:
-        return self.ex_iterable.state_dict() if self._state_dict else None
+    def _position(self) -> str | None:
+        return json.dumps(self.ex_iterable._state_dict) if self._state_dict else None
 
-    def _mark(self, position: dict[str, Any] | None, random: str | None = None) -> None:
+    def _mark(self, position: str | None, random: str | None = None) -> None:
         if self._state_dict:
             self._state_dict["previous_state"] = position
             self._state_dict["random"] = random
@@ -670,7 +672,7 @@ class _Batch:
     """Of the first row."""
     columns: dict[str, list[Any]]
     """What the function is given, then what it has made of it, then nothing."""
-    position: dict[str, Any] | None
+    position: str | None
     """Of the source, before the first row."""
     random: str | None = None
     """State of torch's generator before the function was called."""
