@@ -137,7 +137,8 @@ class Watch:
             (_, epoch, _), needs = self.ahead[0]
             settled = settled if epoch == settled["epoch"] else _start(epoch, None)
             settled = {**settled, **needs}
-        return {**settled, "is_finished": is_finished}
+        trained = settled["batches"] // self._group
+        return {**settled, "is_finished": is_finished, "trained": trained}
 
     @property
     def _group(self) -> int:
@@ -243,7 +244,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         """The trainer counts from the resumed batch; the logged epoch counts them all."""
         resumed, batches = self.resumed, state.max_steps * args.gradient_accumulation_steps
         if resumed and not resumed["is_finished"] and int(state.epoch) == resumed["epoch"]:
-            trained = round((state.epoch - resumed["epoch"]) * batches) + resumed["batches"]
+            trained = round((state.epoch - resumed["epoch"]) * batches) + resumed["trained"]
             state.epoch = resumed["epoch"] + trained / batches
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -323,7 +324,7 @@ def init_training_state(
     )
     ours.resumed = saved
     LOG.info(
-        f"fast-axolotl: the data goes on after batch {saved['batches']} of epoch {saved['epoch']}, "
+        f"fast-axolotl: the data goes on after batch {saved['trained']} of epoch {saved['epoch']}, "
         "without a replay"
     )
     return saved["epoch"] + int(saved["is_finished"]), 0
