@@ -678,6 +678,14 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_ours(cfg)
 
 
+def test_entries_that_axolotl_ignores_are_a_warning(tmp_path: Path) -> None:
+    cfg = several(tmp_path, (4, 4), fast_axolotl_streaming_force=False)
+    streaming._warn_once.cache_clear()
+    with log_lines(sft.__name__) as lines, pytest.raises(Unfamiliar):
+        load_ours(cfg)
+    assert "reads the first of 2 entries" in lines[-1][1]
+
+
 @pytest.mark.parametrize("weights", [None, [1, 2]])
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_a_mix_resumes_at_any_row(

@@ -152,9 +152,9 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
     """
     from axolotl.utils.data import sft
 
-    settings = _wanted(cfg)
-    if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
-        raise Unfamiliar("dispatch_batches is set")
+    listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
+    others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
+    sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
     wrapper = functools.partial(
         sft.get_dataset_wrapper,
         dataset_config=pretraining_config,
@@ -162,22 +162,25 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         cfg=cfg,
         dataset_base_type=pretraining_config["type"],
     )
-    listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
-    weights = _weights(cfg, max(1, len(listed)))
-    others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
-    sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
     batch_size = cfg.micro_batch_size
     try:
+        settings = _wanted(cfg)
+        if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
+            raise Unfamiliar("dispatch_batches is set")
+        weights = _weights(cfg, len(sources))
         is_sized = len(sources) > 1 and not weights
         datasets = [_load_source(source, cfg, settings, is_sized) for source in sources]
         dataset = datasets[0] if len(datasets) == 1 else _mixed(datasets, weights, cfg)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
         return wrapped.with_format("torch")
-    except Exception:
+    except Exception as error:
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
         cfg.micro_batch_size = batch_size
-        if len(sources) > 1:
-            _warn_once(f"Axolotl reads only the first of {len(sources)} pretraining_dataset")
+        if len(sources) > 1 and not isinstance(error, NotAsked | Final):
+            _warn_once(
+                f"fast-axolotl: Axolotl reads the first of {len(sources)} entries of "
+                f"pretraining_dataset and ignores the others: {error}"
+            )
         raise
 
 
