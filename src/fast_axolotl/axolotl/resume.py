@@ -214,7 +214,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
     """Writes where the stream is into every checkpoint."""
 
     def __init__(self, trainer: Any) -> None:
-        dataset = trainer.train_dataset
+        dataset: Any = bounded_dataset(trainer.train_dataset)
         accelerator = trainer.accelerator
         self.rank = int(accelerator.process_index)
         self.identity = {
