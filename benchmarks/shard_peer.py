@@ -68,6 +68,8 @@ def _read(request: Request, open_shard: Callable[[Request], Iterator[Any]]) -> R
         if request["is_checked"]:
             held = batch if isinstance(batch, list) else batch.to_pylist()
             checksums += [(row["id"], zlib.crc32(row["text"].encode())) for row in held]
+        elif time.perf_counter() - start > request["most_seconds"]:
+            break
         if is_mapped and batches % _BATCHES_BETWEEN_LOOKS == 1:
             looked += _look_at_mappings(request["path"], mapped)
     seconds = time.perf_counter() - start
