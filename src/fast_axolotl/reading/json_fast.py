@@ -59,9 +59,11 @@ _DENSE_EXPANSION = 4
 _PLACE_BYTES = 8
 """What a row takes in a column that it has no value in."""
 
+_FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
+_KEY = re.compile(rb'"([^"]{0,128})"[ \t]*:')
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
 
@@ -102,6 +104,9 @@ class JsonBlock:
         if length < _LEAST_PROBED_BYTES or num_rows < _LEAST_PROBED_ROWS:
             return 0
         probe = rows.probe(min(length // _PROBED_SHARE, _MOST_PROBED_BYTES))
+        keys = _KEY.findall(probe.data, probe.start, probe.stop)
+        if len(set(keys)) <= min(_FEW_KEYS, 2 * len(keys) // probe.num_rows()):
+            return 0  # rows have the same few keys: the rule, told ten times as fast as by parsing
         try:
             table = _read(probe, None)
         except pa.ArrowException:
