@@ -122,11 +122,9 @@ class CsvFile:
     def find_edges(self) -> list[int] | None:
         """The first record, then one about every ``unit_bytes``, then the end of the file.
 
-        One sequential pass; the result follows from the data and ``unit_bytes`` alone. ``None``
-        where the file is compressed, has an escape character, or a quote that is out of place.
+        One sequential pass over a plain file; the result follows from the data and ``unit_bytes``
+        alone. ``None`` where there is an escape character, or a quote that is out of place.
         """
-        if self.compression is not None:
-            return None
         cutter, edges = _Cutter(self), list[int]()
         for data, start, stop, offset in cutter.run():
             edges, shift = edges or [offset], offset - start

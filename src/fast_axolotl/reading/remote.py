@@ -280,12 +280,13 @@ class BlockCache:
     folder: str
     num_bytes: int
 
-    def read(self, name: str, length: int) -> bytes | None:
+    def read(self, name: str, length: int | None = None) -> bytes | None:
         """A block, if it is there and whole."""
         path = Path(self.folder, name[:2], name)
         with suppress(OSError):
             data = path.read_bytes()
-            if len(data) == length + 4 and _checksum(data[:-4]) == data[-4:]:
+            has_length = length is None or len(data) == length + 4
+            if has_length and _checksum(data[:-4]) == data[-4:]:
                 os.utime(path)
                 return data[:-4]
             path.unlink()
