@@ -117,12 +117,12 @@ def test_a_hub_folder_of_one_split_reads_in_order(hub: Path) -> None:
 def test_a_hub_folder_of_several_splits_wants_one_named(hub: Path) -> None:
     write_parquet(hub / "data" / "test-00000-of-00001.parquet", make_rows(40)[30:])
 
-    with pytest.raises(UsageError, match=r"several splits apart \(test, train\)"):
+    with pytest.raises(UsageError, match="several splits: test, train"):
         open_dataset(hub)
     assert ids_of(hub, split="train") == list(range(30))
     assert ids_of(hub, split="test") == list(range(30, 40))
     assert sorted(ids_of(hub, split="all")) == list(range(40))
-    with pytest.raises(UsageError, match="no files of split 'validation'"):
+    with pytest.raises(UsageError, match="no split 'validation'"):
         open_dataset(hub, split="validation")
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget() -> None:
     """What a new process would not know."""
     index._memory.clear()
-    index._prune.cache_clear()
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*"))
 
 
 @pytest.fixture
@@ -65,8 +67,8 @@ def open_as(path: Any, unit_bytes: int = 4096, **options: Any) -> Dataset:
     return open_dataset(path, **options)._dataset.with_options(unit_bytes=unit_bytes)
 
 
-def total_rows(dataset: Dataset, **options: Any) -> int:
-    return sum(unit_rows(dataset, dataset.units(), **options))
+def total_rows(dataset: Dataset) -> int:
+    return sum(unit_rows(dataset, dataset.units()))
 
 
 def write_kind(folder: Path, kind: str, compression: str = "none") -> tuple[Path, list[Any]]:
@@ -138,9 +140,9 @@ def test_rejected_rows_do_not_count_and_parts_that_failed_are_not_kept(
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     assert total_rows(open_as(path, on_error="skip")) < len(rows)
-    assert list(folder.iterdir()) == []
+    assert entries(folder) == []
     assert total_rows(open_as(lines, on_error="skip")) == 2
-    assert len(list(folder.iterdir())) == 1
+    assert len(entries(folder)) == 1
 
 
 # The index.
@@ -168,7 +170,7 @@ def test_the_index_is_built_again_where_it_does_not_fit(
     path, rows = write_kind(tmp_path, "text")
     assert total_rows(open_as(path)) == len(rows)
     forget()
-    (kept,) = folder.iterdir()
+    (kept,) = entries(folder)
     if change == "rewritten":
         path.write_bytes(path.read_bytes().replace(b"line 17\n", b"line\n17\n"))
     elif change == "touched":
@@ -182,13 +184,16 @@ def test_the_index_is_built_again_where_it_does_not_fit(
     assert reads
 
 
-def test_without_a_folder_to_write_the_process_remembers(tmp_path: Path, reads: list[int]) -> None:
+def test_without_a_folder_to_write_the_process_remembers(
+    tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, rows = write_kind(tmp_path, "csv")
     dataset = open_as(path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path / "no folder"))
 
     for is_read in (True, False):
         reads.clear()
-        assert total_rows(dataset, index_dir=path / "no folder") == len(rows)
+        assert total_rows(dataset) == len(rows)
         assert bool(reads) == is_read
 
 
@@ -206,7 +211,7 @@ def test_a_remote_file_is_known_by_its_version_whatever_its_query(
 
         assert total_rows(replace(dataset, inputs=inputs)) == len(rows)
         assert (sum(reads) > path.stat().st_size) == is_read
-        assert len(list(folder.iterdir())) == len(version)
+        assert len(entries(folder)) == len(version)
 
 
 CHILD = """
@@ -243,23 +248,26 @@ def test_two_processes_at_once_build_one_index(tmp_path: Path, folder: Path) -> 
 
     assert [int(child.communicate(timeout=60)[0]) for child in children] == [len(rows)] * 2
     assert (tmp_path / "log").read_text() == "counted\n"
-    assert [item.name[:4] for item in folder.iterdir()] == ["rows"]
+    assert [item.name[:4] for item in entries(folder)] == ["rows"]
+    assert not list(folder.glob("*.lock"))
 
 
-def test_entries_that_nobody_uses_are_removed(tmp_path: Path, folder: Path) -> None:
-    dataset, days = open_as(write_kind(tmp_path, "text")[0]), 86_400
-    folder.mkdir(parents=True)
-    for name, age in [("old", 91), ("young", 89)]:
-        (folder / name).write_text("")
-        os.utime(folder / name, (time.time() - age * days,) * 2)
+def test_the_entries_used_longest_ago_go_first(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_MOST_BYTES", 500)
+    path, _ = write_kind(tmp_path, "text")
+    dataset = open_as(path)
     total_rows(dataset)
-
-    kept = sorted(folder.iterdir())
-    assert [item.name[:5] for item in kept] == ["rows-", "young"]
-    os.utime(kept[0], (1, 1))
-    forget()
-    total_rows(dataset)
-    assert kept[0].stat().st_mtime > time.time() - days
+    (kept,) = entries(folder)
+    for number in range(20):
+        forget()
+        total_rows(dataset.with_options(unit_bytes=3000 + number))
+        os.utime(kept, (1, 1))
+        forget()
+        total_rows(dataset)  # marks its entry as used
+    assert 1 < len(entries(folder)) < 20
+    assert kept in entries(folder)
 
 
 def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -37,7 +37,6 @@ from fast_axolotl.reading.blocks import (
     Unit,
     held_bytes,
 )
-from fast_axolotl.reading.remote import parquet_runs, parquet_tail
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
@@ -127,7 +126,7 @@ class ParquetFile:
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         held, size = list[pa.RecordBatch](), 0
         with _named(self.label, f"row group {index}"):
-            file = self.open(**settings)
+            file = self.open(index, **settings)
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
@@ -156,14 +155,22 @@ class ParquetFile:
         """pyarrow's own threads must not hold Python files: at exit they could abort it all."""
         return self.options.parallel_columns and self.source.filesystem is None
 
-    def open(self, **settings: Any) -> pq.ParquetFile:
-        return pq.ParquetFile(
-            self.source.open_arrow(),
-            metadata=self.metadata,
-            pre_buffer=False,
-            page_checksum_verification=True,
-            **settings,
-        )
+    def open(self, index: int, **settings: Any) -> pq.ParquetFile:
+        """The file, to read one row group of it."""
+
+        def opened(file: pa.NativeFile, **settings: Any) -> pq.ParquetFile:
+            return pq.ParquetFile(
+                file,
+                metadata=self.metadata,
+                pre_buffer=False,
+                page_checksum_verification=True,
+                **settings,
+            )
+
+        def rehearsal(file: pa.NativeFile) -> None:
+            opened(file).read_row_group(index, columns=self.columns, use_threads=False)
+
+        return opened(self.source.open_arrow(rehearsal=rehearsal), **settings)
 
     def check_count(self, index: int, seen: int) -> None:
         expected = self.metadata.row_group(index).num_rows
@@ -192,7 +199,7 @@ class _RowGroup:
         # Whether the groups before it are known already, which is chance, must not show.
         if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
             with _named(file.label, f"row group {self.index}"):
-                table = file.open().read_row_group(
+                table = file.open(self.index).read_row_group(
                     self.index, columns=file.columns, use_threads=file.may_use_pool
                 )
                 table.validate(full=True)
@@ -458,8 +465,7 @@ def open_parquet(
 ) -> ParquetFile:
     """Reads the footer."""
     with _named(label, "footer"):
-        tail = b"" if source.remote is None else parquet_tail(source.read_at, source.num_bytes)
-        with pq.ParquetFile(pa.BufferReader(tail) if tail else source.open_arrow()) as file:
+        with pq.ParquetFile(source.open_arrow()) as file:
             metadata, schema = file.metadata, file.schema_arrow
         # Counts that a damaged footer can hold and no file can. The column chunks are left to the
         # decoder, which checks that they lie inside the file: asking for their metadata here would
@@ -474,9 +480,6 @@ def open_parquet(
                     place=f"row group {index}",
                 )
     columns = _selected(schema, options, label)
-    if source.remote is not None:
-        runs = parquet_runs(tail, set(columns), source.num_bytes)
-        source = replace(source, runs=runs)
     return ParquetFile(
         source=source,
         label=label,

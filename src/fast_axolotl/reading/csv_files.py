@@ -122,11 +122,9 @@ class CsvFile:
     def find_edges(self) -> list[int] | None:
         """The first record, then one about every ``unit_bytes``, then the end of the file.
 
-        One sequential pass; the result follows from the data and ``unit_bytes`` alone. ``None``
-        where the file is compressed, has an escape character, or a quote that is out of place.
+        One sequential pass over a plain file; the result follows from the data and ``unit_bytes``
+        alone. ``None`` where there is an escape character, or a quote that is out of place.
         """
-        if self.compression is not None:
-            return None
         cutter, edges = _Cutter(self), list[int]()
         for data, start, stop, offset in cutter.run():
             edges, shift = edges or [offset], offset - start
@@ -152,12 +150,6 @@ class _CsvBlock:
     num_rows: int | None = None
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
-        unfit: list[pacsv.InvalidRow] = []
-
-        def note(row: pacsv.InvalidRow) -> str:
-            unfit.append(row)
-            return "skip"
-
         dialect, names = self.file.dialect, self.file.names
         data, start, stop, offset = self.load()
         try:
@@ -170,7 +162,6 @@ class _CsvBlock:
                     delimiter=dialect.delimiter,
                     quote_char=dialect.quote,
                     newlines_in_values=True,
-                    invalid_row_handler=note,
                 ),
                 convert_options=pacsv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
@@ -180,7 +171,7 @@ class _CsvBlock:
             pass
         else:
             # pyarrow takes a byte order mark away, which is a value's own at the start of a block.
-            if not unfit and not data.startswith(BOM, start):
+            if not data.startswith(BOM, start):
                 return Decoded(_typed(table, schema))
         # The same block through Python, which tells the line of whatever is wrong.
         text = io.StringIO(data[start:stop].decode("utf-8", "surrogateescape"), newline="")
@@ -264,33 +255,27 @@ class _Cutter:
         if text.held.startswith(BOM):
             text.advance(len(BOM))
         has_header = file.dialect.column_names is None
-        while not text.ended:
-            end = self._cut(text.held)
+        while True:
+            held, offset, is_last = text.held, text.offset, text.ended
+            end = self._cut(held + b"\n" if is_last else held)
             if end is None:
-                self.rest, self.offset = text.rest(), text.offset
+                self.rest, self.offset = text.rest(), offset
                 return
-            start = self._header_end(text.held[:end]) if has_header else 0
+            if is_last and held and end <= len(held):
+                raise DataError(
+                    "a quoted field is not closed: the file is cut off, or a quote is missing; "
+                    "fetch it again or mend it",
+                    path=file.source.path,
+                    place=f"line {file.line_at(offset + end)}",
+                )
+            end = min(end, len(held))
+            start = self._header_end(held[:end]) if has_header else 0
             has_header = has_header and start == 0
-            if end > start and not has_header:
-                yield Lines(text.held, start, end, text.offset + start)
+            if is_last or (end > start and not has_header):
+                yield Lines(held, start, end, offset + start)
+            if is_last:
+                return
             text.advance(end)
-        yield from self._last(text, has_header)
-
-    def _last(self, text: Supply, has_header: bool) -> Iterator[Lines]:
-        held, offset = text.held, text.offset
-        end = self._cut(held + b"\n")
-        if end is None:
-            self.rest, self.offset = iter([held]), offset
-        elif held and end <= len(held):
-            raise DataError(
-                "a quoted field is not closed: the file is cut off, or a quote is missing; fetch "
-                "it again or mend it",
-                path=self._file.source.path,
-                place=f"line {self._file.line_at(offset + end)}",
-            )
-        else:
-            start = self._header_end(held) if has_header else 0
-            yield Lines(held, start, len(held), offset + start)
 
     def _cut(self, text: bytes) -> int | None:
         """The end of the last whole record; ``None`` where a quote is out of place."""
@@ -337,18 +322,15 @@ def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterato
         next((record for record, _ in records if record), None)
     rows, weight = _Rows(file, offset), 0
     failure: DataError | None = None
-    while failure is None:
-        try:
-            record, line = next(records, (None, 0))
-        except DataError as error:
-            record, failure = None, error
-        if record is None:
-            break
-        rows.add(record, line)
-        weight += sum(map(len, record)) + len(record)
-        if len(rows.values) >= _SLOW_BLOCK_ROWS or weight >= file.options.block_bytes:
-            yield _ParsedBlock(rows=rows, weight=weight)
-            rows, weight = _Rows(file, offset), 0
+    try:
+        for record, line in records:
+            rows.add(record, line)
+            weight += sum(map(len, record)) + len(record)
+            if len(rows.values) >= _SLOW_BLOCK_ROWS or weight >= file.options.block_bytes:
+                yield _ParsedBlock(rows=rows, weight=weight)
+                rows, weight = _Rows(file, offset), 0
+    except DataError as error:
+        failure = error  # first what came before it
     yield _ParsedBlock(rows=rows, weight=weight)
     if failure is not None:
         raise failure

@@ -32,7 +32,7 @@ from fast_axolotl.reading.storage import Source, translate_os_errors
 
 __all__ = ["find_files"]
 
-_Picked = TypeVar("_Picked")
+_Item = TypeVar("_Item")
 
 _SPLIT_WORDS = {
     "train": ("train", "training"),
@@ -86,37 +86,40 @@ def find_files(
                 ".arrow, .jsonl, .json, .csv, .txt or their compressed forms",
                 path=path,
             )
-        sources += _choose_split(data, split, path)
+        sources += _choose([(_split_of(name), source) for name, source in data], split, path)
         taken = {source.path for _, source in data}
         ignored += [source.path for source in found if source.path not in taken]
     return sources, ignored
 
 
-def _choose_split(data: list[tuple[str, Source]], split: str | None, path: str) -> list[Source]:
-    by_split: dict[str, list[Source]] = {}
-    for name, source in data:
-        words = reversed(re.split(r"[^a-z]+", name.lower()))
-        named = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "")
-        by_split.setdefault(named, []).append(source)
-    if split == "all" or (split is None and len(by_split) == 1):
-        return [source for _, source in data]
-    names = sorted(name or "(none)" for name in by_split)
+def _split_of(name: str) -> str:
+    """The split that a file's name tells, by its last word that says one; else nothing."""
+    words = reversed(re.split(r"[^a-z]+", name.lower()))
+    return next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "")
+
+
+def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> list[_Item]:
+    """The items, each with the name of its split, that belong to the wanted one."""
+    splits = {name: name or "(none)" for name, _ in named}
+    if split == "all" or (split is None and len(splits) == 1):
+        return [item for _, item in named]
+    names = ", ".join(splits.values())
     if split is None:
         raise UsageError(
-            f"{path}: the file names tell several splits apart ({', '.join(names)}); pass "
-            'split="train", or split="all" to read them all'
+            f'{path}: there are several splits: {names}; pass split="train", or split="all" '
+            "to read them all"
         )
-    wanted = by_split.get(_SPLIT_OF_WORD.get(split, split))
-    if wanted is None:
-        raise UsageError(f"{path}: no files of split {split!r}; there are: {', '.join(names)}")
-    return wanted
+    wanted = split if split in splits else _SPLIT_OF_WORD.get(split)
+    if wanted not in splits:
+        raise UsageError(f"{path}: no split {split!r}; there are: {names}")
+    return [item for name, item in named if name == wanted]
 
 
 def _saved_files(folder: Path, split: str | None) -> list[Source]:
     """The files of a ``save_to_disk`` folder in the order that its own index gives."""
     index = folder / "dataset_dict.json"
     if index.is_file():
-        splits = _read_index(index, lambda content: _texts(content["splits"]))
+        splits = _names_in(index, lambda content: content["splits"])
         for name in splits:
             if name == ".." or Path(name).name != name or (folder / name).is_symlink():
                 raise DataError(
@@ -124,28 +127,21 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
                     "save the dataset again",
                     path=str(index),
                 )
-        if split == "all":
-            return [source for name in splits for source in _saved_files(folder / name, None)]
-        if split is None and len(splits) > 1:
-            raise UsageError(
-                f'{folder}: holds the splits {", ".join(splits)}; pass split="train", or '
-                'split="all" to read them all'
+        folders = _choose([(name, folder / name) for name in splits], split, str(folder))
+        return [source for chosen in folders for source in _saved_files(chosen, None)]
+
+    def data_files(content: Any) -> list[Any]:
+        if content.get("_indices_data_files"):
+            raise DataError(
+                "this dataset was saved with an indices mapping; save it again after "
+                "flatten_indices()",
+                path=str(folder),
             )
-        chosen = split or splits[0]
-        if chosen not in splits:
-            raise UsageError(f"{folder}: no split {chosen!r}; there are: {', '.join(splits)}")
-        return _saved_files(folder / chosen, None)
-    state = folder / "state.json"
-    if _read_index(state, lambda content: content.get("_indices_data_files")):
-        raise DataError(
-            "this dataset was saved with an indices mapping; save it again after flatten_indices()",
-            path=str(folder),
-        )
-    names = _read_index(
-        state, lambda content: _texts([item["filename"] for item in content["_data_files"]])
-    )
-    inside = os.path.realpath(folder)
-    for name in names:
+        return [item["filename"] for item in content["_data_files"]]
+
+    state, inside = folder / "state.json", os.path.realpath(folder)
+    sources = []
+    for name in _names_in(state, data_files):
         # A name with dots or of a link leads elsewhere than it says.
         if not name.endswith(".arrow") or os.path.realpath(folder / name) != f"{inside}/{name}":
             raise DataError(
@@ -153,25 +149,24 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
                 "dataset again",
                 path=str(state),
             )
-    return [_local_source(folder / name) for name in names]
+        sources.append(_local_source(folder / name))
+    return sources
 
 
-def _read_index(path: Path, pick: Callable[[Any], _Picked]) -> _Picked:
+def _names_in(path: Path, pick: Callable[[Any], Any]) -> list[str]:
+    """The names that an index of a saved dataset lists."""
     try:
         with translate_os_errors(str(path)):
-            return pick(json.loads(path.read_text(encoding="utf-8")))
+            names = pick(json.loads(path.read_text(encoding="utf-8")))
+        if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+            raise ValueError(f"expected names, found {names!r}")
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise DataError(
             f"the index of this saved dataset is damaged ({type(error).__name__}: {error}); save "
             "it again",
             path=str(path),
         ) from None
-
-
-def _texts(values: Any) -> list[str]:
-    if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
-        raise ValueError(f"expected names, found {values!r}")
-    return values
+    return names
 
 
 def _is_glob(path: str) -> bool:

@@ -13,11 +13,12 @@ loses nothing.
 
 from __future__ import annotations
 
+import codecs
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
@@ -39,45 +40,30 @@ _HEAD_BYTES = 64 * 1024
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
 
-_FORMATS = ("parquet", "arrow", "feather", "csv", "json", "jsonl", "text")
-
-_SUFFIXES = {
-    "parquet": "parquet",
-    "pq": "parquet",
-    "arrow": "arrow",
-    "ipc": "arrow",
-    "arrows": "arrow",
-    "feather": "feather",
-    "fea": "feather",
-    "csv": "csv",
-    "tsv": "csv",
-    "json": "json",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "txt": "text",
-    "text": "text",
+_FORMATS = {
+    "parquet": ("parquet", "pq"),
+    "arrow": ("arrow", "ipc", "arrows"),
+    "feather": ("feather", "fea"),
+    "csv": ("csv", "tsv"),
+    "json": ("json",),
+    "jsonl": ("jsonl", "ndjson"),
+    "text": ("txt", "text"),
 }
+"""The endings of each format."""
+_FORMAT_OF_ENDING = {ending: name for name, endings in _FORMATS.items() for ending in endings}
 
-_COMPRESSION_SUFFIXES = {
-    "gz": "gzip",
-    "gzip": "gzip",
-    "zst": "zstd",
-    "zstd": "zstd",
-    "bz2": "bz2",
-    "xz": "xz",
-    "lz4": "lz4",
-    "sz": "snappy",
-    "snappy": "snappy",
+_COMPRESSIONS = {
+    "gzip": (b"\x1f\x8b", ("gz", "gzip")),
+    "zstd": (b"\x28\xb5\x2f\xfd", ("zst", "zstd")),
+    "bz2": (b"BZh", ("bz2",)),
+    "xz": (b"\xfd7zXZ\x00", ("xz",)),
+    "lz4": (b"\x04\x22\x4d\x18", ("lz4",)),
+    "snappy": (b"\xff\x06\x00\x00sNaPpY", ("sz", "snappy")),
 }
-
-_COMPRESSION_MAGIC = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"BZh", "bz2"),
-    (b"\xfd7zXZ\x00", "xz"),
-    (b"\x04\x22\x4d\x18", "lz4"),
-    (b"\xff\x06\x00\x00sNaPpY", "snappy"),
-)
+"""The first bytes and the endings of each compression."""
+_COMPRESSION_OF_ENDING = {
+    ending: name for name, (_, endings) in _COMPRESSIONS.items() for ending in endings
+}
 
 _FORMAT_MAGIC = (
     (b"PAR1", "parquet"),
@@ -116,10 +102,10 @@ def list_supported_formats() -> list[str]:
 def format_of_name(path: str) -> tuple[str | None, str | None]:
     """Like ``detect_format``, with ``None`` where the name tells no format."""
     endings = [part.lower() for part in PurePosixPath(path).name.split(".")[1:]]
-    compression = _COMPRESSION_SUFFIXES.get(endings[-1]) if endings else None
+    compression = _COMPRESSION_OF_ENDING.get(endings[-1]) if endings else None
     if compression:
         endings.pop()
-    return (_SUFFIXES.get(endings[-1]) if endings else None), compression
+    return (_FORMAT_OF_ENDING.get(endings[-1]) if endings else None), compression
 
 
 def is_saved_dataset(path: str) -> bool:
@@ -135,10 +121,7 @@ def open_files(
 ) -> list[tuple[InputFile, FileFormat]]:
     """Every file identified and opened: a read of its first bytes, and of its footer if any."""
     base = format.split(".")[0].lower()
-    base = {"ndjson": "jsonl", "tsv": "csv", "txt": "text", "ipc": "arrow", "pq": "parquet"}.get(
-        base, base
-    )
-    declared = None if base in ("", "auto", "hf_dataset") else base
+    declared = None if base in ("", "auto", "hf_dataset") else _FORMAT_OF_ENDING.get(base, base)
     if declared not in (None, *_FORMATS):
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
@@ -169,21 +152,21 @@ def _open(
     promised = declared or named
     is_compressed = named_compression is not None
     head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
-    compression = next((name for magic, name in _COMPRESSION_MAGIC if head.startswith(magic)), None)
+    compression = next(
+        (name for name, (magic, _) in _COMPRESSIONS.items() if head.startswith(magic)), None
+    )
     if compression is not None:
         head = start_of(head, compression)
         if not _is_telling(head, promised):
             head = head_of(source, compression, _HEAD_BYTES)
-    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
-        head = source.read_at(0, _HEAD_BYTES)
-    if compression is None and any(
-        magic.startswith(head) for magic, name in _COMPRESSION_MAGIC if name == named_compression
-    ):
+    elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
         raise DataError(
             f"the {named_compression} file is cut off after {len(head)} bytes; fetch it again",
             path=source.path,
             place=f"byte {len(head)}",
         )
+    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
+        head = source.read_at(0, _HEAD_BYTES)
     if not head and promised not in ("text", "jsonl"):
         # An empty text or JSON lines file has no rows; an empty anything else is damaged.
         raise DataError(
@@ -213,15 +196,14 @@ def _open(
         return file, CsvFile.open(source, compression, options)
     from fast_axolotl.reading.lines import TextFile, least_unit_bytes
 
+    text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
     if found == "text":
-        kind: Callable[..., FileFormat] = partial(TextFile, least_unit_bytes=least_unit_bytes(head))
-    else:
-        from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+        return file, TextFile(**text, least_unit_bytes=least_unit_bytes(head))
+    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
 
-        kind = JsonDocument
-        if found == "jsonl":
-            kind = partial(JsonLinesFile, least_unit_bytes=least_unit_bytes(head))
-    return file, kind(source=source, compression=compression, options=options)
+    if found == "jsonl":
+        return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
+    return file, JsonDocument(**text)
 
 
 def _is_telling(head: bytes, promised: str | None) -> bool:
@@ -251,14 +233,12 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary
     if promised in ("parquet", "arrow", "feather"):
-        is_cut = any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC)
-        if is_cut or not head or b"\x00" in head:
+        if b"\x00" in head or any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC):
             return promised
         try:
-            head.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if error.start < len(head) - 4:
-                return promised
+            codecs.getincrementaldecoder("utf-8")().decode(head)  # whose last character may be cut
+        except UnicodeDecodeError:
+            return promised
         return _sniff_text(head)
     return promised if promised in ("csv", "text") else _sniff_text(head, fallback=promised)
 

@@ -10,10 +10,6 @@ counts as failed over HTTP; S3 and the others have time-outs of their own (s3fs:
 With a ``BlockCache``, whole blocks of ``BLOCK_BYTES`` are fetched and kept in a folder that several
 processes share. Neighbouring blocks that are missing are one request. The least recently used
 blocks go first. A file without a tag or date is not kept, since a change of it would not be seen.
-
-``parquet_runs`` says which bytes of a Parquet file belong together. It reads the footer's Thrift
-itself, about 40 µs per column chunk: on some damaged footers, pyarrow would end the process where
-it is asked for the place of a column chunk.
 """
 
 from __future__ import annotations
@@ -36,12 +32,9 @@ from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_s
 
 __all__ = [
     "BLOCK_BYTES",
-    "HELD_RUNS_BYTES",
     "BlockCache",
     "Remote",
     "clock",
-    "parquet_runs",
-    "parquet_tail",
     "pause",
     "version_of",
     "with_retries",
@@ -60,18 +53,6 @@ STALL_SECONDS = 60.0
 
 BLOCK_BYTES = 256 * 1024
 """What is kept together. Larger blocks would make a shard fetch more of its neighbours' bytes."""
-
-_TAIL_BYTES = 64 * 1024
-
-_RUN_BYTES, _RUN_GAP_BYTES = 8 * 1024 * 1024, 1024 * 1024
-"""Column chunks are fetched together up to so many bytes, across gaps up to so many."""
-
-HELD_RUNS_BYTES = 16 * 1024 * 1024
-"""Runs are made of row groups up to this size: all of one group can be held. A larger one is
-streamed, its columns in turn, and whatever is fetched ahead would be fetched again."""
-
-_MOST_FOOTER_BYTES = 1024 * 1024
-"""Of larger footers, about 10,000 column chunks, no runs are made: that would take a second."""
 
 _NEVER_BETTER = (TypeError, AttributeError, NotImplementedError, ImportError, ValueError)
 _MAY_GET_BETTER = {408, 425, 429}
@@ -299,12 +280,13 @@ class BlockCache:
     folder: str
     num_bytes: int
 
-    def read(self, name: str, length: int) -> bytes | None:
+    def read(self, name: str, length: int | None = None) -> bytes | None:
         """A block, if it is there and whole."""
         path = Path(self.folder, name[:2], name)
         with suppress(OSError):
             data = path.read_bytes()
-            if len(data) == length + 4 and _checksum(data[:-4]) == data[-4:]:
+            has_length = length is None or len(data) == length + 4
+            if has_length and _checksum(data[:-4]) == data[-4:]:
                 os.utime(path)
                 return data[:-4]
             path.unlink()
@@ -360,91 +342,3 @@ class BlockCache:
 
 def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
-
-
-def parquet_tail(read_at: Callable[[int, int], bytes], num_bytes: int) -> bytes:
-    """The end of a Parquet file with all of its footer: mostly one request."""
-    start = max(0, num_bytes - _TAIL_BYTES)
-    tail = read_at(start, num_bytes - start)
-    size = int.from_bytes(tail[-8:-4], "little") + 8
-    return tail if size <= len(tail) or size > num_bytes else read_at(num_bytes - size, size)
-
-
-def parquet_runs(tail: bytes, columns: set[str], num_bytes: int) -> tuple[tuple[int, int], ...]:
-    """Byte ranges, in order, that hold the wanted columns of one row group; each is one request.
-
-    A row group has several where it is large, and none where it is too large to be held.
-    """
-    size = int.from_bytes(tail[-8:-4], "little")
-    if size > _MOST_FOOTER_BYTES:
-        return ()
-    runs: list[tuple[int, int]] = []
-    try:
-        # parquet.thrift: FileMetaData 4 row_groups; RowGroup 1 columns; ColumnChunk 3 meta_data;
-        # ColumnMetaData 3 path_in_schema, 7 total_compressed_size, 9 data_page_offset,
-        # 11 dictionary_page_offset.
-        for group in _Thrift(tail[-8 - size : -8]).struct()[4]:
-            chunks = []
-            for chunk in (column[3] for column in group[1]):
-                start = min(chunk[9], chunk.get(11) or chunk[9])
-                if chunk[3][0].decode() in columns and 0 < start < start + chunk[7] <= num_bytes:
-                    chunks.append((start, start + chunk[7]))
-            begin = end = -_RUN_GAP_BYTES - 1
-            own: list[tuple[int, int]] = []
-            for start, stop in sorted(chunks):
-                if 0 <= start - end <= _RUN_GAP_BYTES and stop - begin <= _RUN_BYTES:
-                    own[-1] = (begin, end := stop)
-                else:
-                    own.append((begin := start, end := stop))
-            if sum(stop - start for start, stop in own) <= HELD_RUNS_BYTES:
-                runs += own
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        return ()  # encrypted columns, or a damaged footer: the decoder says what is wrong
-    return tuple(sorted(runs))
-
-
-class _Thrift:
-    """The compact protocol, as far as Parquet uses it; structs become dicts by field number."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 64, 7):
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError("a number of more than 64 bits")
-
-    def _take(self, length: int) -> bytes:
-        self._at += length
-        if self._at > len(self._data):
-            raise IndexError("the end of the footer")
-        return self._data[self._at - length : self._at]
-
-    def _value(self, kind: int) -> Any:
-        if kind in (1, 2):
-            return kind == 1
-        if kind in (4, 5, 6):
-            value = self._varint()
-            return (value >> 1) ^ -(value & 1)
-        if kind in (9, 10):
-            head = self._take(1)[0]
-            count = head >> 4 if head >> 4 < 15 else self._varint()
-            # A truth value is a byte of its own in a list, and in the field's head elsewhere.
-            inner = 3 if head & 15 in (1, 2) else head & 15
-            return [self._value(inner) for _ in range(count)]
-        if kind == 12:
-            return self.struct()
-        return self._take({3: 1, 7: 8, 16: 16}[kind] if kind != 8 else self._varint())
-
-    def struct(self) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        number = 0
-        while head := self._take(1)[0]:
-            number = number + (head >> 4) if head >> 4 else self._value(4)
-            found[number] = self._value(head & 15)
-        return found

@@ -6,8 +6,8 @@ files are opened per read and checked against the size they were planned with: a
 or grows under the reader is an error, not a wrong row. They are never mapped into memory, because
 a mapped file that shrinks kills the process. Remote reads go through ``remote``.
 
-``open_arrow`` of a remote file reads ahead: what was planned to be read together (``runs``, the
-column chunks of a row group) is one request, reads that follow each other grow, and the
+``open_arrow`` of a remote file reads ahead: what is known to be wanted together (the column chunks
+of a row group, learned in a rehearsal) is one request, reads that follow each other grow, and the
 end of a file, where indexes are, comes in one piece.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
@@ -26,15 +26,15 @@ import os
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
-from fast_axolotl.reading.remote import HELD_RUNS_BYTES, Remote
+from fast_axolotl.reading.remote import Remote
 
 __all__ = [
     "MOST_RECORD_BYTES",
@@ -53,6 +53,9 @@ MOST_RECORD_BYTES = 2**31 - 1
 
 _LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8 * 1024 * 1024
 """What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
+
+_MOST_HELD_BYTES, _RUN_GAP_BYTES = 16 * 1024 * 1024, 1024 * 1024
+"""What is wanted together is fetched at once up to this size, and across gaps up to this one."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_PIECE_BYTES = 64 * 1024
@@ -77,8 +80,6 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     remote: Remote | None = None
     """How a file is reached that is not on this machine."""
-    runs: tuple[tuple[int, int], ...] = ()
-    """Byte ranges in order, each of which ``open_arrow`` fetches as a whole."""
 
     @property
     def filesystem(self) -> Any:
@@ -115,10 +116,24 @@ class Source:
             )
         return data
 
-    def open_arrow(self, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers."""
+    def open_arrow(
+        self,
+        most_ahead: int = _AHEAD_BYTES,
+        rehearsal: Callable[[pa.NativeFile], object] | None = None,
+    ) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers.
+
+        ``rehearsal`` reads what will be read, first from a file of zeros on which it fails. What it
+        asked for until then is later fetched together, at its first use, if it can all be held.
+        """
         if self.remote is not None:
-            return pa.PythonFile(_SourceFile(self, most_ahead), mode="r")
+            file = _SourceFile(self, most_ahead)
+            if rehearsal is not None:
+                zeros = _Zeros(self, most_ahead)
+                with suppress(pa.ArrowException, OSError):
+                    rehearsal(pa.PythonFile(zeros, mode="r"))
+                file.runs = zeros.ranges()
+            return pa.PythonFile(file, mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self.path)
             self._check_size(file.size())
@@ -142,9 +157,10 @@ class _SourceFile(io.RawIOBase):
         self._position = 0
         self._piece = (0, b"")
         """Where the last read outside the runs began, and what it gave."""
-        self._runs: dict[int, bytes] = {}
-        self._seen: set[int] = set()
-        """Runs that were fetched once; interleaved reads must not fetch them again and again."""
+        self.runs: list[tuple[int, int]] = []
+        """Byte ranges in order, each of which is fetched as a whole and held."""
+        self._held: dict[int, bytes] = {}
+        """The bytes of those runs that were fetched."""
 
     def readable(self) -> bool:
         return True
@@ -172,16 +188,12 @@ class _SourceFile(io.RawIOBase):
 
     def _bytes_at(self, start: int, length: int) -> bytes:
         source, stop = self._source, start + length
-        index = bisect_right(source.runs, (start, source.num_bytes)) - 1
-        if index >= 0 and stop <= source.runs[index][1]:
-            begin, end = source.runs[index]
-            if index not in self._seen:
-                self._seen.add(index)
-                self._runs[index] = source.read_at(begin, end - begin)
-                while sum(map(len, self._runs.values())) > HELD_RUNS_BYTES:
-                    del self._runs[next(iter(self._runs))]
-            run = self._runs.get(index)
-            return source.read_at(start, length) if run is None else run[start - begin :][:length]
+        index = bisect_right(self.runs, (start, source.num_bytes)) - 1
+        if index >= 0 and stop <= self.runs[index][1]:
+            begin, end = self.runs[index]
+            if index not in self._held:
+                self._held[index] = source.read_at(begin, end - begin)
+            return self._held[index][start - begin : stop - begin]
         begin, piece = self._piece
         if begin <= start and stop <= begin + len(piece):
             return piece[start - begin : stop - begin]
@@ -202,6 +214,37 @@ class _SourceFile(io.RawIOBase):
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+
+class _Zeros(_SourceFile):
+    """A file of zeros that notes what is asked of it.
+
+    That is how the places of column chunks are learned. Asking pyarrow's metadata for them would
+    end the process on some damaged footers; a decoder that meets one raises an error.
+    """
+
+    def __init__(self, source: Source, most_ahead: int) -> None:
+        super().__init__(source, most_ahead)
+        self._asked: list[tuple[int, int]] = []
+
+    def _bytes_at(self, start: int, length: int) -> bytes:
+        self._asked.append((start, start + length))
+        if sum(stop - start for start, stop in self._asked) > _MOST_HELD_BYTES:
+            raise OSError("too much to be held")
+        return bytes(length)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """What was asked for, in order and across small gaps; nothing where it is too much.
+
+        Of what cannot be held, whatever is fetched ahead would be fetched again.
+        """
+        runs: list[tuple[int, int]] = []
+        for start, stop in sorted(self._asked):
+            if runs and start - runs[-1][1] <= _RUN_GAP_BYTES:
+                runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
+            else:
+                runs.append((start, stop))
+        return runs if sum(stop - start for start, stop in runs) <= _MOST_HELD_BYTES else []
 
 
 def open_chunks(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -29,15 +28,13 @@ __all__ = ["take_rows"]
 _AHEAD_BLOCKS = 8
 
 
-def take_rows(
-    dataset: Dataset, schema: pa.Schema, indices: Sequence[int], *, index_dir: Path | None = None
-) -> pa.Table:
+def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
     """The rows of these numbers, in this order, under ``schema`` or a wider one."""
     wanted = np.asarray(indices)
     if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
         raise UsageError(f"row numbers must be a list of whole numbers, not {indices!r}")
     units, options, known = dataset.units(), dataset.options, Known(schema)
-    counts = np.array(unit_rows(dataset, units, index_dir=index_dir), dtype=np.int64)
+    counts = np.array(unit_rows(dataset, units), dtype=np.int64)
     ends, total = np.cumsum(counts), int(counts.sum())
     outside = wanted[(wanted < 0) | (wanted >= total)]
     if len(outside):
