@@ -442,8 +442,8 @@ def _deal(left: Deal, count: int, span_bytes: int) -> list[Deal]:
     if count == 1:
         return [left]
     shards = [Deal() for _ in range(count)]
-    whole = [*left.pieces, *(Piece((Span((unit,)),)) for unit in left.units)]
-    if len(whole) < count:
+    if len(left.pieces) + len(left.units) < count:
+        whole = [*left.pieces, *(Piece((Span((unit,)),)) for unit in left.units)]
         readers = [1] * len(whole)
         # The next shard goes to whatever is largest for each of its readers.
         heap = [(-float(piece.num_bytes), index) for index, piece in enumerate(whole)]
