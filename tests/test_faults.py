@@ -267,16 +267,15 @@ def test_a_folder_without_permission_is_not_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("call", "failure", "kind"),
+    ("failure", "kind"),
     [
-        ("open", PermissionError(13, "Permission denied"), AccessError),
-        ("pread", OSError(5, "Input/output error"), DataError),
+        (PermissionError(13, "Permission denied"), AccessError),
+        (OSError(5, "Input/output error"), DataError),
     ],
 )
 def test_a_file_that_cannot_be_read_any_more_is_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    call: str,
     failure: OSError,
     kind: type[DataError],
 ) -> None:
@@ -286,7 +285,7 @@ def test_a_file_that_cannot_be_read_any_more_is_an_error(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(f"fast_axolotl.reading.storage.os.{call}", fail)
+    monkeypatch.setattr("fast_axolotl.reading.storage.Path.open", fail)
     with refusal(kind, path, match="(?i)" + str(failure.strerror)):
         list(reader)
 

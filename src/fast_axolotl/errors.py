@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
 __all__ = [
     "AccessError",
@@ -110,7 +111,7 @@ class DataError(FastAxolotlError, RuntimeError):
         """The place inside the file: ``line 7``, ``row group 2``; empty where none is meant."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.path, self.place)
+        return partial(type(self), path=self.path, place=self.place), (self.message,)
 
 
 class MissingFileError(DataError, FileNotFoundError):
@@ -127,7 +128,3 @@ class ConflictError(DataError):
 
 class ResumeError(DataError, ValueError):
     """A saved state that belongs to other files, another order or another version."""
-
-
-def _rebuild(kind: type[DataError], message: str, path: str, place: str) -> DataError:
-    return kind(message, path=path, place=place)

@@ -209,14 +209,9 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _local_source(path: Path) -> Source:
-    text = str(path)
-    with translate_os_errors(text):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            facts = os.fstat(descriptor)
-            return Source(path=text, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
-        finally:
-            os.close(descriptor)
+    with translate_os_errors(str(path)), path.open("rb") as file:
+        facts = os.fstat(file.fileno())
+    return Source(path=str(path), num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
 
 
 def _remote_files(

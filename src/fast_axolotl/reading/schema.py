@@ -31,6 +31,7 @@ __all__ = [
     "TypeClash",
     "conform",
     "is_json_text",
+    "is_number",
     "join",
     "join_or_mark",
     "join_schemas",
@@ -170,9 +171,8 @@ def _require_growth(known: pa.DataType, joined: pa.DataType, path: str) -> None:
 
 def _text_over_number(other: pa.Schema, field: pa.Field) -> pa.Field:
     index = other.get_field_index(field.name)
-    is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
     beside_text = index >= 0 and pa.types.is_string(other.field(index).type)
-    return field.with_type(pa.string()) if is_number and beside_text else field
+    return field.with_type(pa.string()) if is_number(field.type) and beside_text else field
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -212,22 +212,22 @@ def _join_fields(
         if before is None or is_json_text(field):
             fields[field.name] = field
         elif not is_json_text(before):
-            joined = _join_field(before, field, prefix)
+            try:
+                joined = join(before.type, field.type, f"{prefix}{field.name}")
+            except TypeClash as clash:
+                clash.column = field.name  # set last by the outermost, the column itself
+                raise
             nullable = before.nullable or field.nullable
             fields[field.name] = before.with_type(joined).with_nullable(nullable)
     return list(fields.values())
 
 
-def _join_field(known: pa.Field, found: pa.Field, prefix: str) -> pa.DataType:
-    try:
-        return join(known.type, found.type, f"{prefix}{known.name}")
-    except TypeClash as clash:
-        clash.column = known.name
-        raise
-
-
 def is_json_text(field: pa.Field) -> bool:
     return bool(field.metadata and field.metadata.get(b"fast_axolotl") == b"json")
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -29,6 +29,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -96,18 +97,10 @@ class Source:
         length = max(0, min(length, self.num_bytes - offset))
         if self.remote is not None:
             return self.remote.read(offset, length) if length else b""
-        with translate_os_errors(self.path):
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                self._check_size(os.fstat(descriptor).st_size)
-                data = os.pread(descriptor, length, offset)
-                while 0 < len(data) < length:
-                    more = os.pread(descriptor, length - len(data), offset + len(data))
-                    if not more:
-                        break
-                    data += more
-            finally:
-                os.close(descriptor)
+        with translate_os_errors(self.path), Path(self.path).open("rb") as file:
+            self._check_size(os.fstat(file.fileno()).st_size)
+            file.seek(offset)
+            data = file.read(length)
         if len(data) < length:
             raise DataError(
                 f"the file ended at byte {offset + len(data):,} though it had {self.num_bytes:,} "
@@ -176,9 +169,6 @@ class _SourceFile(io.RawIOBase):
         self._position = base[whence] + offset
         return self._position
 
-    def size(self) -> int:
-        return self._source.num_bytes
-
     def read(self, size: int | None = -1) -> bytes:
         remaining = self._source.num_bytes - self._position
         length = remaining if size is None or size < 0 else min(size, remaining)
@@ -210,11 +200,6 @@ class _SourceFile(io.RawIOBase):
         self._piece = (at, data) if len(data) <= self._most_ahead else (stop, b"")
         return head + data[: stop - at]
 
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
 
 class _Zeros(_SourceFile):
     """A file of zeros that notes what is asked of it.
@@ -226,10 +211,12 @@ class _Zeros(_SourceFile):
     def __init__(self, source: Source, most_ahead: int) -> None:
         super().__init__(source, most_ahead)
         self._asked: list[tuple[int, int]] = []
+        self._num_bytes = 0
 
     def _bytes_at(self, start: int, length: int) -> bytes:
         self._asked.append((start, start + length))
-        if sum(stop - start for start, stop in self._asked) > _MOST_HELD_BYTES:
+        self._num_bytes += length
+        if self._num_bytes > _MOST_HELD_BYTES:
             raise OSError("too much to be held")
         return bytes(length)
 
@@ -261,28 +248,27 @@ def open_chunks(
             path=source.path,
         )
     if compression == "xz":
-        raw = io.BufferedReader(_SourceFile(source, _STREAM_AHEAD_BYTES))
-        stream: Any = lzma.LZMAFile(raw)  # noqa: SIM115 - below
+        file: Any = _SourceFile(source, _STREAM_AHEAD_BYTES)
+        stream: Any = lzma.LZMAFile(file)  # noqa: SIM115 - below
     else:
         stream = pa.CompressedInputStream(source.open_arrow(_STREAM_AHEAD_BYTES), compression)
-    position = 0
+    held, position = bytearray(), 0
+    failure: Exception | None = None
     with stream:
-        failure: Exception | None = None
-        while failure is None:
-            pieces: list[bytes] = []
-            room = size
-            try:
-                # Small reads, so that little is lost to an error that ends them early.
-                while room > 0 and (piece := stream.read(min(room, _STREAM_PIECE_BYTES))):
-                    pieces.append(piece)
-                    room -= len(piece)
-            except (OSError, EOFError, lzma.LZMAError, pa.ArrowException, DataError) as error:
-                failure = error
-            if chunk := b"".join(pieces):
-                position += len(chunk)
-                yield chunk
-            elif failure is None:
-                return
+        try:
+            # Small reads, so that little is lost to an error that ends them early.
+            while piece := stream.read(min(size - len(held), _STREAM_PIECE_BYTES)):
+                held += piece
+                position += len(piece)
+                if len(held) == size:
+                    yield bytes(held)
+                    held.clear()
+        except (OSError, EOFError, lzma.LZMAError, pa.ArrowException, DataError) as error:
+            failure = error
+    if held:
+        yield bytes(held)
+    if failure is None:
+        return
     if isinstance(failure, DataError):
         raise failure
     raise DataError(
@@ -319,8 +305,8 @@ class Supply:
 
     def advance(self, consumed: int) -> None:
         """Drops what was consumed and reads on."""
-        left = len(self.held) - consumed
         self.offset += consumed
+        left = len(self.held) - consumed
         check_record(left, self._source.path, self.offset)
         grow = max(left, self._size)
         if self._chunks is None:

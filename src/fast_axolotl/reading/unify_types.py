@@ -40,6 +40,7 @@ from fast_axolotl.reading.schema import (
     TypeClash,
     conform,
     is_json_text,
+    is_number,
     join_or_mark,
     join_schemas,
 )
@@ -137,7 +138,7 @@ def first_schema(
             if name not in schema.names and (options.columns is None or name in options.columns)
         }
         schema = _sampled(dataset, units, schema)
-        numbers = [repr(f.name) for f in schema if f.name in texts and _is_number(f.type)]
+        numbers = [repr(f.name) for f in schema if f.name in texts and is_number(f.type)]
         if numbers and warn:
             warnings.warn(
                 f"of more than {_SCAN_BYTES / 2**20:g} MiB of CSV only the first rows were looked "
@@ -225,11 +226,7 @@ def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
         return bool(found.type != MIXED)
     if is_json_text(joined):
         return not is_json_text(found)
-    return bool(pa.types.is_string(joined.type) and _is_number(found.type))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return bool(pa.types.is_string(joined.type) and is_number(found.type))
 
 
 def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
