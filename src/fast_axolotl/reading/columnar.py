@@ -153,7 +153,7 @@ class ParquetFile:
     @property
     def may_use_pool(self) -> bool:
         """pyarrow's own threads must not hold Python files: at exit they could abort it all."""
-        return self.options.parallel_columns and self.source.filesystem is None
+        return self.options.parallel_columns and self.source.remote is None
 
     def open(self, index: int, **settings: Any) -> pq.ParquetFile:
         """The file, to read one row group of it."""
@@ -427,7 +427,7 @@ def _walk(source: Source, offset: int) -> list[_Message] | None:
             return None
         if has_schema:
             found.append(_Message(offset, end - offset, rows))
-            if source.filesystem and source.num_bytes > _MOST_REMOTE_HEADERS * (end - offset):
+            if source.remote and source.num_bytes > _MOST_REMOTE_HEADERS * (end - offset):
                 return None
         offset, has_schema = end, True
     return None

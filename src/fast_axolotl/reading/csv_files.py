@@ -41,8 +41,6 @@ __all__ = ["CsvFile"]
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50
-_BACKWARD_STEPS = 64
-"""Line ends inside quotes that are looked at one by one, from the last, before all are at once."""
 _SLOW_BLOCK_ROWS = 10_000
 
 _DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
@@ -175,23 +173,27 @@ class _CsvBlock:
                 return Decoded(_typed(table, schema))
         # The same block through Python, which tells the line of whatever is wrong.
         text = io.StringIO(data[start:stop].decode("utf-8", "surrogateescape"), newline="")
-        rows = _Rows(self.file, offset)
+        block = _ParsedBlock(self.file, offset)
         for record, line in _records(text, dialect):
-            rows.add(record, line)
-        return rows.decoded(schema)
+            block.add(record, line)
+        return block.decode(schema)
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Records gathered one by one, the unfit ones refused or rejected with their line."""
+class _ParsedBlock:
+    """Records found by Python's csv module; unfit ones are refused or rejected with their line."""
 
     file: CsvFile
     offset: int
     """Where the first record begins in the decompressed file."""
+    weight: int = 0
+    text_wins: bool = True
+    num_rows: int | None = None
     values: list[list[str]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
 
     def add(self, record: list[str], line: int) -> None:
+        self.weight += sum(map(len, record)) + len(record)
         if not record:
             return
         expected = len(self.file.names)
@@ -210,24 +212,11 @@ class _Rows:
             Rejection(path=self.file.source.path, place=place, reason=cause, num_rows=1)
         )
 
-    def decoded(self, schema: pa.Schema | None) -> Decoded:
+    def decode(self, schema: pa.Schema | None) -> Decoded:
         columns = zip(*self.values, strict=True) if self.values else [[] for _ in self.file.names]
         arrays = [pa.array(list(values), type=pa.string()) for values in columns]
         table = pa.Table.from_arrays(arrays, names=list(self.file.names))
         return Decoded(_typed(table, schema), tuple(self.rejections))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ParsedBlock:
-    """A block that Python's csv module has already parsed."""
-
-    rows: _Rows
-    weight: int
-    text_wins: bool = True
-    num_rows: int | None = None
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        return self.rows.decoded(schema)
 
 
 class _Cutter:
@@ -287,14 +276,9 @@ class _Cutter:
         if not (self._may_stand_beside[before].all() and self._may_stand_beside[after].all()):
             return None
         end = text.rfind(b"\n")
-        for _ in range(_BACKWARD_STEPS):
-            before_end = int(np.searchsorted(quotes, end))
-            if end < 0 or before_end % 2 == 0:
-                return end + 1
-            end = text.rfind(b"\n", 0, int(quotes[before_end - 1]))
-        ends = np.flatnonzero(raw[: end + 1] == ord("\n"))
-        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
-        return int(outside[-1]) + 1 if len(outside) else 0
+        while end >= 0 and (num_before := int(np.searchsorted(quotes, end))) % 2:
+            end = text.rfind(b"\n", 0, int(quotes[num_before - 1]))  # before the field it is in
+        return end + 1
 
     def _header_end(self, block: bytes) -> int:
         """The offset after the first record that is not empty."""
@@ -320,18 +304,17 @@ def _slow_blocks(file: CsvFile, chunks: Iterator[bytes], offset: int) -> Iterato
     records = _records(text, file.dialect)
     if offset <= len(BOM) and file.dialect.column_names is None:
         next((record for record, _ in records if record), None)
-    rows, weight = _Rows(file, offset), 0
+    block = _ParsedBlock(file, offset)
     failure: DataError | None = None
     try:
         for record, line in records:
-            rows.add(record, line)
-            weight += sum(map(len, record)) + len(record)
-            if len(rows.values) >= _SLOW_BLOCK_ROWS or weight >= file.options.block_bytes:
-                yield _ParsedBlock(rows=rows, weight=weight)
-                rows, weight = _Rows(file, offset), 0
+            block.add(record, line)
+            if len(block.values) >= _SLOW_BLOCK_ROWS or block.weight >= file.options.block_bytes:
+                yield block
+                block = _ParsedBlock(file, offset)
     except DataError as error:
         failure = error  # first what came before it
-    yield _ParsedBlock(rows=rows, weight=weight)
+    yield block
     if failure is not None:
         raise failure
 

@@ -83,11 +83,6 @@ class Source:
     """How a file is reached that is not on this machine."""
 
     @property
-    def filesystem(self) -> Any:
-        """An fsspec file system, ``None`` for local files."""
-        return None if self.remote is None else self.remote.filesystem
-
-    @property
     def identity(self) -> str:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path if self.remote is None else re.split("[?#]", self.path)[0]
