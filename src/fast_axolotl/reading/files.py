@@ -251,26 +251,22 @@ def _remote_files(
         return [details]
 
     sources = []
-    for details in sorted(
-        with_retries(listed, uri, retry_seconds), key=lambda item: str(item["name"])
-    ):
-        if details["type"] == "file":
-            name, size, version = str(details["name"]), details.get("size"), version_of(details)
-            path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
-            if size is None:
-                raise DataError(
-                    "the server does not tell the size; download the file first", path=path
-                )
-            remote = Remote(
-                path=path,
-                filesystem=filesystem,
-                inner_path=name,
-                num_bytes=int(size),
-                version=version,
-                retry_seconds=retry_seconds,
-                cache=cache,
-            )
-            sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
+    items = [item for item in with_retries(listed, uri, retry_seconds) if item["type"] == "file"]
+    for details in sorted(items, key=lambda item: str(item["name"])):
+        name, size, version = str(details["name"]), details.get("size"), version_of(details)
+        path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
+        if size is None:
+            raise DataError("the server does not tell the size; download the file first", path=path)
+        remote = Remote(
+            path=path,
+            filesystem=filesystem,
+            inner_path=name,
+            num_bytes=int(size),
+            version=version,
+            retry_seconds=retry_seconds,
+            cache=cache,
+        )
+        sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:
         raise MissingFileError("nothing is there; check the address", path=uri)
     return sources

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded
+from fast_axolotl.reading.blocks import Block, Dataset
 from fast_axolotl.reading.index import unit_rows
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.rows import take
@@ -52,14 +54,10 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
                 numbers.append(number)
                 yield block
 
-    ahead: Prefetcher[Block, Decoded] = Prefetcher(
-        blocks(),
-        lambda block: known.decode(block, options),
-        num_threads=min(8, usable_cores()),
-        budget=_AHEAD_BLOCKS * options.block_bytes,
-    )
     number, position = -1, 0
-    try:
+    decode, num_threads = partial(known.decode, options=options), min(8, usable_cores())
+    budget = _AHEAD_BLOCKS * options.block_bytes
+    with closing(Prefetcher(blocks(), decode, num_threads=num_threads, budget=budget)) as ahead:
         for block, decoded in ahead:
             if (following := numbers.popleft()) != number:
                 number, position = following, int(ends[following] - counts[following])
@@ -70,8 +68,6 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
                     taken.append(take(part.table, rows[left:right] - position))
                     num_taken += int(right - left)
                 position = stop
-    finally:
-        ahead.close()
     if num_taken < len(rows):
         raise DataError(
             f"{len(rows) - num_taken:,} of the wanted rows are not there any more: the file was "

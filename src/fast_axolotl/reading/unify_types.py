@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -113,18 +115,12 @@ def first_schema(
 
     def scanned() -> pa.Schema:
         known = Known(schema)
-        ahead: Prefetcher[Block, Decoded] = Prefetcher(
-            (block for unit in units for block in dataset.blocks(unit)),
-            lambda block: known.decode(block, options),
-            num_threads=num_threads,
-            budget=budget,
-        )
-        try:
+        blocks = (block for unit in units for block in dataset.blocks(unit))
+        decode = partial(known.decode, options=options)
+        with closing(Prefetcher(blocks, decode, num_threads=num_threads, budget=budget)) as ahead:
             for block, decoded in ahead:
                 for _ in known.widen_all(decoded, block, options):
                     pass
-        finally:
-            ahead.close()
         return known.schema
 
     final = known_schema(dataset, scanned if is_scanned else None) if units else None
@@ -178,15 +174,14 @@ def unify(
             joined = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
             if attempt:
                 table = _by_value(table, joined)
-            if not _needs_source(table.schema, joined):
+            if not any(_is_text_of_source(joined.field(f.name), f) for f in table.schema):
                 return replace(decoded, table=conform(table, joined)), joined
             known = joined
         except TypeClash as clash:
             if attempt:  # decoding it again did not remove the clash
                 if settled is not None or options.on_conflict != "json":
-                    raise clash.error(
-                        getattr(block, "path", "") or getattr(block, "label", "")
-                    ) from None
+                    path = getattr(block, "path", "") or getattr(block, "label", "")
+                    raise clash.error(path) from None
                 table, marked = decoded.table, clash.as_json_text()
                 index = table.schema.get_field_index(clash.column)
                 table = table.set_column(index, marked, _as_json_text(table.column(index)))
@@ -216,12 +211,8 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
     return known.schema
 
 
-def _needs_source(found: pa.Schema, joined: pa.Schema) -> bool:
-    """Whether a cast would not do: the joined type holds the text of the values."""
-    return any(_is_text_of_source(joined.field(column.name), column) for column in found)
-
-
 def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
+    """Whether a cast would not do: the joined type holds the text of the values."""
     if joined.type == MIXED:
         return bool(found.type != MIXED)
     if is_json_text(joined):
