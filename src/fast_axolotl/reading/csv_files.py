@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import csv
 import io
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, zip_longest
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -101,9 +101,10 @@ class CsvFile:
         if self.edges is not None:
             # Neighbouring stretches together, read where they are decoded.
             start, size = unit.start, self.options.block_bytes
-            first, last = bisect_right(self.edges, start), bisect_left(self.edges, unit.stop)
-            for stop, following in pairwise((*self.edges[first : last + 1], unit.stop + size + 1)):
-                if following - start > size:
+            first, last = bisect_right(self.edges, start), bisect_right(self.edges, unit.stop)
+            stops = self.edges[first:last]
+            for stop, following in zip_longest(stops, stops[1:]):
+                if following is None or following - start > size:
                     load = partial(self._read, start, stop)
                     yield _CsvBlock(file=self, weight=stop - start, load=load)
                     start = stop
@@ -271,8 +272,8 @@ class _Cutter:
         raw = np.frombuffer(text, dtype=np.uint8)
         self.quotes = quotes = np.flatnonzero(raw == self._quote)
         opening, closing = quotes[0::2], quotes[1::2]
-        before = raw[opening[1 if len(opening) and opening[0] == 0 else 0 :] - 1]
-        after = raw[closing[: -1 if len(closing) and closing[-1] == len(raw) - 1 else None] + 1]
+        before = raw[opening[opening > 0] - 1]
+        after = raw[closing[closing < len(raw) - 1] + 1]
         if not (self._may_stand_beside[before].all() and self._may_stand_beside[after].all()):
             return None
         end = text.rfind(b"\n")

@@ -246,10 +246,13 @@ class Remote:
             response.raise_for_status()
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
             name = "ETag" if self.version.startswith(('"', "W/")) else "Last-Modified"
-            tags = {response.headers.get(name) or self.version, self.version or None}
             # A server that compresses as it goes calls a tag weak, or says so in it.
-            tags = {str(tag).removeprefix("W/").replace("-gzip", "") for tag in tags if tag}
-            if (total.isdigit() and int(total) != self.num_bytes) or len(tags) > 1:
+            tags = [
+                tag.removeprefix("W/").replace("-gzip", "")
+                for tag in (self.version, response.headers.get(name))
+                if tag
+            ]
+            if (total.isdigit() and int(total) != self.num_bytes) or len(set(tags)) > 1:
                 raise DataError(_CHANGED, path=self.path)
             if response.status == 200 and length < self.num_bytes:
                 raise DataError(
