@@ -165,7 +165,7 @@ def _open(
             path=source.path,
             place=f"byte {len(head)}",
         )
-    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
+    elif not _is_telling(head):
         head = source.read_at(0, _HEAD_BYTES)
     if not head and promised not in ("text", "jsonl"):
         # An empty text or JSON lines file has no rows; an empty anything else is damaged.
@@ -206,8 +206,11 @@ def _open(
     return file, JsonDocument(**text)
 
 
-def _is_telling(head: bytes, promised: str | None) -> bool:
-    """Whether the start of a compressed file says what it is, so that no more need be read."""
+def _is_telling(head: bytes, promised: str | None = None) -> bool:
+    """Whether the start of a file says what it is, so that no more need be read.
+
+    Of a compressed file, where more costs more, what was ``promised`` need only look right.
+    """
     if b"\n" in head or any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
         return True
     if promised == "jsonl":
