@@ -18,7 +18,7 @@ delivered comes exactly once.
 
 Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``, or ``rows=True``. Of
 several sources with weights, each process opens its share of every one and mixes them; with
-``rows=True`` row by row, 20 us each, so that every row has a state. Does not see another library
+``rows=True`` row by row, 40 us each, so that every row has a state. Does not see another library
 that deals out rows; there, pass ``shard=(0, 1)``.
 """
 
