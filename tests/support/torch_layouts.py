@@ -1,9 +1,9 @@
 """One rank of two: reads the same rows in every layout and says what it saw, or was told, in each.
 
-Run as rank ``RANK`` in a folder that holds ``flat.parquet`` and ``ragged.parquet``, and
-``mix-0.parquet`` and ``mix-1.parquet`` with halves of the rows. Writes ``RANK.json``: layout → the ids that this rank saw, one list or one for each epoch; or the refusal;
-or null where a package is missing. A spawned worker imports this module, so accelerate and the
-trainers are imported where they are used.
+Run as rank ``RANK`` in a folder that holds ``flat.parquet`` and ``ragged.parquet``, and halves of
+the rows in ``mix-0.parquet`` and ``mix-1.parquet``. Writes ``RANK.json``: layout → the ids that
+this rank saw, one list or one for each epoch; or the refusal; or null where a package is missing. A
+spawned worker imports this module, so accelerate and the trainers are imported where they are used.
 """
 
 from __future__ import annotations
