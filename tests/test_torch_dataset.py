@@ -287,12 +287,6 @@ def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> N
         resumed = make(pickle.loads(pickle.dumps(loader.state_dict())))
         again = make(resumed.state_dict())
         assert first + ids(resumed) == first + ids(again) == whole
-    inside = dataset(path, rows=True, shard=(0, 2))
-    next(iter(inside))
-    other = dataset(path, rows=True)
-    other.load_state_dict([inside.state_dict(), dataset(path, shard=(1, 2)).state_dict()])
-    with pytest.raises(ResumeError, match="inside of a batch"):
-        next(iter(other))
 
 
 def test_ranks_that_read_the_same_may_all_give_their_state(path: Path) -> None:
@@ -363,6 +357,103 @@ def test_states_that_cannot_be_continued_are_refused(path: Path) -> None:
     data.load_state_dict(alone)
     with pytest.raises(ResumeError, match="shard 1 of 2 is missing"):
         iter(data)
+
+
+# Mixes.
+
+CHAT, CODE = range(700), range(700, 1000)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
+    """Two sources that last about equally long."""
+    folder = tmp_path_factory.mktemp("mix")
+    chat = pa.table({"id": CHAT, "only": ["chat"] * len(CHAT)})
+    code = write_jsonl(folder / "code.jsonl", [{"id": number} for number in CODE])
+    chats = write_parquet(folder / "chat.parquet", chat, row_group_size=10)
+    return {"chat": (chats, 7), "code": ([code], 3)}
+
+
+def mixed(sources: Any, **options: Any) -> TorchDataset:
+    return dataset(sources, **{"stop": "all", "shuffle": 5, **options})
+
+
+def row_ids(data: Any, stop: int | None = None) -> list[int]:
+    """Of batches or of single rows."""
+    return [int(number) for item in islice(iter(data), stop) for number in item["id"].reshape(-1)]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_workers_mix_their_shares_of_each_source(sources: Any, rows: bool) -> None:
+    data = mixed(sources, rows=rows, source_column="source", even="drop", num_workers=2)
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    found = list(loader)
+    ids = row_ids(found)
+
+    assert len(found) == len(data)
+    assert set(ids) == {*CHAT, *CODE}
+    assert len(ids) <= 1010
+    assert abs(sum(number < 700 for number in ids[:100]) - 70) <= 4
+    names = [name for item in found for name in ([item["source"]] if rows else item["source"])]
+    assert names == ["chat" if number < 700 else "code" for number in ids]
+    data.set_epoch(1)
+    assert row_ids(loader) != ids
+
+
+def test_the_sources_of_a_mix_share_threads_and_memory(sources: Any) -> None:
+    pairs = [*sources.values(), *sources.values()]
+    data: Any = mixed(pairs, num_threads=8, memory_budget=40 << 20, shard=(1, 2))
+    readers = [one.reader for one in (next(iter(data)), data._reader._sources)[1]]
+
+    found = [(one._num_threads, one._memory_budget, one.shard) for one in readers]
+    assert found == [(2, 16 << 20, (1, 2))] * 4
+
+
+@pytest.mark.parametrize(("rows", "workers"), [(False, 2), (True, 0)])
+def test_a_mix_resumes_with_the_identical_tail(sources: Any, rows: bool, workers: int) -> None:
+    def make() -> Any:
+        return stateful_loader(mixed(sources, rows=rows, even="pad"), workers)
+
+    whole = row_ids(make())
+    for stop in (0, 13):
+        loader = make()
+        first = row_ids(loader, stop)
+        state, resumed = pickle.loads(pickle.dumps(loader.state_dict())), make()
+        resumed.load_state_dict(state)
+        assert first + row_ids(resumed) == whole
+
+
+@pytest.mark.parametrize("even", [None, "pad"])
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("is_mix", [False, True])
+def test_another_number_of_ranks_continues_inside_of_a_batch(
+    sources: Any, is_mix: bool, rows: bool, even: str | None
+) -> None:
+    def make(**options: Any) -> TorchDataset:
+        options = {"shuffle": 4, "even": even, "batch_size": 70, **options}
+        return mixed(sources, **options) if is_mix else dataset(sources["chat"][0], **options)
+
+    found, states = [], []
+    for rank, stop in enumerate((1, 71, 232)):
+        data = make(rows=True, shard=(rank, 3))
+        found += row_ids(data, stop)
+        states += [data.state_dict()] * 2
+    other = make(rows=rows)
+    other.load_state_dict({"ranks": states})
+    found += row_ids(other)
+
+    assert set(found) == {*CHAT, *(CODE if is_mix else ())}
+    assert len(found) <= len(set(found)) + 10 * is_mix
+    with pytest.raises(ResumeError, match="no state of such"):
+        mixed(sources).load_state_dict(dataset(sources["chat"][0]).state_dict())
+
+
+def test_a_mix_that_is_none_is_refused_at_once(path: Path) -> None:
+    for wrong in ({}, {"a": path}, {"a": ([path], "b")}, [(path, 1), path]):
+        with pytest.raises(UsageError, match="a mix is"):
+            TorchDataset(wrong)
+    with pytest.raises(UsageError, match="'stop'"):
+        TorchDataset([path], stop="all")
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:

@@ -29,6 +29,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("layouts")
     rows: list[dict[str, Any]] = [{"id": number, "score": number / 8} for number in ALL]
     write_parquet(folder / "flat.parquet", rows, row_group_size=40)
+    for half in range(2):
+        own = rows[200 * half : 200 + 203 * half]
+        write_parquet(folder / f"mix-{half}.parquet", own, row_group_size=10)
     rows = [{**row, "tokens": ALL[: row["id"] % 5]} for row in rows]
     write_parquet(folder / "ragged.parquet", rows, row_group_size=40)
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -1,9 +1,9 @@
 """One rank of two: reads the same rows in every layout and says what it saw, or was told, in each.
 
-Run as rank ``RANK`` in a folder that holds ``flat.parquet`` and ``ragged.parquet``. Writes
-``RANK.json``: layout → the ids that this rank saw, one list or one for each epoch; or the refusal;
-or null where a package is missing. A spawned worker imports this module, so accelerate and the
-trainers are imported where they are used.
+Run as rank ``RANK`` in a folder that holds ``flat.parquet`` and ``ragged.parquet``, and halves of
+the rows in ``mix-0.parquet`` and ``mix-1.parquet``. Writes ``RANK.json``: layout → the ids that
+this rank saw, one list or one for each epoch; or the refusal; or null where a package is missing. A
+spawned worker imports this module, so accelerate and the trainers are imported where they are used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def layout(text: str, expected: int | str = 0, **options: Any) -> Callable[..., 
 
 
 def data(file: str = "flat", **options: Any) -> TorchDataset:
-    return TorchDataset(f"{file}.parquet", **{"batch_size": 10, "num_threads": 1, **options})
+    options = {"batch_size": 10, "num_threads": 1, **options}
+    if file == "mix":
+        halves = {"first": ("mix-0.parquet", 200), "second": ("mix-1.parquet", 203)}
+        return TorchDataset(halves, stop="all", **options)
+    return TorchDataset(f"{file}.parquet", **options)
 
 
 def ids_of(batches: Any) -> Ids:
@@ -107,6 +111,7 @@ SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 @layout("eight workers", num_workers=8)
 @layout("spawn", **SPAWN)
 @layout("forkserver", num_workers=1, multiprocessing_context="forkserver")
+@layout("a mix of workers", 30, file="mix", num_workers=2)
 @layout("rows", **ROWS)
 @layout("rows of workers", num_workers=2, **ROWS)
 def load(file: str = "flat", rows: bool = False, batch_size: Any = None, **options: Any) -> Ids:
@@ -161,9 +166,10 @@ def shard_fully(model: Any) -> Any:
 
 @layout("DDP", wrapper=torch.nn.parallel.DistributedDataParallel, num_workers=1)
 @layout("FSDP", wrapper=shard_fully)
-def train_in_torch(wrapper: Any, **options: Any) -> Ids:
+@layout("FSDP on a mix", 8, wrapper=shard_fully, file="mix")
+def train_in_torch(wrapper: Any, file: str = "flat", **options: Any) -> Ids:
     model = Model()
-    train(wrapper(model), DataLoader(data(even="pad"), batch_size=None, **options))
+    train(wrapper(model), DataLoader(data(file, even="pad"), batch_size=None, **options))
     return model.seen
 
 
@@ -187,6 +193,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("dispatched", 1)
 @layout("dispatched from workers", 1, num_workers=2)
 @layout("dispatched from spawn", 1, **SPAWN)
+@layout("dispatched mix of workers", 4, dataset={"file": "mix"}, num_workers=2)
 @layout("dispatched rows", 1, **FOUR)
 @layout("dispatched rows that are split", 1, config=SPLIT, **FOUR)
 @layout("dispatched with shard=(0, 1)", 1, dataset={"shard": (0, 1)})
@@ -214,8 +221,10 @@ def accelerate_wrapper(wrapper: Any) -> Ids:
 
 
 @layout("own rows, resumed", 7)
-def accelerate_resumed() -> Ids:
-    loaders = [prepare(data(rows=True), {**OWN, **STATEFUL}, 4, num_workers=1) for _ in range(2)]
+@layout("own rows of a mix, resumed", 10, file="mix")
+def accelerate_resumed(file: str = "flat") -> Ids:
+    config = {**OWN, **STATEFUL}
+    loaders = [prepare(data(file, rows=True), config, 4, num_workers=1) for _ in range(2)]
     first = ids_of(islice(iter(loaders[0]), 5))
     loaders[1].load_state_dict(loaders[0].state_dict())
     return first + ids_of(loaders[1])

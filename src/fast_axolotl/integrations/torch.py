@@ -16,8 +16,10 @@ number of ranks and workers, give the loader its state back. To continue on anot
 states of all ranks to ``TorchDataset.load_state_dict`` and make a new loader: every row not yet
 delivered comes exactly once.
 
-Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``, or ``rows=True``. Does
-not see another library that deals out rows; there, pass ``shard=(0, 1)``.
+Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``, or ``rows=True``. Of
+several sources with weights, each process opens its share of every one and mixes them; with
+``rows=True`` row by row, 40 us each, so that every row has a state. Does not see another library
+that deals out rows; there, pass ``shard=(0, 1)``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ from pyarrow import types
 from fast_axolotl.errors import MissingExtraError, ResumeError, UsageError
 from fast_axolotl.integrations.parallelism import find_data_rank, rank_in_mesh
 from fast_axolotl.reading import OUTPUTS, Reader, convert, find_states, open_dataset
+from fast_axolotl.reading.mixing import MixedReader, mix_datasets
 from fast_axolotl.reading.order import check_shard
-from fast_axolotl.reading.reader import usable_threads
+from fast_axolotl.reading.reader import DEFAULT_MEMORY_BUDGET, LEAST_MEMORY_BUDGET, usable_threads
 
 try:
     import torch
@@ -55,16 +58,22 @@ _EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
 
 _CURE = "leave the loader out of accelerator.prepare(), and every rank reads its own share"
 
+_MIX_OPTIONS = ("stop", "source_column")
+_MIXED_ROWS = 100
+"""Rows that a source of a mix reads at a time: few, as they are not cut by bytes with ``even``."""
 
 _Layout = tuple[int, int, bool]
 """Rank and number of ranks; with True, rank 0 reads everything for all."""
+
+_Paths = str | Path | Sequence[str | Path]
 
 
 class TorchDataset(IterableDataset[Any]):
     """Batches of files for a ``DataLoader(dataset, batch_size=None)``.
 
     Args:
-        paths: As for ``open_dataset``.
+        paths: As for ``open_dataset``; or, for a mix, ``{name: (paths, weight), ...}`` or a list of
+            ``(paths, weight)``, as ``mix_datasets`` mixes them.
         output: ``torch``, ``numpy``, ``python`` or ``arrow``.
         rows: Yields single rows, for a loader with a ``batch_size`` and ``collate_fn`` of its own,
             as the HF Trainer's; the dataset's ``batch_size`` then only sets how many are converted
@@ -76,12 +85,14 @@ class TorchDataset(IterableDataset[Any]):
         epoch: Changes the shuffle; see ``set_epoch``.
         num_workers: Workers of the loader; only ``len`` asks, and it needs ``even``.
         num_threads: Decode threads of a worker; 0 divides the processors among the workers.
-        options: The other keywords of ``open_dataset``. The memory budget is that of one worker.
+        options: The other keywords of ``open_dataset``; for a mix also ``stop`` and
+            ``source_column``. The memory budget is that of one worker; the sources of a mix share
+            it and the threads.
     """
 
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        paths: _Paths | Mapping[str, tuple[_Paths, float]] | Sequence[tuple[_Paths, float]],
         *,
         output: str = "torch",
         rows: bool = False,
@@ -98,10 +109,11 @@ class TorchDataset(IterableDataset[Any]):
             raise UsageError('rows=True gives dicts; use output="python", "numpy" or "torch"')
         if shard is not None and device_mesh is not None:
             raise UsageError("shard and device_mesh both say who reads what; pass one of them")
-        unknown = sorted(set(options) - set(inspect.signature(open_dataset).parameters))
-        if unknown:
+        self._paths: Any = paths
+        self._sources = _find_sources(paths)
+        known = [*inspect.signature(open_dataset).parameters, *_MIX_OPTIONS * bool(self._sources)]
+        if unknown := sorted(set(options) - set(known)):
             raise UsageError(f"open_dataset takes no {unknown[0]!r}")
-        self._paths = paths
         self._output = output
         self._rows = rows
         self._shard = None if shard is None else check_shard(shard)
@@ -115,9 +127,9 @@ class TorchDataset(IterableDataset[Any]):
         """The epoch, the pass that the loaded state was used in (see ``_take_state``), and whether
         it was said that ranks may be uneven."""
         self._state: list[dict[str, Any]] | None = None
-        self._reader: Reader | None = None
-        self._given: tuple[dict[str, Any], int] | None = None
-        """With ``rows``: the state before the current batch, and how many rows of it were given."""
+        self._reader: Reader | MixedReader | None = None
+        self._taken: list[int] = []
+        """With ``rows``: how many rows of the reader's last batch were given, and nothing else."""
         self._home: tuple[int, _Layout] | None = None
         """The process that started this one, and the layout there."""
 
@@ -126,12 +138,10 @@ class TorchDataset(IterableDataset[Any]):
         state = self._take_state()
         if is_dispatched and (rank or (worker and worker.id)):
             return iter(()) if worker else _refuse_to_read()
-        reader, given = self._open(state)
-        self._reader = reader
-        self._given = (reader.state_dict(), given) if given else None
-        return (
-            self._single_rows(reader, given) if self._rows else self._batches(reader, is_dispatched)
-        )
+        self._reader, self._taken = self._open(state), []
+        if self._rows:
+            return self._single_rows(self._reader, self._taken)
+        return self._batches(self._reader, is_dispatched)
 
     def __len__(self) -> int:
         """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
@@ -144,7 +154,7 @@ class TorchDataset(IterableDataset[Any]):
             )
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
-        reader = open_dataset(self._paths, shard=(rank * workers, world * workers), **self._options)
+        reader = self._open_shard((rank * workers, world * workers), self._num_threads)
         return workers * (reader.num_rows if self._rows else len(reader))
 
     def __bool__(self) -> bool:
@@ -172,14 +182,11 @@ class TorchDataset(IterableDataset[Any]):
                 "batches; take that of a loader with DataLoaderConfiguration(dispatch_batches=False"
                 f", use_stateful_dataloader=True), or {_CURE}"
             )
-        if self._given and self._given[0]["epoch"] == int(self._shared[_EPOCH]):
-            return {**self._given[0], "rows_given": self._given[1]}
         if self._reader is not None:
-            state = self._reader.state_dict()
+            state = self._reader.state_dict(*self._taken)
             if state["epoch"] == int(self._shared[_EPOCH]):
                 return state
-        reader, given = self._open(self._state)
-        return {**reader.state_dict(), "rows_given": given} if given else reader.state_dict()
+        return self._open(self._state).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """The next pass continues where ``state`` was taken; passes after it start anew.
@@ -187,9 +194,9 @@ class TorchDataset(IterableDataset[Any]):
         Takes what ``Reader.load_state_dict`` takes: one state where the ranks and workers are the
         same, and anything that holds the states of all of them where they are not.
         """
-        states = find_states(state)
+        states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:
-            raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
+            raise ResumeError("no state of such a dataset in this; pass what state_dict gave")
         if _holds_late_snapshot(state):
             raise ResumeError(
                 "the loader's state is older than its last batch; take it with "
@@ -197,15 +204,15 @@ class TorchDataset(IterableDataset[Any]):
             )
         # Ranks of one tensor parallel group give the same state.
         self._state = [item for i, item in enumerate(states) if item not in states[:i]]
-        self._reader = self._given = None
+        self._reader = None
         self._shared[_EPOCH], self._shared[_USED_BY] = states[0]["epoch"], 0
 
     def __getstate__(self) -> dict[str, Any]:
         home = os.getpid(), self._layout()
-        return {**self.__dict__, "_reader": None, "_given": None, "_home": home}
+        return {**self.__dict__, "_reader": None, "_home": home}
 
-    def _open(self, states: Any) -> tuple[Reader, int]:
-        """A reader, and how many rows of its first batch were given before ``states`` were."""
+    def _open(self, states: Any) -> Reader | MixedReader:
+        """What this process reads, from ``states`` on."""
         rank, world, is_dispatched = self._layout()
         worker, share = get_worker_info(), 0
         if is_dispatched:
@@ -213,24 +220,30 @@ class TorchDataset(IterableDataset[Any]):
         elif worker is not None:
             rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
             share = max(1, usable_threads() // worker.num_workers)
-        reader = open_dataset(
-            self._paths,
-            shard=(rank, world),
-            epoch=int(self._shared[_EPOCH]),
-            num_threads=self._num_threads or share,
-            **self._options,
+        reader = self._open_shard((rank, world), self._num_threads or share)
+        if states is not None:
+            reader.load_state_dict(states)
+        return reader
+
+    def _open_shard(self, shard: tuple[int, int], num_threads: int) -> Reader | MixedReader:
+        options = {**self._options, "shard": shard, "epoch": int(self._shared[_EPOCH])}
+        if self._sources is None:
+            return open_dataset(self._paths, num_threads=num_threads, **options)
+        mixing = {key: options.pop(key) for key in _MIX_OPTIONS if key in options}
+        mixing["batch_size"] = 1 if self._rows else options.get("batch_size", 1000)
+        count, budget = len(self._sources), options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
+        options["num_threads"] = max(1, (num_threads or usable_threads()) // count)
+        options["memory_budget"] = max(budget // count, min(budget, LEAST_MEMORY_BUDGET))
+        options["batch_size"] = _MIXED_ROWS
+        mixing["epoch"], mixing["on_conflict"] = (
+            options["epoch"],
+            options.get("on_conflict", "raise"),
         )
-        if states is None:
-            return reader, 0
-        reader.load_state_dict(states)
-        given = {tuple(state["shard"]): state.get("rows_given", 0) for state in states}
-        if any(given.values()) and not (self._rows and (rank, world) in given):
-            raise ResumeError(
-                "the states were taken inside of a batch, where only the same ranks and workers "
-                "with rows=True can continue; take them with TorchDataset(batch_size=) equal to "
-                "the loader's"
-            )
-        return reader, given.get((rank, world), 0)
+        pairs = {
+            name: (open_dataset(paths, **options), weight)
+            for name, (paths, weight) in self._sources.items()
+        }
+        return mix_datasets(pairs, seed=options.get("shuffle") or 0, **mixing)
 
     def _take_state(self) -> Any:
         """The loaded state, for one pass only.
@@ -240,7 +253,7 @@ class TorchDataset(IterableDataset[Any]):
         """
         state, self._state = self._state, None
         worker = get_worker_info()
-        if state is None or find_states(state)[0]["epoch"] != int(self._shared[_EPOCH]):
+        if state is None or state[0]["epoch"] != int(self._shared[_EPOCH]):
             return None
         if worker is None:
             return state
@@ -250,7 +263,7 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = this_pass
         return state
 
-    def _batches(self, reader: Reader, is_dispatched: bool) -> Iterator[Any]:
+    def _batches(self, reader: Reader | MixedReader, is_dispatched: bool) -> Iterator[Any]:
         is_short = False
         for batch in reader:
             if is_dispatched and is_short:
@@ -261,15 +274,14 @@ class TorchDataset(IterableDataset[Any]):
             is_short = batch.num_rows < reader.batch_size
             yield convert(batch, self._output)
 
-    def _single_rows(self, reader: Reader, given: int) -> Iterator[Any]:
-        before = reader.state_dict()
+    def _single_rows(self, reader: Reader | MixedReader, taken: list[int]) -> Iterator[Any]:
         for batch in reader:
             columns = convert(batch, self._output)
             rows = zip(*map(_row_values, columns.values()), strict=True)
-            for number, row in enumerate(islice(rows, given, None), given + 1):
-                self._given = (before, number) if number < batch.num_rows else None
+            for number, row in enumerate(rows, 1):
+                # Each row of a mix is a batch.
+                taken[:] = [number] if isinstance(reader, Reader) else []
                 yield dict(zip(columns, row, strict=True))
-            given, before = 0, reader.state_dict()
 
     def _layout(self) -> _Layout:
         """What this process reads; a spawned worker is told by the process that started it."""
@@ -327,13 +339,28 @@ class TorchDataset(IterableDataset[Any]):
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
             is_cut = not self._rows and self._output in ("numpy", "torch")
-            for field in self._open(None)[0].schema:
+            for field in self._open(None).schema:
                 if not is_cut or not types.is_primitive(field.type):
                     return (
                         f"accelerate's dispatcher cannot cut {field.name!r} of {field.type} for "
                         "the ranks; give the loader a collate_fn that makes tensors of equal length"
                     )
         return None
+
+
+def _find_sources(paths: Any) -> dict[str, tuple[Any, float]] | None:
+    """The paths and weights of a mix by name; none where these are paths alone."""
+    if isinstance(paths, (list, tuple)) and any(isinstance(one, (list, tuple)) for one in paths):
+        paths = dict(enumerate(paths))
+    if not isinstance(paths, Mapping):
+        return None
+    try:
+        sources = {str(name): (files, float(weight)) for name, (files, weight) in paths.items()}
+    except (TypeError, ValueError):
+        sources = {}
+    if not sources:
+        raise UsageError("a mix is {name: (paths, weight), ...} or a list of (paths, weight)")
+    return sources
 
 
 def _find_loader(dataset: TorchDataset) -> Any:

@@ -40,7 +40,7 @@ __all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
 MIB = 1024 * 1024
 
 DEFAULT_MEMORY_BUDGET = 256 * MIB
-_LEAST_MEMORY_BUDGET = 16 * MIB
+LEAST_MEMORY_BUDGET = 16 * MIB
 _MOST_LISTED_REJECTIONS = 1000
 _UNITS = 4096
 """A file list is cut into about so many units, so that 1,024 shards find work in a few GB."""
@@ -146,7 +146,7 @@ def open_dataset(
         isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
     ):
         raise UsageError(f"columns must be a list of different names, not {columns!r}")
-    _check_at_least("memory_budget", memory_budget, _LEAST_MEMORY_BUDGET)
+    _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
     _check_at_least("cache_bytes", cache_bytes, MIB)
     if not retry_seconds >= 0:
         raise UsageError(f"retry_seconds must be at least 0, not {retry_seconds!r}")
