@@ -245,6 +245,23 @@ def test_a_thousand_shards_have_the_rows_among_them(
     assert len({value for ids in found for value in ids}) >= 3 * min(counts)
 
 
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_shards_with_different_memory_budgets_partition_the_rows(
+    large: dict[str, Path], shuffle: int | None
+) -> None:
+    budgets = (SMALL_BUDGET, 256 * 1024 * 1024, 64 * 1024 * 1024)
+
+    ids = [
+        value
+        for index, budget in enumerate(budgets)
+        for value in ids_of(
+            open_dataset(large["jsonl"], memory_budget=budget, shard=(index, 3), shuffle=shuffle)
+        )
+    ]
+
+    assert sorted(ids) == list(range(12_000))
+
+
 def test_one_outsized_file_leaves_the_others_whole(tmp_path: Path) -> None:
     """A file that cannot be cut goes to one shard; the others are dealt out as ever."""
     noise = random.Random(0)
@@ -690,6 +707,25 @@ def test_rows_that_vanish_after_they_were_counted_are_an_error(tmp_path: Path, e
     with pytest.raises(DataError, match="rows that were counted 9 are missing"):
         for _ in reader:
             pass
+
+
+def test_rows_without_columns_are_rows_under_a_shuffle_too(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n" * 10)
+
+    shards = [open_dataset(path, shard=(index, 3), shuffle=1) for index in range(3)]
+
+    assert sum(batch.num_rows for shard in shards for batch in shard) == 10
+
+
+def test_rows_of_a_large_dictionary_come_in_whole_batches(tmp_path: Path) -> None:
+    texts = pa.array([f"{index}" * 60 for index in range(20_000)]).dictionary_encode()
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=2**30)
+
+    sizes = [batch.num_rows for batch in open_dataset(path, memory_budget=SMALL_BUDGET)]
+
+    assert sizes == [1000] * 20
 
 
 def test_a_list_of_the_batches_does_not_count_the_rows_first(

@@ -25,18 +25,15 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, MissingExtraError, UsageError
-from fast_axolotl.reading.blocks import held_bytes
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import MIXED, conform
 
-__all__ = ["OUTPUTS", "Batcher", "convert", "value_bytes"]
+__all__ = ["OUTPUTS", "Batcher", "convert"]
 
 OUTPUTS = ("python", "arrow", "numpy", "torch")
 
 _NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
 """Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
-
-_OFFSET_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -118,38 +115,6 @@ class Batcher:
         tables = [conform(pa.Table.from_batches([batch]), schema) for batch in taken if len(batch)]
         (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
         return batch, following
-
-
-def value_bytes(table: pa.Table) -> int:
-    """The size of the values alone: buffers also hold what depends on how a block was decoded."""
-    return sum(_array_bytes(chunk) for column in table.columns for chunk in column.chunks)
-
-
-def _array_bytes(array: pa.Array) -> int:
-    """Constant time a column: the first and the last offset say how much lies between."""
-    kind, types = array.type, pa.types
-    if isinstance(array, pa.ExtensionArray):
-        return _array_bytes(array.storage)
-    if types.is_struct(kind):
-        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
-    if types.is_list(kind) or types.is_large_list(kind):
-        first, last = (array.offsets[index].as_py() for index in (0, -1))
-        inner = array.values.slice(first, last - first)
-        return _OFFSET_BYTES * len(array) + _array_bytes(inner)
-    if types.is_string(kind) or types.is_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
-    if types.is_large_string(kind) or types.is_large_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
-    if types.is_primitive(kind) or types.is_boolean(kind):
-        return int(kind.bit_width) * len(array) // 8
-    return 0 if types.is_null(kind) else held_bytes(array)
-
-
-def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
-    if len(array) == 0:
-        return 0
-    offsets = np.frombuffer(array.buffers()[1], dtype=width)
-    return int(offsets[array.offset + len(array)] - offsets[array.offset])
 
 
 def convert(batch: pa.RecordBatch, output: str) -> Any:

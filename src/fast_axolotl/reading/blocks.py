@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
@@ -33,7 +34,10 @@ __all__ = [
     "Unit",
     "decode_or_reject",
     "held_bytes",
+    "value_bytes",
 ]
+
+_OFFSET_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,3 +245,41 @@ def held_bytes(data: pa.Table | pa.RecordBatch | pa.Array) -> int:
         return int(data.nbytes)
     except pa.ArrowTypeError:  # pyarrow 21 cannot tell the share of a slice in its views
         return int(data.get_total_buffer_size())
+
+
+def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
+    """The size of the values alone: buffers also hold what depends on how a block was decoded."""
+    chunks = (getattr(column, "chunks", (column,)) for column in data.columns)
+    return sum(_array_bytes(chunk) for column in chunks for chunk in column)
+
+
+def _array_bytes(array: pa.Array) -> int:
+    """Constant time a column: the first and the last offset say how much lies between."""
+    kind, types = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return _array_bytes(array.storage)
+    if types.is_dictionary(kind):
+        # As decoded: the dictionary itself is that of all rows of its file.
+        values = array.dictionary
+        mean_bytes = _array_bytes(values) / max(1, len(values))
+        return _array_bytes(array.indices) + int(len(array) * mean_bytes)
+    if types.is_struct(kind):
+        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind):
+        first, last = (array.offsets[index].as_py() for index in (0, -1))
+        inner = array.values.slice(first, last - first)
+        return _OFFSET_BYTES * len(array) + _array_bytes(inner)
+    if types.is_string(kind) or types.is_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
+    if types.is_primitive(kind) or types.is_boolean(kind):
+        return int(kind.bit_width) * len(array) // 8
+    return 0 if types.is_null(kind) else held_bytes(array)
+
+
+def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], dtype=width)
+    return int(offsets[array.offset + len(array)] - offsets[array.offset])

@@ -215,7 +215,9 @@ def _load(name: str) -> _Entry | None:
 
 
 def _store() -> BlockCache:
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):  # noqa: PTH117 - the rule for this variable
+        caches = os.path.expanduser("~/.cache")  # noqa: PTH111
     # Without a home this lies in the root, where only root can write.
     folder = Path("/", caches, "fast-axolotl", "index")
     return BlockCache(folder=str(folder), num_bytes=_MOST_BYTES)

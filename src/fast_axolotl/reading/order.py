@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import base64
 import heapq
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,9 @@ __all__ = [
 _RUNS = 8
 """A shard is dealt what is left in runs of about this fraction of its share: long at first, and
 single units at the end, which even out what the runs before left uneven."""
+
+_RUN_BYTES = 4 * 1024 * 1024
+"""A run is no longer. A constant, because shards with different memory budgets must deal alike."""
 
 _SHUFFLED_TOGETHER = 256
 """A shuffle permutes at least so many parts of a shard, where it has as many units."""
@@ -232,7 +236,7 @@ class Order:
         return self._deal(left, count)
 
     def _deal(self, left: Deal, count: int) -> list[Deal]:
-        dealt = _deal(left, count, self.span_bytes)
+        dealt = _deal(left, count)
         if self.rows is not None:
             _level(dealt, self.rows)
         return dealt
@@ -401,13 +405,13 @@ def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
     if shard is None:
         return 0, 1
     try:
-        index, count = shard
+        index, count = map(operator.index, shard)
         valid = 0 <= index < count
     except (TypeError, ValueError):
         valid = False
     if not valid:
         raise UsageError(f"shard must be (index, count) with 0 <= index < count, not {shard!r}")
-    return int(index), int(count)
+    return index, count
 
 
 def _count(steps: Sequence[Step], rows: int) -> int:
@@ -437,7 +441,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         yield Piece((Span(tuple(held)),))
 
 
-def _deal(left: Deal, count: int, span_bytes: int) -> list[Deal]:
+def _deal(left: Deal, count: int) -> list[Deal]:
     """Pieces and units dealt out to shards. Over all of them, each row occurs exactly once."""
     if count == 1:
         return [left]
@@ -468,7 +472,7 @@ def _deal(left: Deal, count: int, span_bytes: int) -> list[Deal]:
     run: list[Unit] = []
     size = 0
     for unit in left.units:
-        run_bytes = min(span_bytes, unread // (_RUNS * count))
+        run_bytes = min(_RUN_BYTES, unread // (_RUNS * count))
         if run and (run[-1].file != unit.file or size + unit.num_bytes > run_bytes):
             load, index = loads[0]
             shards[index].units += run

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from fast_axolotl.errors import UsageError
+
 __all__ = ["Prefetcher", "Sized"]
 
 _IN_FLIGHT_FACTOR = 3
@@ -123,6 +125,8 @@ class Prefetcher(Generic[_Task, _Result]):
 
     def _take(self) -> _Slot[_Task, _Result] | None:
         shared = self._shared
+        if os.getpid() != shared.process:
+            raise UsageError("this iteration was begun before a fork; begin one in this process")
         with shared.changed:
             shared.reserved -= self._held
             self._held = 0

@@ -492,7 +492,9 @@ class Reader:
         for rows in self._read(pieces, start, closers):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
-            yield replace(rows, table=self._marked(table, False))
+            is_cut = table.num_rows < rows.table.num_rows
+            after = rows.start.forward(table.num_rows) if is_cut else rows.after
+            yield replace(rows, table=self._marked(table, False), after=after)
         # The rows of this shard again, from its first on; those of the largest where it has none.
         richest = counts.index(max(counts)), self._shard[1]
         source = pieces if own else self._order.sequence(richest)

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.reading.batches import value_bytes
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection
+from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection, value_bytes
 from fast_axolotl.reading.order import Piece, Position, Step
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
@@ -80,13 +79,18 @@ class _Window:
             return self.tables[0]
         first, last = _first(self.tables), self.tables[-1]
         schema = last.table.schema
-        table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
+        num_rows = sum(rows.table.num_rows for rows in self.tables)
+        # Tables without columns lose their number of rows when they are put together.
+        table = pa.table({"": pa.nulls(num_rows)}).select([])
+        if schema.names:
+            table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
         order = np.random.default_rng(self.seed).permutation(table.num_rows)
         return Rows(
             table=take(table.combine_chunks(), order),
             start=Position(*first.start[:2], *last.after[:2]),
             after=last.after,
-            row_bytes=self.weight / max(1, table.num_rows),
+            # Not that of the tables: a resumed pass may know more columns when it reads them.
+            row_bytes=value_bytes(table) / max(1, num_rows),
             num_bytes=sum(rows.num_bytes for rows in self.tables),
             rejections=tuple(item for rows in self.tables for item in rows.rejections),
             file=first.file,
