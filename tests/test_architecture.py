@@ -28,31 +28,31 @@ REPOSITORY = Path(__file__).parents[1]
 ROOT = REPOSITORY / "src" / PACKAGE
 
 MOST_LINES = {
-    "__init__": 127,
+    "__init__": 133,
     "__main__": 8,
     "_version": 20,
-    "axolotl": 5_700,
+    "axolotl": 6_300,
     "boot": 62,
     "cli": 3_400,
     "dedupe": 1_800,
-    "errors": 76,
-    "integrations": 2_800,
+    "errors": 130,
+    "integrations": 3_100,
     "kernels": 1_250,
     "measure": 8_700,
     "packing": 1_300,
     "protocol": 2_700,
-    "reading": 4_450,
+    "reading": 6_950,
     "record": 3_050,
     "report": 4_700,
-    "streaming": 113,
+    "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 40_400
+MOST_LINES_IN_ALL = 44_300
 MOST_FILES = 160
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 30_950
+MOST_TEST_LINES = 34_100
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

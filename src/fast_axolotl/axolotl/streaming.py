@@ -51,9 +51,13 @@ __all__ = [
     "BoundedShuffle",
     "StreamSettings",
     "bounded",
+    "drawn_from",
     "load_and_process_single_dataset",
     "load_streaming_dataset",
+    "merge_datasets",
+    "random_state",
     "stream_settings",
+    "worker_id",
 ]
 
 MIB = 1024 * 1024
