@@ -49,7 +49,7 @@ MOST_LINES = {
 }
 """Lines of each package, blank ones and comments included."""
 MOST_LINES_IN_ALL = 44_300
-MOST_FILES = 160
+MOST_FILES = 166
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
 MOST_TEST_LINES = 34_100
