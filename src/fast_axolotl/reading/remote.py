@@ -176,7 +176,9 @@ class Remote:
             size = min(BLOCK_BYTES, self.num_bytes - index * BLOCK_BYTES)
             if (kept := self.cache.read(f"{key}-{index}", size)) is not None:
                 blocks[index] = kept
-        for index in (index for index in indices if index not in blocks):
+        for index in indices:
+            if index in blocks:  # kept, or fetched together with one before it
+                continue
             start, stop = index * BLOCK_BYTES, index + 1
             while stop <= last and stop not in blocks:
                 stop += 1
