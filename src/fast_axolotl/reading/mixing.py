@@ -323,6 +323,9 @@ class MixedReader:
 
     def __len__(self) -> int:
         """The number of batches of a whole pass; needs what ``num_rows`` needs."""
+        if self._is_starting and self._end is None:
+            # list(mix) asks after it has begun a pass, only to reserve memory.
+            raise TypeError("ask for the length before a pass is begun: the rows must be counted")
         return -(-self.num_rows // self.batch_size)
 
     def __bool__(self) -> bool:
@@ -337,7 +340,7 @@ class MixedReader:
 
     def close(self) -> None:
         """Stops reading ahead and ends the current iteration; a new one can be started."""
-        self._pass = object()
+        self._pass, self._is_starting = object(), False
         for source in self._sources:
             source.reader.close()
 
@@ -397,10 +400,11 @@ class MixedReader:
         if not self._restored:
             self.set_epoch(self._epoch)
         self.close()
-        self._restored, self.stats = False, MixStats()
+        self._restored, self._is_starting, self.stats = False, True, MixStats()
         return self._run(self._pass)
 
     def _run(self, token: object) -> Iterator[pa.RecordBatch]:
+        self._is_starting = False
         try:
             for source in self._sources:
                 self.stats.rows[source.name] = 0
