@@ -497,7 +497,11 @@ class Reader:
             yield replace(rows, table=self._marked(table, False), after=after)
         # The rows of this shard again, from its first on; those of the largest where it has none.
         richest = counts.index(max(counts)), self._shard[1]
-        source = pieces if own else self._order.sequence(richest)
+        source, held = list[Piece](), 0
+        for piece in pieces if own else self._order.sequence(richest):
+            if held < target - own:
+                source.append(piece)
+                held += piece.count(self._order.rows or {})
         skip, before = max(0, delivered - own), -1
         while left > 0:
             if left > padding or left == before:
