@@ -102,6 +102,7 @@ ENTRIES = (
     _even("LitData, drop_last", "LitData", "chunks", settings={"drop_last": True}),
 )
 
+READERS = tuple(dict.fromkeys(entry.reader for entry in ENTRIES))
 _WAITS = ("first_batch_seconds", "worst_first_batch_seconds")
 _COUNTS = ("missing", "repeated", "changed")
 _PARTS = {
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = race_parser("sharding", __doc__)
     parser.add_argument("--cases", type=names, default=[*CASES][:2], help=f"of {', '.join(CASES)}")
     parser.add_argument("--shards", type=names, default=["1", "8", "64"], help="numbers of shards")
+    parser.add_argument("--readers", type=names, default=[], help=f"of {', '.join(READERS)}")
     parser.add_argument("--repeats", type=int, default=3, help="timed passes of every reader")
     parser.add_argument("--most-seconds", type=float, default=1.0, help="of a peer's first pass")
     parser.add_argument("--peer-python", help="python of an environment with the peers")
@@ -130,12 +132,13 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     chosen = check_names("case", options.cases, list(CASES))
     if not all(text.isdigit() and int(text) for text in options.shards) or options.repeats < 1:
         raise UsageError("shards must be numbers of at least 1, and repeats at least 1")
+    readers = check_names("reader", options.readers, READERS)
     scale, repeats = (10, 1) if options.quick else (1, options.repeats)
     cases: list[Case] = []
     checksums: dict[Path, list[int]] = {}
     seconds: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
-        pools, left_out = _start(options.peer_python, folder, stack, tell)
+        pools, left_out = _start(readers, options.peer_python, folder, stack, tell)
         for name, rows in {
             "tiny": _TINY_ROWS * scale,
             **{name: CASES[name] for name in chosen},
@@ -157,7 +160,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
 
 
 def _start(
-    python: str | None, folder: Path, stack: ExitStack, tell: Tell
+    readers: Sequence[str], python: str | None, folder: Path, stack: ExitStack, tell: Tell
 ) -> tuple[dict[str, list[Worker]], dict[str, str]]:
     """As many processes of each reader as there are cores, or why it takes no part."""
     pools: dict[str, list[Worker]] = {}
@@ -165,7 +168,7 @@ def _start(
     places = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
     env = module_environment(HF_HUB_OFFLINE="1", **places)
     script = str(Path(__file__).with_name("shard_peer.py"))
-    for reader in dict.fromkeys(entry.reader for entry in ENTRIES):
+    for reader in readers:
         tell(f"starting {reader}")
         command = [sys.executable, "-m", "benchmarks.shard_peer", reader, race.__file__]
         if reader != OURS:
