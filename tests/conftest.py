@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 
 import fast_axolotl
@@ -20,6 +21,9 @@ def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
     that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Machines are shared: how long one example takes says nothing.
+    hypothesis.settings.register_profile("shared", deadline=None)
+    hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(autouse=True)
