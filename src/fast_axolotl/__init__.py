@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     )
     from fast_axolotl.reading import (
         CsvDialect,
-        MixedReader,
         Reader,
         detect_format,
         list_supported_formats,
-        mix_datasets,
         open_dataset,
     )
+    from fast_axolotl.reading.mixing import MixedReader, mix_datasets
     from fast_axolotl.record import RunSummary, Verdict
     from fast_axolotl.streaming import (
         RustStreamingDataset,
@@ -86,11 +85,11 @@ __all__ = [
 
 _HOMES = {
     "CsvDialect": "reading",
-    "MixedReader": "reading",
+    "MixedReader": "reading.mixing",
     "Reader": "reading",
     "detect_format": "reading",
     "list_supported_formats": "reading",
-    "mix_datasets": "reading",
+    "mix_datasets": "reading.mixing",
     "open_dataset": "reading",
     "RustStreamingDataset": "streaming",
     "create_rust_streaming_dataset": "streaming",

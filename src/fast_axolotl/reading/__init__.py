@@ -17,7 +17,6 @@ from fast_axolotl.reading.formats import (
     format_of_name,
     list_supported_formats,
 )
-from fast_axolotl.reading.mixing import MixedReader, MixStats, mix_datasets
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
@@ -27,8 +26,6 @@ __all__ = [
     "OUTPUTS",
     "CsvDialect",
     "FormatWarning",
-    "MixStats",
-    "MixedReader",
     "ReadStats",
     "Reader",
     "Rejection",
@@ -42,6 +39,5 @@ __all__ = [
     "is_json_text",
     "join_schemas",
     "list_supported_formats",
-    "mix_datasets",
     "open_dataset",
 ]
