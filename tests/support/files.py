@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import open_dataset
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.storage import Source, _SourceFile
 
 Rows = list[dict[str, Any]]
 
@@ -117,35 +117,16 @@ def counted_bytes() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "read_at", counted)
         patch.setattr(
-            Source, "open_arrow", lambda source, *_, **__: pa.PythonFile(_Counted(source), "r")
+            Source, "open_arrow", lambda source, *_, **__: pa.PythonFile(_Counted(source, 0), "r")
         )
         yield lengths
 
 
-class _Counted(io.RawIOBase):
+class _Counted(_SourceFile):
     """A source as a file that reads exactly what it is asked for."""
 
-    def __init__(self, source: Source) -> None:
-        self._source, self._position = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._source.num_bytes)[whence]
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        length = self._source.num_bytes if size < 0 else size
-        data = self._source.read_at(self._position, length)
-        self._position += len(data)
-        return data
+    def _bytes_at(self, start: int, length: int) -> bytes:
+        return self._source.read_at(start, length)
 
 
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:

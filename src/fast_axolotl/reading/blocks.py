@@ -21,6 +21,7 @@ from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.storage import Source
 
 __all__ = [
+    "PART_BLOCKS",
     "Block",
     "BrokenBlock",
     "BrokenFile",
@@ -36,6 +37,9 @@ __all__ = [
     "held_bytes",
     "value_bytes",
 ]
+
+PART_BLOCKS = 4
+"""What is decoded together may take so many blocks in memory; more comes in parts."""
 
 _OFFSET_BYTES = 4
 

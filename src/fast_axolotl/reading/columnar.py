@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import (
+    PART_BLOCKS,
     Block,
     BrokenBlock,
     Decoded,
@@ -41,9 +42,6 @@ from fast_axolotl.reading.blocks import (
 from fast_axolotl.reading.storage import Source
 
 __all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
-
-_PART_BLOCKS = 4
-"""A row group or record batch of up to so many blocks, decoded, is handed out at once."""
 
 _FIRST_ROWS = 4
 """What a row group's first step decodes; a step has at most four times the rows of the one before,
@@ -102,7 +100,7 @@ class ParquetFile:
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        most = _PART_BLOCKS * self.options.block_bytes
+        most = PART_BLOCKS * self.options.block_bytes
         for index in range(unit.start, unit.stop):
             group = self.metadata.row_group(index)
             num_rows, weight = group.num_rows, max(1, group.total_byte_size)
@@ -197,7 +195,7 @@ class _RowGroup:
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         file = self.file
-        most = _PART_BLOCKS * file.options.block_bytes
+        most = PART_BLOCKS * file.options.block_bytes
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
         if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
@@ -378,7 +376,7 @@ class _Ready:
 def _slices(table: pa.Table, size: int, block_bytes: int) -> Iterator[pa.Table]:
     """A table that is larger than a part in slices of a block; they share its memory."""
     step = max(1, table.num_rows)
-    if size > _PART_BLOCKS * block_bytes:
+    if size > PART_BLOCKS * block_bytes:
         step = max(1, table.num_rows * block_bytes // size)
     return (table.slice(start, step) for start in range(0, table.num_rows, step))
 

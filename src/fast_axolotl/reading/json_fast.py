@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, held_bytes
+from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
@@ -41,9 +41,6 @@ _EXACT_INTEGER_LIMIT = 2.0**53
 
 _MAX_NESTING = 4_000
 """Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
-
-_PART_BLOCKS = 4
-"""What a block may take when it is decoded, in blocks; more comes in parts."""
 
 _MOST_PARTS = 8
 """Into which a block is cut at once; each of them looks whether it must be cut further."""
@@ -83,7 +80,7 @@ class JsonBlock:
         rows = self.load()
         if rows.start == rows.stop:
             return Decoded(pa.table({}))
-        num_rows, most_bytes = rows.num_rows(), _PART_BLOCKS * self.options.block_bytes
+        num_rows, most_bytes = rows.num_rows(), PART_BLOCKS * self.options.block_bytes
         num_parts = -(-self._decoded_bytes(rows, num_rows) // most_bytes)
         if num_parts > 1:
             length = (rows.stop - rows.start) // min(num_parts, _MOST_PARTS)

@@ -210,6 +210,10 @@ class Order:
     """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
     """For each earlier number of shards, the positions that these had come to."""
+    dealt: dict[int, list[Deal]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    """What ``deal`` gave: half a second of work for a terabyte, and asked for several times."""
 
     @classmethod
     def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
@@ -225,6 +229,8 @@ class Order:
 
     def deal(self, count: int) -> list[Deal]:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
+        if count in self.dealt:
+            return self.dealt[count]
         left = Deal(units=list(self.units))
         for generation, positions in enumerate(self.generations):
             dealt, left = self._deal(left, len(positions)), Deal()
@@ -233,7 +239,7 @@ class Order:
                 sequence = self._arrange(dealt[index], shard, generation)
                 self._leave(sequence, position, shard, generation, left)
             left.units.sort(key=lambda unit: (unit.file, unit.start))
-        return self._deal(left, count)
+        return self.dealt.setdefault(count, self._deal(left, count))
 
     def _deal(self, left: Deal, count: int) -> list[Deal]:
         dealt = _deal(left, count)
@@ -246,14 +252,12 @@ class Order:
         index, count = shard
         return self._arrange(self.deal(count)[index], shard, len(self.generations))
 
-    def window_seed(self, shard: tuple[int, int], position: Position) -> tuple[int, ...]:
-        """Of the permutation of the window that begins at a position."""
-        return self._window_seed(shard, len(self.generations), position)
-
-    def _window_seed(
-        self, shard: tuple[int, int], generation: int, position: Position
+    def window_seed(
+        self, shard: tuple[int, int], position: Position, generation: int | None = None
     ) -> tuple[int, ...]:
+        """Of the permutation of the window that begins at a position; in the last generation."""
         assert self.seed is not None
+        generation = len(self.generations) if generation is None else generation
         return (self.seed, self.epoch, 1, *shard, generation, position.piece, position.row)
 
     def _arrange(self, dealt: Deal, shard: tuple[int, int], generation: int) -> list[Piece]:
@@ -301,7 +305,7 @@ class Order:
                 if index == position.end_piece:
                     steps.append(Step("head", position.end_row - start))
                 spans.append(Span(piece.spans[0].units, tuple(steps)))
-            seed = self._window_seed(shard, generation, position)
+            seed = self.window_seed(shard, position, generation)
             left.pieces.append(Piece(tuple(spans), seed, (Step("skip", position.taken),)))
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
