@@ -154,9 +154,7 @@ def states(patchwork: Patchwork) -> dict[str, str]:
     return {patch.target: patch.state for patch in patchwork.patches()}
 
 
-def test_a_fingerprint_is_of_the_text_that_inspect_shows(work: ModuleType) -> None:
-    import hashlib
-
+def test_a_definition_is_the_text_that_inspect_shows(work: ModuleType) -> None:
     for name, value in [
         ("double", work.double),
         ("Box.fill", work.Box.fill),
@@ -165,9 +163,36 @@ def test_a_fingerprint_is_of_the_text_that_inspect_shows(work: ModuleType) -> No
         ("twice_decorated", work.twice_decorated),
         ("Box", work.Box),
     ]:
-        text = "\n".join(line.rstrip() for line in inspect.getsource(value).splitlines())
-        digest = hashlib.sha256(text.rstrip().encode()).hexdigest()[:16]
-        assert fingerprint(f"patchhost.work:{name}") == digest, name
+        found = "".join(patching._definition(f"patchhost.work:{name}"))
+        assert found.rstrip() == inspect.getsource(value).rstrip(), name
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_same"),
+    [
+        (('"""Stock."""', '"""Another\n\nword."""\n    # and a comment'), True),
+        (("value, *, scale=2", "value: int, *, scale: float = 2"), True),
+        (("scale=2):", "scale=2\n) -> int:"), True),
+        (('"""Stock."""', 'LOG.warning("a line %s", value)'), True),
+        (("* scale", "* (scale)"), True),
+        (("scale=2", "scale=3"), False),
+        (("* scale", "* scale * 1"), False),
+        (('"""Stock."""', "print(value)"), False),
+        (("def double", "@shout\ndef double"), False),
+    ],
+)
+def test_a_fingerprint_is_of_what_a_function_does(
+    work: ModuleType, edit: tuple[str, str], is_same: bool
+) -> None:
+    before = fingerprint("patchhost.work:double")
+    file = Path(str(work.__file__))
+    text = file.read_text()
+    assert edit[0] in text
+    head, _, tail = text.partition("def double")
+    file.write_text(head + ("def double" + tail).replace(*edit, 1))
+    for cached in (patching._lines, patching._definition, patching.fingerprint):
+        cached.cache_clear()
+    assert (fingerprint("patchhost.work:double") == before) is is_same
 
 
 def test_fingerprints_are_read_without_importing(host: Callable[[str], ModuleType]) -> None:

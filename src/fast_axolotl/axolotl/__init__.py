@@ -42,6 +42,9 @@ SWITCH = "FAST_AXOLOTL"
 SKIP = "FAST_AXOLOTL_SKIP"
 """The environment variable that names replacements to leave out, with commas between."""
 
+HOSTS = ("axolotl", "trl")
+"""Packages whose functions are replaced, or call what is."""
+
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
 
@@ -88,7 +91,7 @@ def install(*, skip: Iterable[str] = ()) -> bool:
         return False
     asked = {*skip, *(name for name in os.environ.get(SKIP, "").split(",") if name)}
     if _STATE.installed and not asked - _STATE.skip:
-        if _STATE.patchwork is None or "axolotl" not in sys.modules:
+        if _STATE.patchwork is None or not _has_host():
             return False
         before = [patch.state for patch in _STATE.patchwork.patches()]
         _guarded("axolotl", partial(_hook_all, is_late=True))
@@ -98,7 +101,7 @@ def install(*, skip: Iterable[str] = ()) -> bool:
     _STATE.legacy.enter()
     if _STATE.patchwork is not None:
         _switch_off(_STATE.patchwork)
-    if "axolotl" in sys.modules:
+    if _has_host():
         _guarded("axolotl", partial(_hook_all, is_late=True))
     elif not was_installed:
         sys.meta_path.insert(0, _TRIGGER)
@@ -162,7 +165,7 @@ class _Trigger:
     """A finder that sets the hooks when ``axolotl`` is first looked for, then steps aside."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != "axolotl":
+        if name not in HOSTS:
             return None
         _remove_trigger()
         _guarded(name, _hook_all)
@@ -170,6 +173,10 @@ class _Trigger:
 
 
 _TRIGGER = _Trigger()
+
+
+def _has_host() -> bool:
+    return any(name in sys.modules for name in HOSTS)
 
 
 def _remove_trigger() -> None:
@@ -186,7 +193,7 @@ def _hook_all(*, is_late: bool = False) -> None:
 
         def say_use() -> None:
             # Somebody may have looked whether Axolotl is installed, and not used it.
-            line = use_line(status().patches) if "axolotl" in sys.modules else ""
+            line = use_line(status().patches) if _has_host() else ""
             if line:
                 print(f"fast-axolotl: {line}", file=sys.stderr)
 

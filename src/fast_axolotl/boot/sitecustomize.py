@@ -1,10 +1,10 @@
 """Python's own start-up hook, on ``PYTHONPATH`` of what ``fast-axolotl run`` starts.
 
 Axolotl's command line replaces itself by ``accelerate launch``, which starts more interpreters:
-only the environment reaches them all. This file imports ``fast_axolotl`` when ``axolotl`` is first
-looked for, and not before, so that every other Python program in the tree starts as ever. Where a
-run is measured, it does so when something that trains is first looked for. Without a switch in the
-environment it only runs the ``sitecustomize`` it stands in front of.
+only the environment reaches them all. This file imports ``fast_axolotl`` when ``axolotl`` or
+``trl`` is first looked for, and not before, so that every other Python program in the tree starts
+as ever. Where a run is measured, it does so when something that trains is first looked for. Without
+a switch in the environment it only runs the ``sitecustomize`` it stands in front of.
 
 Standard library only. Not seen by interpreters started with ``-S``, ``-E`` or ``-I``.
 """
@@ -55,7 +55,7 @@ def _run_the_next_one() -> None:
 
 
 if os.environ.get("FAST_AXOLOTL_RUN") == "1":
-    sys.meta_path.insert(0, _Finder({"axolotl"}, _accelerate, "Axolotl runs as it is"))
+    sys.meta_path.insert(0, _Finder({"axolotl", "trl"}, _accelerate, "Axolotl runs as it is"))
 if os.environ.get("FAST_AXOLOTL_MEASURE"):
     _TRAINERS = {"torch", "transformers", "lightning", "pytorch_lightning"}
     sys.meta_path.insert(0, _Finder(_TRAINERS, _measure, "nothing is measured in here"))
