@@ -99,11 +99,7 @@ def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
 
 
 def join_schemas(
-    known: pa.Schema,
-    found: pa.Schema,
-    *,
-    text_wins: bool = False,
-    settled: pa.Schema | None = None,
+    known: pa.Schema, found: pa.Schema, *, text_wins: bool = False, settled: pa.Schema | None = None
 ) -> pa.Schema:
     """Known columns in their order, then new ones; types joined.
 
