@@ -169,6 +169,8 @@ class _Block(_StepSums):
 
     def line(self, t: float, *, with_singles: bool, **values: Any) -> StepBlock:
         waits, counted = self.waits, self.counted or BatchCount()
+        counts: dict[str, Any] = {name: getattr(counted, name) for name in COUNTED}
+        counts |= {name: getattr(counted, name) or None for name in SAMPLED[:3]}
         has_device = self.first.device_waits is not None
         with_singles = with_singles and waits.steps <= _MOST_SINGLES
         return StepBlock(
@@ -181,8 +183,7 @@ class _Block(_StepSums):
             wall_seconds=_round(waits.wall_seconds),
             host_wait_seconds=_round(waits.host_wait_seconds),
             device_wait_seconds=_round(waits.device_wait_seconds) if has_device else None,
-            **{name: getattr(counted, name) for name in COUNTED},
-            **{name: getattr(counted, name) or None for name in SAMPLED[:3]},
+            **counts,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
             produced=self.produced if self.producing_seconds else None,

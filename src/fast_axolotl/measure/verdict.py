@@ -90,10 +90,9 @@ def judge(evidence: Evidence) -> Verdict:
     text = next(iter(figures.error.strip().splitlines()), "it left no message")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
     if line or verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
-        lines = (
-            () if verdict.kind == "memory" else (line or f"the run ended with an error: {error}",)
-        )
-        return replace(verdict, evidence=(*verdict.evidence, *lines))
+        line = line or f"the run ended with an error: {error}"
+        is_told = verdict.kind == "memory"
+        return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
         verdict,
         headline=f"An error ended the run before it could be judged: {error}.",
