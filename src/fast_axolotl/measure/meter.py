@@ -615,6 +615,10 @@ class Meter:
         self._queue.close()
         self._fetch_event = self._span_event = self._forward_start = None
 
+    def go_quiet(self) -> None:
+        """Measure nothing more and leave the record alone: what a forked child does."""
+        self.is_quiet = self._is_closed = True
+
     # Inside.
 
     def _log_figures(self, take: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -783,7 +787,7 @@ def _meters() -> weakref.WeakSet[Meter]:
 
     def go_quiet() -> None:
         for meter in list(meters):
-            meter.is_quiet = meter._is_closed = True
+            meter.go_quiet()
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=go_quiet)

@@ -223,12 +223,10 @@ class Reader:
         if shuffle is not None:
             _check_at_least("shuffle", shuffle, 0)
         self._dataset, self._memory_budget = dataset, memory_budget
-        self.batch_size = batch_size
-        """Rows in a batch."""
+        self._batch_size = batch_size
         num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
         self._num_threads = num_threads
-        self.shard = shard
-        """Its index, and the number of shards."""
+        self._shard = shard
         self._base = first_schema(
             dataset,
             scan=scan,
@@ -236,11 +234,9 @@ class Reader:
             budget=memory_budget // 2,
             warn=not shard[0],
         )
-        self.stats = ReadStats(ignored_files=ignored_files)
-        """Counts of the current pass."""
+        self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
-        self.even = even
-        """How every shard comes to the same number of batches."""
+        self._even = even
         self._is_starting = False
         """Whether a pass was begun and no batch asked for yet."""
         self._pass = object()
@@ -268,7 +264,27 @@ class Reader:
     def schema(self) -> pa.Schema:
         """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
         schema = self._known.schema
-        return schema.append(_PADDING) if self.even == "pad" else schema
+        return schema.append(_PADDING) if self._even == "pad" else schema
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Its index, and the number of shards."""
+        return self._shard
+
+    @property
+    def even(self) -> Literal["drop", "pad"] | None:
+        """How every shard comes to the same number of batches."""
+        return self._even
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch."""
+        return self._batch_size
+
+    @property
+    def stats(self) -> ReadStats:
+        """Counts of the current pass."""
+        return self._stats
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -278,7 +294,7 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
-        return sum(piece.num_bytes for piece in self._order.sequence(self.shard))
+        return sum(piece.num_bytes for piece in self._order.sequence(self._shard))
 
     @property
     def num_rows(self) -> int:
@@ -288,8 +304,8 @@ class Reader:
         index of them is kept in the user's cache folder.
         """
         counts = self._shard_rows()
-        choose = {"drop": min, "pad": max}.get(self.even or "")
-        return choose(counts) if choose else counts[self.shard[0]]
+        choose = {"drop": min, "pad": max}.get(self._even or "")
+        return choose(counts) if choose else counts[self._shard[0]]
 
     def __len__(self) -> int:
         """The number of batches of a whole pass; needs what ``num_rows`` needs.
@@ -302,7 +318,7 @@ class Reader:
         if self._is_starting and not is_told:
             # list(reader) asks after it has begun a pass, only to reserve memory.
             raise TypeError("ask for the length before a pass is begun: the rows must be counted")
-        return -(-self.num_rows // self.batch_size)
+        return -(-self.num_rows // self._batch_size)
 
     def __bool__(self) -> bool:
         """True, without counting."""
@@ -321,11 +337,11 @@ class Reader:
             self._rewind()
         self._restored = False
         self._is_starting = True
-        self.stats = ReadStats(ignored_files=self.stats.ignored_files)
-        index, count = self.shard
+        self._stats = ReadStats(ignored_files=self._stats.ignored_files)
+        index, count = self._shard
         if index == 0 and count > 1:
             warn_of_sharing(self._dataset, self._order.deal(count))
-        return self._run(self._order.sequence(self.shard), self._position, self._pass)
+        return self._run(self._order.sequence(self._shard), self._position, self._pass)
 
     def __enter__(self) -> Reader:
         return self
@@ -368,7 +384,7 @@ class Reader:
             rows=rows,
             schema=self._next_schema,
         )
-        return point.state(self.shard)
+        return point.state(self._shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Continues where a state was taken.
@@ -377,10 +393,10 @@ class Reader:
         state of a ``StatefulDataLoader``. With the states of all ranks and workers, the reader
         continues on another number of them, and every row not yet delivered comes exactly once.
         """
-        point = ResumePoint.from_states(state, self._dataset, self.shard)
-        if (point.order.rows is None) != (self.even is None):
+        point = ResumePoint.from_states(state, self._dataset, self._shard)
+        if (point.order.rows is None) != (self._even is None):
             raise ResumeError(
-                f"the state was taken {'without' if self.even else 'with'} even=; open the reader "
+                f"the state was taken {'without' if self._even else 'with'} even=; open the reader "
                 "in the same way"
             )
         self.close()
@@ -394,13 +410,13 @@ class Reader:
         order, rows = self._order, self._order.rows
         if rows is None:
             rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
-        return [deal.count(rows) for deal in order.deal(self.shard[1])]
+        return [deal.count(rows) for deal in order.deal(self._shard[1])]
 
     def _read(
         self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
     ) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
-        dataset, order, shard = self._dataset, self._order, self.shard
+        dataset, order, shard = self._dataset, self._order, self._shard
         if len(pieces) < self._num_threads:
             dataset = dataset.with_options(parallel_columns=True)
         # Starting a thread costs more than a small file is worth.
@@ -437,9 +453,9 @@ class Reader:
 
         self._stop = stop
         # Batches of the same number everywhere cannot also be cut by bytes.
-        most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
-        batcher = Batcher(self.batch_size, most_bytes)
-        read = self._read if self.even is None else self._read_evenly
+        most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
+        batcher = Batcher(self._batch_size, most_bytes)
+        read = self._read if self._even is None else self._read_evenly
         file = -1
         try:
             for rows in read(pieces, start, closers):
@@ -449,8 +465,8 @@ class Reader:
                     file = rows.file
                     _announce("shard", self._dataset.inputs[file].source.path)
                 for rejection in rows.rejections:
-                    self.stats.reject(rejection)
-                self.stats.num_bytes += rows.num_bytes
+                    self._stats.reject(rejection)
+                self._stats.num_bytes += rows.num_bytes
                 batcher.add(rows.table, rows.start, rows.after, rows.row_bytes)
                 for batch, position in batcher.full():
                     yield self._delivered(batch, position, batcher, token)
@@ -465,11 +481,11 @@ class Reader:
     ) -> Iterator[Rows]:
         """As many rows as every other shard has, some left out or repeated."""
         counts = self._shard_rows()
-        own = counts[self.shard[0]]
+        own = counts[self._shard[0]]
         delivered, end = self._rows, Position(len(pieces))
-        target = min(counts) if self.even == "drop" else max(counts)
+        target = min(counts) if self._even == "drop" else max(counts)
         left, padding = target - delivered, max(0, target - max(own, delivered))
-        self.stats.dropped_rows = max(0, own - target)
+        self._stats.dropped_rows = max(0, own - target)
         for rows in self._read(pieces, start, closers):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
@@ -477,7 +493,7 @@ class Reader:
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
             yield replace(rows, table=self._marked(table, False), after=after)
         # The rows of this shard again, from its first on; those of the largest where it has none.
-        richest = counts.index(max(counts)), self.shard[1]
+        richest = counts.index(max(counts)), self._shard[1]
         source, held = list[Piece](), 0
         for piece in pieces if own else self._order.sequence(richest):
             if held < target - own:
@@ -495,7 +511,7 @@ class Reader:
                 table = rows.table.slice(min(skip, rows.table.num_rows), left)
                 skip = max(0, skip - rows.table.num_rows)
                 left -= table.num_rows
-                self.stats.padding_rows += table.num_rows
+                self._stats.padding_rows += table.num_rows
                 yield replace(
                     rows,
                     table=self._marked(table, True),
@@ -508,7 +524,7 @@ class Reader:
                     return
 
     def _marked(self, table: pa.Table, is_padding: bool) -> pa.Table:
-        if self.even != "pad":
+        if self._even != "pad":
             return table
         marks = pa.repeat(pa.scalar(is_padding), table.num_rows)
         return table.append_column(_PADDING, marks)
@@ -526,11 +542,11 @@ class Reader:
         self._check_pass(token)
         self._position, self._places = position, batcher.places
         schema = batcher.next_schema
-        is_marked = self.even == "pad"
+        is_marked = self._even == "pad"
         self._next_schema = schema.remove(len(schema) - 1) if is_marked else schema
         self._rows += batch.num_rows
-        self.stats.rows += batch.num_rows
-        self.stats.batches += 1
+        self._stats.rows += batch.num_rows
+        self._stats.batches += 1
         return batch
 
 
