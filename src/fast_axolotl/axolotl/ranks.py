@@ -5,13 +5,12 @@ hour) allows. Axolotl's ranks load their datasets one after the other, behind a 
 through goes on to a collective, and waits there for all that the others still do: to deduplicate
 once per rank, or to tokenise on a node where nothing is prepared. Here every rank that has its
 dataset waits for the others first, by asking the store of torch's launcher, which has no time-out.
-One line on stderr says who is waited for, at growing intervals.
+A line on stderr says who is waited for, at growing intervals.
 
-The store has two counters of a load, of ranks that have begun and of those that have ended, and a
-third that ranks at work push on. Ranks that run without this package count nothing, so a wait is
-over when all that have begun have ended, or when nobody has pushed for a minute: then the
-collective decides, as in stock. Without a store (``WORLD_SIZE`` of 1, or another launcher before
-the process group is there) nothing is waited for.
+Ranks count themselves when they begin to load and when they have ended, and push a third counter
+while they work. Those without this package count nothing, so a wait is over when all that have
+begun have ended, or when nobody has pushed for a minute: then the collective decides, as in stock.
+Without a store (another launcher, before the process group is there) nobody waits here.
 
 The same store tells, when the training begins, which ranks run without this package.
 """
@@ -26,18 +25,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fast_axolotl._version import __version__
 from fast_axolotl.axolotl.patching import Final, NotAsked
+from fast_axolotl.system import node_name
 
 __all__ = ["compare_ranks", "load_in_turn"]
 
 _FIRST_LINE_SECONDS = 10.0
-"""Until the first line; each comes twice as late as the one before."""
+"""Until the first line; each takes twice as long as the one before, ten minutes at most."""
 _LATE_SECONDS = 30.0
-"""For which ranks that have not begun are waited for, or a quarter of the time-out."""
+"""For which ranks that have not begun are waited for; at most a quarter of the time-out."""
 _COMPARE_SECONDS = 5.0
 _PUSH_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
@@ -48,16 +47,26 @@ _LOADS = itertools.count()
 
 def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
     """For ``axolotl.utils.data.lock.FileLockLoader.load``."""
-    from axolotl.utils.data import lock as theirs
-
-    if _world_size() < 2:
+    if _number("WORLD_SIZE", 1) < 2:
         raise NotAsked
-    board, path = _Board(f"load-{next(_LOADS)}"), self.lock_file_path
-    lock = theirs.FileLock(str(path))
+    from axolotl.utils.data import lock as theirs
+    from filelock import Timeout
+
+    board, lock = _Board(f"load-{next(_LOADS)}"), theirs.FileLock(str(self.lock_file_path))
+    own, holder = _number("RANK"), f"holder on {node_name()}"
     with board.at_work():
-        _acquire(lock, board, path)
+        begin, pauses = time.monotonic(), _pauses()
+        while True:
+            try:
+                lock.acquire(timeout=next(pauses))
+                break
+            except Timeout:
+                busy, local = board.count(holder) - 1, _number("LOCAL_RANK")
+                # One rank of a node says it.
+                if local == 0 or (local == 1 and busy in (-1, own - 1)):
+                    _say_wait("another rank" if busy < 0 else f"rank {busy}", begin)
+        board.count(holder, own + 1)
         try:
-            board.write(_holder_key(path), str(_rank()))
             self._increment_counter()
             is_first = not self.ready_flag_path.exists()
             result = load_fn()
@@ -66,6 +75,7 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
         except Exception as error:
             raise Final(error) from error
         finally:
+            board.count(holder, -own - 1)
             lock.release()
     _wait_for_the_others(board)
     return result
@@ -73,91 +83,65 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
 
 def compare_ranks(*_: Any, **__: Any) -> NoReturn:
     """Before ``axolotl.train.execute_training``: which ranks run without this package."""
-    if _world_size() < 2:
+    ranks, end = range(_number("WORLD_SIZE", 1)), time.monotonic() + _COMPARE_SECONDS
+    board = _Board("train") if len(ranks) > 1 else None
+    if board is None or not board.count(f"{__version__} on {_number('RANK')}", 1):
         raise NotAsked
-    board, ranks, end = _Board("train"), range(_world_size()), time.monotonic() + _COMPARE_SECONDS
-    board.write(f"version-{_rank()}", __version__)
-    board.count("here", 1)
-    while 0 < board.count("here") < len(ranks) and time.monotonic() < end:
+    board.count("all", 1)
+    while 0 < board.count("all") < len(ranks) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    versions = {rank: board.read(f"version-{rank}") for rank in ranks}
-    lacking = [rank for rank in ranks if versions[rank] is None]
-    others = [rank for rank in ranks if versions[rank] not in (None, __version__)]
-    is_first = _rank() == min(set(ranks) - set(lacking), default=None)
-    if is_first and lacking and not board.is_lost:
+    here = [rank for rank in ranks if board.count(f"{__version__} on {rank}")]
+    if len(here) < len(ranks) and here[:1] == [_number("RANK")]:
         _say(
-            f"not active on {_names(lacking)} of {len(ranks)}, or not yet: Axolotl runs as it is "
-            "there, and the other ranks wait for it. Have the launcher pass on PYTHONPATH and "
-            "FAST_AXOLOTL_RUN, or name the plugin in the YAML"
+            f"version {__version__} is not active on {_names(set(ranks) - set(here))} of "
+            f"{len(ranks)}, or not yet: Axolotl runs as it is there, and the other ranks wait for "
+            "it. Have the launcher pass on PYTHONPATH and FAST_AXOLOTL_RUN, or name the plugin in "
+            "the YAML"
         )
-    if is_first and others:
-        _say(f"{_names(others)}: version {versions[others[0]]}, here {__version__}")
     raise NotAsked
 
 
-def _world_size() -> int:
-    size = os.environ.get("WORLD_SIZE", "1")
-    return int(size) if size.isdecimal() else 1
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 class _Board:
-    """What ranks write down for each other; nothing, once its store cannot be reached."""
+    """Counters that all ranks add to; all are 0 where their store cannot be reached."""
 
     def __init__(self, name: str) -> None:
-        self._store: Any = None
-        self.is_lost = False
-        """Whether nothing can be read, so that nothing is to be waited for."""
-        self._try(self._open, name)
-        self.is_lost = self._store is None
+        self.store: Any = None
+        self._guarded(lambda: self._open(name))
 
     def _open(self, name: str) -> None:
         """In the store of the launcher, or in that of the process group where it is there."""
         import torch.distributed as dist
 
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            limit = timedelta(seconds=_COMPARE_SECONDS)
-            store: Any = dist.TCPStore(address, port, is_master=False, timeout=limit)
+            address, limit = os.environ["MASTER_ADDR"], timedelta(seconds=10)
+            store = dist.TCPStore(address, _number("MASTER_PORT"), timeout=limit)
         elif dist.is_available() and dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()
         else:
             return
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"fast_axolotl/{attempt}/{name}", store)
+        self.store = dist.PrefixStore(f"fast_axolotl/{attempt}/{name}", store)
 
     def count(self, name: str, more: int = 0) -> int:
-        """A counter that all ranks add to."""
-        return self._try(lambda: int(self._store.add(name, more))) or 0
+        """A counter, after adding to it."""
+        store = self.store
+        return 0 if store is None else self._guarded(lambda: int(store.add(name, more))) or 0
 
-    def write(self, name: str, text: str) -> None:
-        self._try(lambda: self._store.set(name, text))
-
-    def read(self, name: str) -> str | None:
-        """What was written; ``None``: nothing. Does not wait."""
-        there = self._try(lambda: self._store.check([name]))
-        return self._try(lambda: str(self._store.get(name).decode())) if there else None
-
-    def _try(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        if self.is_lost:
-            return None
+    def _guarded(self, action: Callable[[], Any]) -> Any:
         try:
-            return action(*arguments)
+            return action()
         except Exception as error:  # noqa: BLE001
-            # Only for the time that ranks wait: no reason to end a training.
-            self.is_lost = True
-            _say(f"rank {_rank()} does not wait for others: their store fails: {error}")
+            # Ranks that do not hear of each other go on as in stock.
+            self.store = None
+            _say(f"rank {_number('RANK')} does not wait for others: their store fails: {error}")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Count a rank as begun, push on the counter while it works, and count it as ended."""
+        """Count this rank as begun, push while it works, and count it as ended."""
         is_over = threading.Event()
 
         def push() -> None:
-            while not self.is_lost and not is_over.wait(_PUSH_SECONDS):
+            while self.store is not None and not is_over.wait(_PUSH_SECONDS):
                 self.count("pushes", 1)
 
         self.count("begun", 1)
@@ -166,64 +150,48 @@ class _Board:
             yield
         finally:
             is_over.set()
-            self.write(f"ended-{_rank()}", "")
+            self.count(f"ended {_number('RANK')}", 1)
             self.count("ended", 1)
-
-
-def _acquire(lock: Any, board: _Board, path: Path) -> None:
-    """Take Axolotl's lock, however long it takes; one rank of a node says so meanwhile."""
-    from filelock import Timeout
-
-    begin, pause = time.monotonic(), _FIRST_LINE_SECONDS
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    while True:
-        try:
-            lock.acquire(timeout=pause)
-            return
-        except Timeout:
-            pause *= 2
-            holder = board.read(_holder_key(path))
-            if local == 0 or (local == 1 and holder in (None, str(_rank() - 1))):
-                _say_wait("another rank" if holder is None else f"rank {holder}", begin)
-
-
-def _holder_key(path: Path) -> str:
-    """Nodes without a common disk have a file of that name each, and a holder each."""
-    return f"holder-{path.stat().st_ino if path.exists() else 0}"
 
 
 def _wait_for_the_others(board: _Board) -> None:
     """Until all ranks that load have ended, or those at work are silent."""
-    limit = float(os.environ.get("AXOLOTL_NCCL_TIMEOUT", "1800"))
+    ranks, pauses, pushes = range(_number("WORLD_SIZE", 1)), _pauses(), -1
     begin = heard = time.monotonic()
-    pushes, pause = -1, _FIRST_LINE_SECONDS
-    late, next_line = begin + min(_LATE_SECONDS, limit / 4), begin + pause
-    while (ended := board.count("ended")) < _world_size() and not board.is_lost:
+    late = begin + min(_LATE_SECONDS, _number("AXOLOTL_NCCL_TIMEOUT", 1800) / 4)
+    next_line = begin + next(pauses)
+    while (ended := board.count("ended")) < len(ranks) and board.store is not None:
         now, before, pushes = time.monotonic(), pushes, board.count("pushes")
         heard = now if pushes != before else heard
         is_begun = ended < board.count("begun")
         if (not is_begun and now > late) or now > heard + _SILENT_SECONDS:
             return
         if now > next_line:
-            pause *= 2
-            next_line = now + pause
-            ranks = range(_world_size())
-            at_work = [rank for rank in ranks if board.read(f"ended-{rank}") is None]
-            if _rank() == min(set(ranks) - set(at_work), default=None):
-                _say_wait(_names(at_work), begin)
+            next_line = now + next(pauses)
+            done = [rank for rank in ranks if board.count(f"ended {rank}")]
+            if done[:1] == [_number("RANK")]:
+                _say_wait(_names(set(ranks) - set(done)), begin)
         time.sleep(_POLL_SECONDS)
 
 
+def _pauses() -> Iterator[float]:
+    return (min(_FIRST_LINE_SECONDS * 2**turn, 600.0) for turn in itertools.count())
+
+
+def _number(name: str, otherwise: int = 0) -> int:
+    """A variable that launchers set."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else otherwise
+
+
+def _names(ranks: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:8]))
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{', …' * (len(ranks) > 8)}"
+
+
 def _say_wait(whom: str, begin: float) -> None:
-    seconds = time.monotonic() - begin
-    _say(f"rank {_rank()} waits for {whom} to prepare the dataset ({seconds:.0f} s so far)")
-
-
-def _names(ranks: list[int]) -> str:
-    """At most eight by number."""
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {shown}{more}"
+    seconds, own = time.monotonic() - begin, _number("RANK")
+    _say(f"rank {own} waits for {whom} to prepare the dataset ({seconds:.0f} s so far)")
 
 
 def _say(line: str) -> None:

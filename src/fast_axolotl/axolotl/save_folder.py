@@ -1,13 +1,12 @@
 """The folder that a prepared dataset is written into before it gets its name.
 
 It lies beside the dataset, hidden, and is as large. A save that is killed leaves it behind, so the
-next save beside it removes it. Never that of a running one: a save holds a lock on a file of the
-same name with ``.lock`` behind it, from before the folder is made until after it is gone. A folder
-is removed where
+next save removes it. Never that of a running one: a save holds a lock on a file of the same name
+with ``.lock`` behind it, from before the folder is made until after it is gone. A folder goes where
 
-- its lock can be had, and was taken since this machine booted, or
-- nothing in it has changed for a day: saves of other machines, on file systems whose locks do not
-  reach that far, or without a lock.
+- its lock can be had, and was made on this machine since it booted, or
+- nothing has changed for a day, and nobody here has the lock: saves of other machines, whose locks
+  may not reach this one, and those on file systems without locks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ LOG = logging.getLogger("fast_axolotl")
 _OURS = re.compile(r"\..+\.[0-9a-f]{32}")
 _CONTENT = re.compile(r"data-\d{5}-of-\d{5}\.arrow|state\.json|dataset_info\.json")
 _DEAD_SECONDS = 86_400.0
-"""After which a folder that nobody writes into belongs to nobody."""
 
 
 @contextmanager
@@ -61,34 +59,24 @@ def remove_leftovers(parent: Path) -> None:
     """Remove what killed saves have left in a folder of prepared datasets."""
     names = {item.name.removesuffix(".lock") for item in parent.iterdir()}
     for folder in (parent / name for name in sorted(names) if _OURS.fullmatch(name)):
-        mark = folder.with_name(f"{folder.name}.lock")
+        mark, lock = folder.with_name(f"{folder.name}.lock"), None
         # What another process removes, or may not be read, is left to others.
         with suppress(OSError):
             inside = list(folder.iterdir()) if folder.exists() else []
             if not all(_CONTENT.fullmatch(item.name) for item in inside):
                 continue
             there = [path for path in (folder, mark, *inside) if path.exists()]
-            newest = max(path.stat().st_mtime for path in there)
-            is_old = time.time() - newest > _DEAD_SECONDS
-            if not mark.exists():
-                if is_old:
-                    _remove(folder)
-                continue
-            lock = os.open(mark, os.O_RDWR)
-            try:
-                is_from_here = os.read(lock, 200).decode() == _machine()
-                is_free = _take(lock, mark)
-                if (is_free and is_from_here) or (is_free is not False and is_old):
-                    _remove(folder)
-                    mark.unlink()
-            finally:
-                os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        LOG.warning("fast-axolotl removes %s, which a save that was killed has left", folder)
-        shutil.rmtree(folder, ignore_errors=True)
+            is_dead = time.time() - max(path.stat().st_mtime for path in there) > _DEAD_SECONDS
+            if mark.exists():
+                lock = os.open(mark, os.O_RDWR)
+                is_free, is_from_here = _take(lock, mark), os.read(lock, 99) == _machine().encode()
+                is_dead = (is_dead and is_free is not False) or (is_from_here and is_free is True)
+            if is_dead:
+                LOG.warning("fast-axolotl removes %s, left by a save that was killed", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                mark.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
 
 
 def _take(lock: int, mark: Path) -> bool | None:
