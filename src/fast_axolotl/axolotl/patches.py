@@ -29,6 +29,7 @@ _COMPLETION = "axolotl.prompt_strategies.completion"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
+_LOCK = "axolotl.utils.data.lock"
 
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
@@ -389,6 +390,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="resume",
         target="accelerate.data_loader:skip_first_batches",
         ours=f"{_OURS}.resume:skip_first_batches",
+    ),
+    Replacement(
+        name="ranks",
+        target=f"{_LOCK}:FileLockLoader.load",
+        ours=f"{_OURS}.ranks:load_in_turn",
+        relies_on=(
+            f"{_LOCK}:FileLockLoader.__init__",
+            f"{_LOCK}:FileLockLoader._increment_counter",
+        ),
+    ),
+    Replacement(
+        name="ranks",
+        target="axolotl.train:execute_training",
+        ours=f"{_OURS}.ranks:compare_ranks",
     ),
     Replacement(
         name="keys",
