@@ -19,7 +19,7 @@ from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
@@ -240,7 +240,8 @@ def test_a_template_has_a_plan_only_if_its_questions_can_be_noted(name: str) -> 
     plans = [plan for tree in renderer.trees.values() for plan in plans_in(tree)]
     assert all(plans) == any(plans) == (name not in LOOKS_INSIDE)
     if name in COPIES:
-        assert len(plans) == 1
+        # Until 0.18 the conversation up to each trained turn is rendered, too.
+        assert len(plans) == (1 if RELEASE >= (0, 19) else 2)
         assert not plans[0].questions
 
 

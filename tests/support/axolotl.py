@@ -34,11 +34,8 @@ AGAINST_AXOLOTL = [
 STOCK_AXOLOTL = [*AGAINST_AXOLOTL, pytest.mark.usefixtures("stock")]
 """Marks for tests that import the real Axolotl, with none of our patches in it."""
 
-RELEASE = (
-    tuple(int(part) for part in importlib.metadata.version("axolotl").split(".")[:2])
-    if importlib.util.find_spec("axolotl")
-    else (0, 0)
-)
+VERSION = importlib.metadata.version("axolotl") if importlib.util.find_spec("axolotl") else "0.0"
+RELEASE = tuple(map(int, VERSION.split(".")[:2]))
 """Major and minor number of the Axolotl that is installed."""
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"

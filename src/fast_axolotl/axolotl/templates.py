@@ -81,7 +81,7 @@ _TEXT_METHODS = (
 )
 
 _MOST_PLANS = 4096
-_MOST_RENDERERS = 8
+_MOST_RENDERERS = 64
 _COMPARED = 256
 """Plans of a template that are all compared with a real render; later ones now and then."""
 _TRIES = 64
