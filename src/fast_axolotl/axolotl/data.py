@@ -521,8 +521,8 @@ def _notes(dataset: Any, names: list[str]) -> dict[str, str]:
 
 
 def _write_shards(dataset: Any, paths: list[Path]) -> None:
-    from datasets import config
-    from datasets.arrow_writer import ArrowWriter
+    from datasets import Dataset, config
+    from datasets.arrow_writer import ArrowWriter, get_writer_batch_size_from_data_size
     from datasets.utils import tqdm
 
     features, num_rows, count = dataset.features, len(dataset), len(paths)
@@ -530,6 +530,10 @@ def _write_shards(dataset: Any, paths: list[Path]) -> None:
     edges = [share * index + min(index, rest) for index in range(count + 1)]
     # The rows of a record batch are stock's, so that the files are.
     step = config.DEFAULT_MAX_BATCH_SIZE
+    if "writer_batch_size" in Dataset._save_to_disk_single.__code__.co_varnames:  # datasets 5
+        num_bytes = dataset._estimate_nbytes()
+        if num_bytes > 0:
+            step = min(step, get_writer_batch_size_from_data_size(num_rows, num_bytes))
     with tqdm(unit=" examples", total=num_rows, desc=f"Saving the dataset ({count} shards)") as bar:
 
         def write(first: int, last: int) -> None:

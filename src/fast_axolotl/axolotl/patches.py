@@ -42,6 +42,7 @@ def _methods(owner: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{owner}.{name}" for name in names)
 
 
+_WRITES = _methods(_WRITER, "write_table", "write_batch", "_write_table", "_write_batch")
 _MAP_AND_FILTER = (
     *_methods(_DATASET, "map", "_map_single", "filter", "remove_columns", "_get_cache_file_path"),
     "datasets.arrow_dataset:transmit_format",
@@ -49,7 +50,7 @@ _MAP_AND_FILTER = (
     "datasets.arrow_dataset:_concatenate_map_style_datasets",
     "datasets.fingerprint:update_fingerprint",
     "datasets.fingerprint:format_kwargs_for_fingerprint",
-    *_methods(_WRITER, "write_table", "write_batch"),
+    *_WRITES,
 )
 """Hugging Face's ``map`` and ``filter``, with their caches and fingerprints."""
 
@@ -70,6 +71,8 @@ _CHAT_ROWS = (
     *_TOKENIZER,
     *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
     "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_alias_reasoning_fields",
+    "transformers.utils.chat_template_utils:_plain_template_data",
     "transformers.utils.chat_template_utils:_compile_jinja_template",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
     *_methods(
@@ -184,7 +187,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             *_methods(
                 _DATASET, "save_to_disk", "_save_to_disk_single", "_estimate_nbytes", "shard"
             ),
-            *_methods(_WRITER, "write_table", "finalize", "_build_schema"),
+            "datasets.arrow_writer:get_writer_batch_size_from_data_size",
+            *_methods(_WRITER, "write_table", "_write_table", "finalize", "_build_schema"),
         ),
     ),
     Replacement(
@@ -315,8 +319,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
             "axolotl.prompt_strategies.alpaca_w_system:"
             "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
-            "datasets.arrow_writer:ArrowWriter.write_batch",
-            "datasets.arrow_writer:ArrowWriter.write_table",
+            *_WRITES,
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
         ),

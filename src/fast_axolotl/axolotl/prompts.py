@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
-from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
@@ -101,6 +101,8 @@ def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of conversations, for ``map``."""
     try:
         ids, labels = chat_rows(strategy, batch)
+    except Final as final:
+        raise final.error from None
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
     return _table({"input_ids": ids, "labels": labels, "attention_mask": None})
