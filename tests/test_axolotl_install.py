@@ -20,6 +20,7 @@ from support.axolotl import AGAINST_AXOLOTL, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
+PURE = {item.target for item in REPLACEMENTS if item.is_pure}
 MODULES = tuple(dict.fromkeys(item.module for item in REPLACEMENTS))
 USERS = (
     "axolotl.utils.data.sft",
@@ -124,14 +125,16 @@ def test_a_wrong_fingerprint_takes_out_its_target_and_what_relies_on_it() -> Non
     for item in REPLACEMENTS:
         reliant = {other.target for other in REPLACEMENTS if item.target in other.relies_on}
         checked = Patchwork(REPLACEMENTS, {**KNOWN, item.target: ("0" * 16,)}).check()
-        skipped = {patch.target for patch in checked if patch.state == "skipped"}
-        assert skipped == {item.target} | reliant
+        others = {patch.target: patch.state for patch in checked if patch.state != "ready"}
+        assert others.keys() == {item.target} | reliant
+        assert {key for key, state in others.items() if state == "trial"} == others.keys() & PURE
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_unfamiliar_functions_stay_as_they_are_beside_replaced_ones(
-    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: int
+@pytest.mark.parametrize(("first", "trial"), [(0, "0"), (1, "0"), (0, "")])
+def test_unfamiliar_functions_stay_as_they_are_or_are_tried_beside_replaced_ones(
+    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: int, trial: str
 ) -> None:
+    monkeypatch.setenv("FAST_AXOLOTL_TRIAL", trial)
     wrong = {item.target for item in REPLACEMENTS[first::2]}
     planted = {**KNOWN, **dict.fromkeys(wrong, ("0" * 16,))}
     skipped = {item.target for item in REPLACEMENTS if wrong & {item.target, *item.relies_on}}
@@ -141,7 +144,10 @@ def test_unfamiliar_functions_stay_as_they_are_beside_replaced_ones(
     try:
         for item in REPLACEMENTS:
             is_skipped = item.target in skipped
-            assert states()[item.target] == ("skipped" if is_skipped else "active")
+            is_tried = is_skipped and item.is_pure and not trial
+            wanted = "trial" if is_tried else "skipped" if is_skipped else "active"
+            assert states()[item.target] == wanted
+            is_skipped = is_skipped and not is_tried
             assert (held(item) is loaded[item.target]) == is_skipped
     finally:
         fast_axolotl.uninstall()
