@@ -212,7 +212,7 @@ class Patchwork:
             record = self._records[item.target]
             if item.module != module.__name__ or record.state == "off":
                 continue
-            if record.state in _IN_FORCE and _is_in_place(item, record):
+            if _is_in_place(item, record):
                 continue
             applied = self._apply_one(item, module)
             if applied is None:
@@ -247,16 +247,15 @@ class Patchwork:
             state, reason = self._judge(item)
             if record.state == "off":
                 state, reason = "off", record.reason
-            found.append(
-                Patch(item.name, "ready" if state == "active" else state, reason, item.target)
-            )
+            state = "ready" if state == "active" else state
+            found.append(Patch(item.name, state, reason, item.target))
         return tuple(found)
 
     def _judge(self, item: Replacement) -> tuple[str, str]:
         """The state that a replacement is to be in, from source files alone, and why."""
         reason = mismatch(item, self._known)
         is_wanted = self._trial == "1" or (reason and self._trial != "0")
-        if is_wanted and item.is_pure and not reason.endswith(_MISSING):
+        if is_wanted and item.is_pure and "is not there" not in reason:
             return "trial", reason
         return ("skipped" if reason else "active"), reason
 
@@ -302,7 +301,7 @@ class Patchwork:
     def _patch(self, item: Replacement, counts: Counter[_Key]) -> Patch:
         record = self._records[item.target]
         state, reason = record.state, record.reason
-        if state in _IN_FORCE and not _is_in_place(item, record):
+        if state in ("active", "trial") and not _is_in_place(item, record):
             state = "lost"
             reason = "its module was reloaded or changed; install() puts it back"
 
@@ -397,13 +396,10 @@ def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
         accepted = known.get(name, ())
         found = fingerprint(name)
         if not found:
-            return name + _MISSING
+            return f"{name} is not there"
         if found not in accepted:
             unfamiliar = unfamiliar or f"{name} is unfamiliar code"
     return unfamiliar
-
-
-_MISSING = " is not there"
 
 
 def _owner(item: Replacement, module: Any) -> Any:
@@ -426,13 +422,52 @@ def _wrap(
     load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     reliance = Reliance(item.relies_on, item.module)
 
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        reliance.check()
+        return load()(*args, **kwargs)
+
+    def refuse(refusal: Exception) -> None:
+        if not isinstance(refusal, NotAsked):
+            is_bug = not isinstance(refusal, Unfamiliar)
+            text = f"{type(refusal).__name__}: {refusal}" if is_bug else str(refusal)
+            ledger.add("fallbacks", item.target, text)
+
+    def try_both(*args: Any, **kwargs: Any) -> Any:
+        """A call on trial: the caller gets what the original gives."""
+        from fast_axolotl.axolotl.trial import run_both
+
+        outcome, trial = run_both(original, ours, args, kwargs), record.trial
+        refuse(outcome.refusal or Unfamiliar(_ON_TRIAL))
+        trial["calls"] += 1
+        trial["equal"] += outcome.num_values > 0
+        trial["values"] += outcome.num_values
+        verdict = ""
+        if outcome.difference:
+            verdict, record.state = f"differs: {outcome.difference}", "skipped"
+            LOG.warning(
+                "fast-axolotl was tried in the place of %s and %s. Axolotl's own function "
+                "answered, and goes on doing so; please report this",
+                item.target,
+                verdict,
+            )
+        elif trial["equal"] >= _TRIAL_CALLS and trial["values"] >= _TRIAL_VALUES:
+            verdict, record.state = f"equal in {trial['equal']} calls", "active"
+        elif trial["calls"] >= _TRIAL_MOST_CALLS:
+            verdict, record.state = f"nothing shown in {trial['calls']} calls", "skipped"
+        if verdict:
+            record.reason = "; ".join(filter(None, (record.reason, f"tried: {verdict}")))
+            ledger.add("trial", item.target, verdict)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if record.state != "active":
             # Other threads may draw random numbers, too: a trial is for the main one.
-            if record.state == "trial" and threading.current_thread() is threading.main_thread():
-                return _try(item, record, ledger, original, ours, args, kwargs)
-            return original(*args, **kwargs)
+            is_main = threading.current_thread() is threading.main_thread()
+            is_tried = record.state == "trial" and is_main
+            return (try_both if is_tried else original)(*args, **kwargs)
         error: Exception | None = None
         try:
             result = ours(*args, **kwargs)
@@ -440,7 +475,7 @@ def _wrap(
             error = final.error
         except Exception as refusal:  # noqa: BLE001
             # Whatever went wrong in ours, the host's own function decides what the caller sees.
-            ledger.add_refusal(item.target, refusal)
+            refuse(refusal)
         else:
             ledger.add("calls", item.target)
             return result
@@ -448,54 +483,8 @@ def _wrap(
             raise error
         return original(*args, **kwargs)
 
-    def ours(*args: Any, **kwargs: Any) -> Any:
-        reliance.check()
-        return load()(*args, **kwargs)
-
     setattr(call, MARK, item.name)
     return call
-
-
-def _try(
-    item: Replacement,
-    record: _Record,
-    ledger: Ledger,
-    original: Callable[..., Any],
-    ours: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A call on trial: both functions run, and the caller gets what the original gives."""
-    from fast_axolotl.axolotl.trial import run_both
-
-    outcome = run_both(original, ours, args, kwargs)
-    record.trial["calls"] += 1
-    record.trial["equal"] += outcome.num_values > 0
-    record.trial["values"] += outcome.num_values
-    verdict = ""
-    ledger.add_refusal(item.target, outcome.refusal or Unfamiliar(_ON_TRIAL))
-    if outcome.difference:
-        verdict, record.state = f"differs: {outcome.difference}", "skipped"
-        LOG.warning(
-            "fast-axolotl was tried in the place of %s and %s. Axolotl's own function answered, "
-            "and goes on doing so; please report this",
-            item.target,
-            verdict,
-        )
-    elif record.trial["equal"] >= _TRIAL_CALLS and record.trial["values"] >= _TRIAL_VALUES:
-        verdict, record.state = f"equal in {record.trial['equal']} calls", "active"
-    elif record.trial["calls"] >= _TRIAL_MOST_CALLS:
-        verdict, record.state = f"nothing shown in {_TRIAL_MOST_CALLS} calls", "skipped"
-    if verdict:
-        record.reason = "; ".join(filter(None, (record.reason, f"tried: {verdict}")))
-        ledger.add("trial", item.target, verdict)
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.result
-
-
-_IN_FORCE = ("active", "trial")
-"""States in which a wrapper stands in the place of a function."""
 
 
 def tally(name: str, reason: str, count: int) -> None:
@@ -542,18 +531,11 @@ class Ledger:
         self._folder = Path(inherited)
         return inherited
 
-    def add_refusal(self, target: str, refusal: Exception) -> None:
-        """Count a call that goes to the host's own function, unless ours was not asked for."""
-        if not isinstance(refusal, NotAsked):
-            is_bug = not isinstance(refusal, Unfamiliar)
-            text = f"{type(refusal).__name__}: {refusal}" if is_bug else str(refusal)
-            self.add("fallbacks", target, text)
-
     def add(self, kind: str, name: str, reason: str = "", count: int = 1) -> None:
         """Count; what goes to the host's own function is told the first time."""
         key = (kind, name, " ".join(reason.split())[:300])
         if key not in self._counts:
-            num_reasons = sum(other[:2] == key[:2] for other in self._counts)
+            num_reasons = sum(other[:2] == key[:2] for other in list(self._counts))
             if num_reasons >= _MOST_REASONS:
                 key = (kind, name, "other reasons")
             is_told = kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS
@@ -591,8 +573,9 @@ class Ledger:
         if key in self._places:
             os.pwrite(self._file, text, self._places[key])
         else:
-            self._places[key] = self._size
-            self._size += os.pwrite(self._file, text + json.dumps(key).encode() + b"\n", self._size)
+            line = text + json.dumps(key).encode() + b"\n"
+            self._places[key], self._size = self._size, self._size + len(line)
+            os.pwrite(self._file, line, self._places[key])
 
     def _is_first_to_tell(self, key: _Key) -> bool:
         """Whether no process of this ledger has told this; other ranks than the first do not."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import pickle
 import random
 import sys
@@ -191,9 +192,9 @@ def _compare(stock: Any, ours: Any, path: str, met: dict[int, Any]) -> int:
     else:
         triples = zip(keys, *parts, strict=False)
         num_values = sum(_compare(one, two, f"{path}[{key!r}]", met) for key, one, two in triples)
-    if isinstance(stock, Sized) and not isinstance(stock, np.generic) and not len(stock):
-        return 0
-    return int(np.prod(stock.shape)) if hasattr(stock, "nbytes") else num_values
+    if isinstance(getattr(stock, "shape", None), tuple):
+        return math.prod(stock.shape)
+    return 0 if isinstance(stock, Sized) and not len(stock) else num_values
 
 
 def _parts(value: Any) -> list[Any]:
