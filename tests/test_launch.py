@@ -176,8 +176,8 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("e", "trial", "m:e is unfamiliar code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "WARNING: only 2 of 3 replacements are active on Axolotl 9.9, 1 of them on trial: the code "
-        "of 1 is unfamiliar, see `fast-axolotl status`; accelerated: a; on trial: e; "
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9 (1 of them on trial): the code "
+        "of 1 is unfamiliar; see `fast-axolotl status`; accelerated: a; on trial: e; "
         "switched off: b; left alone: c (d is unfamiliar code)"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"

@@ -183,14 +183,14 @@ def inactive_line(patches: Iterable[Patch]) -> str:
     for patch in patches:
         states.setdefault(patch.name, set()).add(patch.state)
     wanted = [found for found in states.values() if "off" not in found]
-    left = sum(bool(found & {"skipped", "lost", "failed"}) for found in wanted)
-    tried = sum("trial" in found for found in wanted)
-    if not left:
+    fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
+    if len(fit) == len(wanted) or axolotl_version() is None:
         return ""
+    tried = sum("trial" in found for found in fit)
+    on_trial = f" ({tried} of them on trial)" if tried else ""
     return (
-        f"only {len(wanted) - left} of {len(wanted)} replacements are active on Axolotl "
-        f"{axolotl_version()}{f', {tried} of them on trial' * bool(tried)}: the code of {left} is "
-        "unfamiliar, see `fast-axolotl status`"
+        f"{len(fit)} of {len(wanted)} replacements are active on Axolotl {axolotl_version()}"
+        f"{on_trial}: the code of {len(wanted) - len(fit)} is unfamiliar; see `fast-axolotl status`"
     )
 
 
@@ -202,15 +202,12 @@ def use_line(patches: Iterable[Patch]) -> str:
     for patch in patches:
         if patch.calls:
             calls[patch.name] = calls.get(patch.name, 0) + patch.calls
-        for text, counts in (
-            (f"{patch.name} ×%d", patch.fallbacks),
-            (f"%d rows of {patch.name}", patch.rows),
-        ):
+        kinds = (f"{patch.name} ×%d", patch.fallbacks), (f"%d rows of {patch.name}", patch.rows)
+        for text, counts in kinds:
             most = sorted(counts, key=lambda pair: -pair[1])
-            own |= dict.fromkeys(f"{text % count} ({reason})" for reason, count in most[:_SHOWN])
-            if most[_SHOWN:]:
-                rest = text % sum(count for _, count in most[_SHOWN:])
-                own[f"{rest} ({len(most) - _SHOWN} more reasons)"] = None
+            rest = sum(count for _, count in most[_SHOWN:])
+            most[_SHOWN:] = [(f"{len(most) - _SHOWN} more reasons", rest)] if rest else []
+            own |= dict.fromkeys(f"{text % count} ({reason})" for reason, count in most)
         if patch.trial:
             trials[f"{patch.name} ({patch.trial})"] = None
     if not calls and not own:

@@ -220,7 +220,7 @@ class Patchwork:
             else:
                 record.applied.append(applied)
                 pairs[id(applied.original)] = applied.wrapper
-        if skipped:
+        if skipped and is_first_rank() and not self._ledger.is_worker:
             reasons = "; ".join(dict.fromkeys(skipped))
             LOG.warning("fast-axolotl leaves functions of %s alone: %s", module.__name__, reasons)
         if pairs:
