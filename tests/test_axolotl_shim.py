@@ -150,6 +150,32 @@ assert not {"axolotl", "axolotl.utils", "axolotl.utils.data"} & set(sys.modules)
     )
 
 
+def test_two_threads_that_look_for_hosts_at_once_set_the_hooks_once(run: Run) -> None:
+    run(
+        """
+import threading
+from fast_axolotl import axolotl as shim
+hooked, hook, barrier = [], shim._hook_all, threading.Barrier(4)
+shim._hook_all = lambda: (hooked.append(1), hook())
+def look(name):
+    barrier.wait()
+    shim._TRIGGER.find_spec(name)
+threads = [threading.Thread(target=look, args=(name,)) for name in ("axolotl", "trl") * 2]
+[thread.start() for thread in threads] and [thread.join() for thread in threads]
+assert hooked == [1] and not shim.status().patches[0].state == "failed"
+"""
+    )
+
+
+def test_a_plain_import_tells_of_an_axolotl_that_ours_does_not_fit(run: Run) -> None:
+    code = "import fast_axolotl, axolotl.utils.data"
+    output = run(code)
+    assert "replacements are active on Axolotl" in output
+    assert "left alone: dedupe, " in output
+    for quiet in ({"FAST_AXOLOTL_RUN": "1"}, {"RANK": "1"}, {"FAST_AXOLOTL": "0"}):
+        assert "replacements are active" not in run(code, **quiet)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_last_line_has_what_workers_counted_though_they_are_killed(
     run: Run, package: Path, method: str

@@ -337,9 +337,11 @@ def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None
     if patchwork.apply(module, is_late=is_late) or _STATE.has_told:
         return
     _STATE.has_told = True
-    line = inactive_line(patchwork.check())
+    found = patchwork.check()
+    line = inactive_line(found)
     if line and os.environ.get(RUN) != "1" and is_first_rank() and not LEDGER.is_worker:
-        LOG.warning("fast-axolotl: %s", line)
+        left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
+        LOG.warning("fast-axolotl: %s; left alone: %s", line, ", ".join(left))
 
 
 def _is_being_imported(module: ModuleType | None) -> bool:
