@@ -28,7 +28,6 @@ import torch
 
 from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.patching import (
-    Final,
     Ledger,
     NotAsked,
     Patchwork,
@@ -354,19 +353,18 @@ def test_modules_that_imported_by_name_are_swept_and_every_original_comes_back(
 
 
 def test_a_wrong_fingerprint_disables_exactly_one_replacement(
-    work: ModuleType, caplog: pytest.LogCaptureFixture
+    work: ModuleType,
 ) -> None:
     known = {**familiar(*ALL), "patchhost.work:Box.fill": ("0" * 16,)}
     patchwork = Patchwork(ALL, known)
-    with caplog.at_level(logging.INFO, logger="fast_axolotl"):
-        assert not patchwork.apply(work)
+    assert not patchwork.apply(work)
     assert states(patchwork) == {
         "patchhost.work:double": "active",
         "patchhost.work:Box.fill": "skipped",
         "patchhost.work:Box.make": "active",
     }
     assert work.Box().fill(1) == [1, 1, 1]
-    assert "patchhost.work:Box.fill is unfamiliar code" in caplog.text
+    assert patchwork.patches()[1].reason == "patchhost.work:Box.fill is unfamiliar code"
 
 
 def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
@@ -629,8 +627,7 @@ def raising(error: Exception) -> Callable[[Any], Any]:
         (lambda v: 1, lambda v: np.random.random() and 1),
         (lambda v: int(torch.rand(1).item()), lambda v: 0),
         (raising(ValueError("no")), lambda v: 1),
-        (lambda v: 1, raising(Final(ValueError("no")))),
-        (raising(ValueError("no")), raising(Final(ValueError("yes")))),
+        (raising(ValueError("no")), lambda v: None),
     ],
 )
 def test_a_trial_sees_every_difference_and_leaves_the_world_as_stock_does(

@@ -332,16 +332,16 @@ def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None
 
     With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
     """
-    from fast_axolotl.axolotl.patching import LEDGER, is_first_rank
+    from fast_axolotl.axolotl.patching import LEDGER
 
     if patchwork.apply(module, is_late=is_late) or _STATE.has_told:
         return
     _STATE.has_told = True
     found = patchwork.check()
     line = inactive_line(found)
-    if line and os.environ.get(RUN) != "1" and is_first_rank() and not LEDGER.is_worker:
+    if line and os.environ.get(RUN) != "1" and not LEDGER.is_worker:
         left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
-        LOG.warning("fast-axolotl: %s; left alone: %s", line, ", ".join(left))
+        LEDGER.tell("fast-axolotl: %s; left alone: %s", line, ", ".join(left))
 
 
 def _is_being_imported(module: ModuleType | None) -> bool:

@@ -60,6 +60,7 @@ __all__ = [
     "Replacement",
     "Unfamiliar",
     "fingerprint",
+    "is_first_rank",
     "mismatch",
     "tally",
 ]
@@ -221,11 +222,6 @@ class Patchwork:
             applied = self._apply_one(item, module)
             if applied is None:
                 is_whole = False
-                # Of code that is unfamiliar, one line tells for all; this, only a process knows.
-                is_known = record.reason == mismatch(item, self._known)
-                level = logging.INFO if is_known else logging.WARNING
-                if is_first_rank() and not self._ledger.is_worker:
-                    LOG.log(level, "fast-axolotl leaves %s alone: %s", item.target, record.reason)
             else:
                 record.applied.append(applied)
                 pairs[id(applied.original)] = applied.wrapper
@@ -282,9 +278,11 @@ class Patchwork:
             _as_written(item.target)
         except Unfamiliar as refusal:
             record.reason = str(refusal)
-            return None
         if hasattr(inner, MARK):
             record.reason = "another copy of this package has replaced it"
+        if record.reason != reason:
+            # Unlike unfamiliar code, this is not seen from the files, and so not told elsewhere.
+            self._ledger.tell("fast-axolotl leaves %s alone: %s", item.target, record.reason)
             return None
         wrapper: Any = _wrap(inner, item, record, self._ledger)
         if isinstance(original, classmethod):
@@ -450,7 +448,7 @@ def _wrap(
         verdict = ""
         if outcome.difference:
             verdict, record.state = f"differs: {outcome.difference}", "skipped"
-            LOG.warning(
+            ledger.tell(
                 "fast-axolotl was tried in the place of %s and %s. Axolotl's own function "
                 "answered, and goes on doing so; please report this",
                 item.target,
@@ -547,8 +545,8 @@ class Ledger:
             if num_reasons >= _MOST_REASONS:
                 key = (kind, name, "other reasons")
             is_told = kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS
-            if is_told and self._is_first_to_tell(key):
-                LOG.warning(_TOLD[kind], name, key[2])
+            if is_told:
+                self.tell(_TOLD[kind], name, key[2])
         self._counts[key] += count
         if self.is_worker and self._folder is not None:
             try:
@@ -588,17 +586,18 @@ class Ledger:
         if place + len(line) <= _LEDGER_BYTES:
             self._map[place : place + len(line)] = line
 
-    def _is_first_to_tell(self, key: _Key) -> bool:
-        """Whether no process of this ledger has told this; other ranks than the first do not."""
-        if not is_first_rank() or self._folder is None:
-            return is_first_rank()
-        mark = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()
-        try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            mark.touch(exist_ok=False)
-        except OSError:
-            return not mark.exists()
-        return True
+    def tell(self, text: str, *values: str) -> None:
+        """Warn, if no process of this ledger has done so; other ranks than the first do not."""
+        is_first = is_first_rank()
+        if is_first and self._folder is not None:
+            mark = self._folder / hashlib.sha256(repr((text, values)).encode()).hexdigest()
+            try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                mark.touch(exist_ok=False)
+            except OSError:
+                is_first = not mark.exists()
+        if is_first:
+            LOG.warning(text, *values)
 
     def _enter_worker(self) -> None:
         self.is_worker, self._map, self._size = True, None, 0

@@ -29,8 +29,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
-
 __all__ = ["Outcome", "run_both"]
 
 _PLAIN = frozenset({int, str, bytes, bool, type(None)})
@@ -66,15 +64,12 @@ def run_both(
 ) -> Outcome:
     """Call both with the same arguments; the world is left as ``stock`` leaves it."""
     given = [list(args), dict(kwargs)]
-    result = answer = copies = None
-    error: Exception | None = None
-    final: Exception | None = None
-    refusal: Exception | None = None
+    result = answer = copies = error = refusal = None
     copier = _Copier()
     try:
         copies = copier.copy(given)
     except Exception as reason:  # noqa: BLE001
-        refusal = Unfamiliar(f"the arguments cannot be copied for a trial: {reason}")
+        refusal = TypeError(f"the arguments cannot be copied for a trial: {reason}")
     before = copier.state()
     try:
         result = stock(*args, **kwargs)
@@ -87,19 +82,15 @@ def run_both(
     logging.disable(sys.maxsize)
     try:
         answer = ours(*copies[0], **copies[1])
-    except Final as reason:
-        final = reason.error
     except Exception as reason:  # noqa: BLE001
-        refusal = reason
+        return Outcome(result, error, reason)
     finally:
         logging.disable(disabled)
         drawn = copier.state()
         copier.restore(after)
-    if refusal is not None:
-        return Outcome(result, error, refusal)
     met: dict[int, Any] = {}
     try:
-        _compare(repr(error), repr(final), "error", met)
+        _compare(repr(error), repr(None), "error", met)
         num_values = _compare(result, answer, "result", met)
         _compare(given, copies, "arguments", met)
         _compare(after, drawn, "state of random generators and tokenizers", met)
