@@ -75,8 +75,8 @@ _MOST_REASONS = 20
 _MOST_WARNINGS = 5
 """Reasons of one replacement that are told when they are met; the others, at the end."""
 
-_LEDGER_BYTES = 1 << 18
-"""What one worker may write; a thousand reasons."""
+_LEDGER_BYTES = 1 << 16
+"""What one worker may write: some hundred reasons."""
 
 _TRIAL_CALLS = 3
 _TRIAL_VALUES = 100
@@ -527,10 +527,11 @@ class Ledger:
 
     def share(self, inherited: str | None) -> str:
         """The folder to name to children; ``inherited``: the one that was named to this process."""
-        self.is_worker = any(mark in text for mark in _WORKERS for text in sys.orig_argv)
+        is_spawned = any(mark in text for mark in _WORKERS for text in sys.orig_argv)
+        self.is_worker = is_spawned and inherited is not None
         if self._folder is None:
             os.register_at_fork(after_in_child=self._enter_worker)
-        if not (self.is_worker and inherited):
+        if inherited is None or not is_spawned:
             inherited = f"{tempfile.gettempdir()}/fast-axolotl-{os.getpid()}-{os.urandom(8).hex()}"
         self._folder = Path(inherited)
         return inherited
@@ -544,8 +545,7 @@ class Ledger:
             num_reasons = sum(other[:2] == key[:2] for other in list(self._counts))
             if num_reasons >= _MOST_REASONS:
                 key = (kind, name, "other reasons")
-            is_told = kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS
-            if is_told:
+            if kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS:
                 self.tell(_TOLD[kind], name, key[2])
         self._counts[key] += count
         if self.is_worker and self._folder is not None:

@@ -64,30 +64,32 @@ def run_both(
 ) -> Outcome:
     """Call both with the same arguments; the world is left as ``stock`` leaves it."""
     given = [list(args), dict(kwargs)]
-    result = answer = copies = error = refusal = None
+    result = error = refusal = None
     copier = _Copier()
     try:
         copies = copier.copy(given)
+        before = copier.state()
     except Exception as reason:  # noqa: BLE001
         refusal = TypeError(f"the arguments cannot be copied for a trial: {reason}")
-    before = copier.state()
     try:
         result = stock(*args, **kwargs)
     except Exception as raised:  # noqa: BLE001
         error = raised
-    if copies is None:
+    if refusal is not None:
         return Outcome(result, error, refusal)
-    after, disabled = copier.state(), logging.root.manager.disable
-    copier.restore(before)
-    logging.disable(sys.maxsize)
+    disabled = logging.root.manager.disable
     try:
-        answer = ours(*copies[0], **copies[1])
+        after = copier.state()
+        copier.restore(before)
+        logging.disable(sys.maxsize)
+        try:
+            answer = ours(*copies[0], **copies[1])
+            drawn = copier.state()
+        finally:
+            logging.disable(disabled)
+            copier.restore(after)
     except Exception as reason:  # noqa: BLE001
         return Outcome(result, error, reason)
-    finally:
-        logging.disable(disabled)
-        drawn = copier.state()
-        copier.restore(after)
     met: dict[int, Any] = {}
     try:
         _compare(repr(error), repr(None), "error", met)
@@ -124,13 +126,13 @@ class _Copier(pickle.Pickler):
 
     def state(self) -> list[Any]:
         """Of the random generators, and of the tokenizers that are shared."""
-        torch = sys.modules.get("torch")
-        tokenizers = [item for item in self._shared if hasattr(item, "encode_special_tokens")]
+        torch, tokenizers = sys.modules.get("torch"), sys.modules.get("tokenizers")
+        rust = [it for it in self._shared if tokenizers and isinstance(it, tokenizers.Tokenizer)]
         return [
             random.getstate(),
             np.random.get_state(),
             None if torch is None else torch.get_rng_state(),
-            [(it, it.truncation, it.padding, it.encode_special_tokens) for it in tokenizers],
+            [(it, it.truncation, it.padding, it.encode_special_tokens) for it in rust],
         ]
 
     def restore(self, state: list[Any]) -> None:
