@@ -527,14 +527,14 @@ class Ledger:
 
     def share(self, inherited: str | None) -> str:
         """The folder to name to children; ``inherited``: the one that was named to this process."""
-        is_spawned = any(mark in text for mark in _WORKERS for text in sys.orig_argv)
-        self.is_worker = is_spawned and inherited is not None
         if self._folder is None:
             os.register_at_fork(after_in_child=self._enter_worker)
-        if inherited is None or not is_spawned:
-            inherited = f"{tempfile.gettempdir()}/fast-axolotl-{os.getpid()}-{os.urandom(8).hex()}"
-        self._folder = Path(inherited)
-        return inherited
+            is_spawned = any(mark in text for mark in _WORKERS for text in sys.orig_argv)
+            self.is_worker = is_spawned and inherited is not None
+            name = f"fast-axolotl-{os.getpid()}-{os.urandom(8).hex()}"
+            own = Path(tempfile.gettempdir(), name)
+            self._folder = Path(inherited) if self.is_worker and inherited else own
+        return str(self._folder)
 
     def add(self, kind: str, name: str, reason: str = "", count: int = 1) -> None:
         """Count; what goes to the host's own function is told the first time."""
