@@ -216,16 +216,21 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fast_axolotl.integrations.launch.axolotl_version", lambda: "9.9")
+    for module in ("integrations.launch", "axolotl"):
+        monkeypatch.setattr(f"fast_axolotl.{module}.axolotl_version", lambda: "9.9")
     patches = [
         Patch("a", "active", "", "m:a"),
         Patch("a", "waiting", "", "m:b"),
         Patch("b", "off", "switched off", "m:c"),
         Patch("c", "skipped", "m:d is unfamiliar code", "m:d"),
+        Patch("e", "trial", "m:e is unfamiliar code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "Axolotl 9.9; accelerated: a; switched off: b; left alone: c (d is unfamiliar code)"
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9 (1 of them on trial): the code "
+        "of 1 is unfamiliar; see `fast-axolotl status`; accelerated: a; on trial: e; "
+        "switched off: b; left alone: c (d is unfamiliar code)"
     )
+    assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
 
 
@@ -238,3 +243,12 @@ def test_the_last_line_tells_what_was_used() -> None:
     ]
     assert use_line(patches) == "used a ×3; Axolotl's own: b ×4 (a processor)"
     assert use_line(patches[3:]) == ""
+    reasons = tuple((f"reason {number}", number) for number in range(6))
+    rows = (("tools", 7),)
+    tried = Patch("d", "active", "", "m:e", 1, reasons, rows, "equal in 3 calls")
+    # Both functions of a name have the rows of the name.
+    also = Patch("d", "active", "", "m:f", 1, (), rows)
+    assert use_line([tried, also]) == (
+        "used d ×2; Axolotl's own: d ×5 (reason 5), d ×4 (reason 4), d ×3 (reason 3), "
+        "d ×3 (3 more reasons), 7 rows of d (tools); tried: d (equal in 3 calls)"
+    )

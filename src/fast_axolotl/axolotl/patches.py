@@ -195,6 +195,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="lengths",
         target=f"{_LENGTHS}:get_dataset_lengths",
         ours=f"{_OURS}.data:get_dataset_lengths",
+        is_pure=True,
         relies_on=("datasets.arrow_dataset:Column.__iter__",),
     ),
     Replacement(
@@ -225,12 +226,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="pack",
         target=f"{_MULTIPACK}:pack_parallel",
         ours=f"{_OURS}.sampler:pack_parallel",
+        is_pure=True,
         relies_on=(f"{_MULTIPACK}:pack_group", f"{_MULTIPACK}:_process_group"),
     ),
     Replacement(
         name="sampler",
         target=f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
         ours=f"{_OURS}.sampler:generate_batches",
+        is_pure=True,
         relies_on=_BATCHES,
     ),
     Replacement(
@@ -247,24 +250,28 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="collators",
         target=_PLAIN_COLLATOR,
         ours=f"{_OURS}.collators:collate",
+        is_pure=True,
         relies_on=_PADDING,
     ),
     Replacement(
         name="collators",
         target=_PACK_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_V2_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs_v2",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_PRETRAINING_COLLATOR,
         ours=f"{_OURS}.collators:collate_pretraining",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__",
@@ -275,6 +282,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="fetch",
         target=f"{_FETCHER}:_MapDatasetFetcher.fetch",
         ours=f"{_OURS}.collators:fetch",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             _PACK_COLLATOR,
@@ -294,17 +302,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="spans",
         target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
         ours=f"{_OURS}.chat:diff_char_span",
+        is_pure=True,
     ),
     Replacement(
         name="chat",
         target=f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         ours=f"{_OURS}.chat:tokenize_prompt",
+        is_pure=True,
         relies_on=_CHAT_ROWS,
     ),
     Replacement(
         name="completion",
         target=f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
         ours=f"{_OURS}.prompts:tokenize_completions",
+        is_pure=True,
         relies_on=_COMPLETIONS,
     ),
     Replacement(
@@ -328,17 +339,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="rl",
         target=f"{_RL}:_drop_long_sequences",
         ours=f"{_OURS}.tokenizers:drop_long_sequences",
+        is_pure=True,
         relies_on=(*_TOKENIZER, "axolotl.utils.schemas.enums:RLType"),
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_streaming",
         ours=f"{_OURS}.encoders:encode_streaming",
+        is_pure=True,
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_packed_streaming",
         ours=f"{_OURS}.encoders:encode_packed_streaming",
+        is_pure=True,
         relies_on=(
             *_BATCHES,
             f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
