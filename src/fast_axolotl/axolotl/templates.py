@@ -58,7 +58,7 @@ _MARK = f"\x00\ue0a1{secrets.token_hex(8)}"
 """Begins a hole in what a template writes; no text and no template can know it."""
 _HOLE = re.compile(f"{_MARK}([^\x00]*)\x00")
 
-_NOT_SHOWN = ("training", "training_detail", "reasoning_training_detail")
+_NOT_SHOWN = ("label", "training", "training_detail", "reasoning_training_detail")
 """Keys of a message that its stand-in does not have; a template that reads them is no plan."""
 
 _MOST_SHAPES = 4096
@@ -109,8 +109,7 @@ class Renderer:
             messages=messages,
             tools=None,
             documents=None,
-            add_generation_prompt=False,
-            **self.arguments,
+            **{"add_generation_prompt": False, **self.arguments},
         )
         return text
 
