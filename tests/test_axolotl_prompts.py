@@ -136,7 +136,9 @@ def pair(question: str, chosen: str, rejected: str) -> dict[str, Any]:
     }
 
 
-def compare(strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
+def compare(
+    strategy: Any, rows: list[dict[str, Any]], *, may_refuse: bool = False, **options: Any
+) -> Any:
     """What stock does, once ours has been found to do the same: a table, or an error."""
     from datasets import Dataset
 
@@ -149,10 +151,14 @@ def compare(strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
         with log_lines("axolotl", "transformers") as lines:
             try:
                 result = function(settings, dataset)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  which it is, is compared
                 result = error
-        outcomes.append((result, rust_state(strategy), [*lines]))
+        # Written once in a process.
+        lines = [line for line in lines if "Empty text requested" not in line[1]]
+        outcomes.append((result, rust_state(strategy), lines))
     (want, *others), (got, *our_others) = outcomes
+    if may_refuse and isinstance(got, Unfamiliar):
+        return want
     assert our_others == others
     assert type(got) is type(want)
     if isinstance(want, Exception):
@@ -220,16 +226,23 @@ ODD = {
 """What is changed in a row, for each strategy."""
 
 
-@pytest.mark.parametrize(
-    ("name", "change"), [(name, change) for name, changes in ODD.items() for change in changes]
-)
-def test_an_odd_row_goes_through_the_strategy_itself(name: str, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_row_goes_through_the_strategy_itself(name: str) -> None:
     strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
-    rows = rows_for(name)
-    odd = [*rows, {**rows[1], **change}, *rows]
-    compare(strategy, odd)
-    compare(strategy, odd, process_count=2)
-    compare(strategy, [{**row, **change} for row in rows])
+    rows = [{"id": 1, **row} for row in rows_for(name)]
+    for change in ODD[name]:
+        compare(strategy, [*rows, {**rows[1], **change}, *rows])
+    compare(strategy, [*rows, {**rows[1], **ODD[name][0]}, *rows], process_count=2)
+    for missing in rows[0]:
+        compare(strategy, [{k: v for k, v in row.items() if k != missing} for row in rows])
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_datasets_of_odd_rows_alone_are_as_stock_makes_them(name: str) -> None:
+    strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
+    for change in ODD[name]:
+        # Where no value tells the type of a column, stock makes all of it.
+        compare(strategy, [{**row, **change} for row in rows_for(name)], may_refuse=True)
 
 
 def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +258,7 @@ def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatc
         [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
     )
     compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
-    compare(
-        STRATEGIES["segments"](byte_tokenizer(), 64),
-        [*rows_for("segments"), {"segments": [{"label": True, "text": None}]}],
-    )
-    assert counted == {
-        "a prompt or an answer is empty": 1,
-        "a text is empty or no str": 1,
-        "a text is no str": 1,
-    }
+    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or no str": 1}
 
 
 @pytest.mark.parametrize("name", ["segments", "steps", "orpo", "reward"])

@@ -96,10 +96,11 @@ def process(self: Any, dataset: Any) -> Any:
         raise Unfamiliar("the dataset is empty or of another kind")
     if dataset._format_type is not None or dataset.list_indexes():
         raise Unfamiliar("the dataset is formatted or indexed")
-    if to_table is step_table and dataset.data.schema.field("labels").type == pa.list_(pa.int64()):
+    kinds = {field.name: field.type for field in dataset.data.schema}
+    if to_table is step_table and kinds.get("labels") == pa.list_(pa.int64()):
         # Steps come with labels, which keep their place in front.
         results = [name for name in results if name != "labels"]
-    if not set(results).isdisjoint(dataset.column_names):
+    if not kinds.keys().isdisjoint(results):
         raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
@@ -462,7 +463,8 @@ def _note_lengths(tokenizer: Any, encoded: Iterable[list[int]]) -> None:
 def _encode(strategy: Any, texts: Sequence[str], *, is_cut: bool) -> list[list[int]]:
     """Ids of each text: ``tokenizer(text, truncation=True, max_length=...)``, or not cut and with
     ``add_special_tokens=False``."""
-    set_truncation(strategy.tokenizer, strategy.max_length if is_cut else None)
+    if texts:
+        set_truncation(strategy.tokenizer, strategy.max_length if is_cut else None)
     encodings = encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=is_cut)
     return [encoding.ids for encoding in encodings]
 
