@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -311,6 +314,50 @@ def test_a_batch_of_completions_is_the_dict_that_axolotl_gives() -> None:
     for odd in ({"text": [""]}, {"text": [None]}, {"text": []}, {"text": [["a"]]}):
         with pytest.raises(Unfamiliar):
             tokenize_completions(strategy, odd)
+
+
+def documented() -> dict[str, bool]:
+    """The strategies that docs/axolotl.md names, and whether they are said to be accelerated."""
+    text = (Path(__file__).parents[1] / "docs" / "axolotl.md").read_text(encoding="utf-8")
+    table = text.partition("## Which strategies")[2].partition("With `rl:`")[0]
+    rows = re.findall(r"^\| (.*?) \| (accelerated|row by row) \|", table, re.MULTILINE)
+    return {
+        name: way == "accelerated" for names, way in rows for name in re.findall("`(.+?)`", names)
+    }
+
+
+def load_strategy(name: str, tokenizer: Any) -> Any:
+    """As ``get_dataset_wrapper`` finds it."""
+    cfg = settings_of(64, pretraining_dataset=[{"text_column": "text"}])
+    wrappers = Later("axolotl.utils.data.wrappers")
+    if name.startswith("bradley_terry."):
+        return wrappers.bradley_terry_load(name.partition(".")[2], tokenizer, cfg, config({}))
+    source = {} if name == "user_defined" else config({"type": name})
+    strategy = wrappers.load(name, tokenizer, cfg, source)
+    if strategy is not None or name not in wrappers.DATASET_HANDLERS:
+        return strategy
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module("axolotl.utils.data.wrappers")
+        patch.setattr(module, "wrap_dataset_for_tokenized_prompt", lambda found, *_, **__: found)
+        return wrappers.DATASET_HANDLERS[name](None, tokenizer, cfg, None, {})[0]
+
+
+def test_the_documentation_names_every_strategy_and_says_how_it_runs() -> None:
+    package = Path(importlib.import_module("axolotl.prompt_strategies").__file__ or "").parent
+    ways = documented()
+    for path in package.glob("*.py"):
+        loads = re.findall(r"^def (load\w*)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names = {path.stem if load == "load" else f"{path.stem}.{load}" for load in loads}
+        assert path.stem in ("__init__", "base") or names <= ways.keys() | {"_synthetic"}
+    for name in ways.keys() - {"type:", "pretrain", "messages", "_synthetic"}:
+        tokenizer = byte_tokenizer(pad_token="<s>", adds_bos=True)
+        tokenizer.chat_template = "{{ messages }}</s>"
+        strategy = load_strategy(name, tokenizer)
+        if ways[name]:
+            prompts_module._find_table(strategy)
+        elif strategy is not None:
+            with pytest.raises(Unfamiliar):
+                prompts_module._find_table(strategy)
 
 
 def test_odd_strategies_and_datasets_are_unfamiliar() -> None:

@@ -125,17 +125,18 @@ def map_dataset(
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
         raise Unfamiliar("the transform is not one of Axolotl's")
-    takes_tokenizer = "tokenizer" in inspect.signature(function).parameters
-    if takes_tokenizer:
+    if "tokenizer" in inspect.signature(function).parameters:
         ChatTemplates(tokenizer)
         ds_transform_fn = partial(function, tokenizer=tokenizer)
+    else:
+        tokenizer = None
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
     if type(dataset) is not Dataset or not len(dataset):
         raise Unfamiliar("the dataset is empty or of another kind")
     if dataset._format_type is not None or dataset.list_indexes():
         raise Unfamiliar("the dataset is formatted or indexed")
-    if not map_kwargs.keys() <= {"remove_columns"}:
+    if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped in another way")
     # That of the map which is not made, so a cache serves both.
     fingerprint = update_fingerprint(
@@ -148,14 +149,8 @@ def map_dataset(
             **map_kwargs,
         },
     )
-    removed = frozenset(map_kwargs.get("remove_columns", ()))
     return dataset.map(
-        partial(
-            transform_rows,
-            function=function,
-            tokenizer=tokenizer if takes_tokenizer else None,
-            removed=removed,
-        ),
+        partial(transform_rows, function=function, tokenizer=tokenizer),
         num_proc=cfg.dataset_num_proc,
         load_from_cache_file=not cfg.is_preprocess,
         desc="Mapping RL Dataset",
@@ -167,7 +162,7 @@ def map_dataset(
 
 
 def transform_rows(
-    batch: Mapping[str, Any], function: Callable[..., Any], tokenizer: Any, removed: frozenset[str]
+    batch: Mapping[str, Any], function: Callable[..., Any], tokenizer: Any
 ) -> dict[str, list[Any]]:
     """A batch of rows transformed one after the other, for ``map``."""
     from datasets.formatting.formatting import LazyDict
@@ -177,8 +172,8 @@ def transform_rows(
     for row in lazy_rows(batch):
         result = function(row, **given)
         if isinstance(result, LazyDict):
-            hidden = result.keys_to_format | removed
-            result = {name: value for name, value in result.data.items() if name not in hidden}
+            untouched = result.keys_to_format
+            result = {name: value for name, value in result.data.items() if name not in untouched}
         results.append(result)
     names = list(results[0])
     if any(list(result) != names for result in results):

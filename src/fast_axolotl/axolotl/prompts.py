@@ -91,16 +91,16 @@ def process(self: Any, dataset: Any) -> Any:
     from datasets import Dataset
 
     strategy = self.prompt_tokenizer
-    to_table, results = _find_table(strategy)
+    to_table, columns = _find_table(strategy)
     if type(dataset) is not Dataset or not len(dataset):
         raise Unfamiliar("the dataset is empty or of another kind")
     if dataset._format_type is not None or dataset.list_indexes():
         raise Unfamiliar("the dataset is formatted or indexed")
-    kinds = {field.name: field.type for field in dataset.data.schema}
-    if to_table is step_table and kinds.get("labels") == pa.list_(pa.int64()):
+    own = {field.name: field.type for field in dataset.data.schema}
+    if to_table is step_table and own.get("labels") == pa.list_(pa.int64()):
         # Steps come with labels, which keep their place in front.
-        results = [name for name in results if name != "labels"]
-    if not kinds.keys().isdisjoint(results):
+        del own["labels"]
+    if not own.keys().isdisjoint(columns):
         raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
@@ -115,60 +115,41 @@ def process(self: Any, dataset: Any) -> Any:
     )
 
 
-def _find_table(strategy: Any) -> tuple[Callable[..., Any], Sequence[str]]:
+def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
     """What makes tables for a strategy, and their columns; unfamiliar if nothing does."""
     from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
-    from axolotl.prompt_strategies.bradley_terry.chat_template import BTChatTemplateStrategy
-    from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
-    from axolotl.prompt_strategies.completion import CompletionPromptTokenizingStrategy
-    from axolotl.prompt_strategies.input_output import (
-        RawInputOutputPrompter,
-        RawInputOutputStrategy,
-    )
-    from axolotl.prompt_strategies.orpo.chat_template import (
-        ORPODatasetParsingStrategy,
-        ORPOPrompter,
-        ORPOTokenizingStrategy,
-    )
-    from axolotl.prompt_strategies.stepwise_supervised import (
-        StepwiseSupervisedPromptTokenizingStrategy,
-    )
     from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
 
     kind = type(strategy)
-    if kind is ChatTemplateStrategy:
+    name = _name(kind)
+    if name == "chat_template:ChatTemplateStrategy":
         check_chat(strategy)
-        return chat_table, list(_TYPES)
-    if kind is CompletionPromptTokenizingStrategy:
+        return chat_table, _SEGMENTS
+    if name == "completion:CompletionPromptTokenizingStrategy":
         _check_completion(strategy)
-        return completion_table, list(_TYPES)
-    if kind is RawInputOutputStrategy:
-        _require_unaltered(strategy, (strategy.prompter, RawInputOutputPrompter))
-        return segment_table, list(_SEGMENTS)
-    if kind is StepwiseSupervisedPromptTokenizingStrategy:
-        _require_unaltered(strategy)
-        return step_table, list(_STEPS)
-    if kind is ORPOTokenizingStrategy:
-        _require_unaltered(
+        return completion_table, _INSTRUCTION
+    if name == "input_output:RawInputOutputStrategy":
+        _check_parts(strategy, prompter="input_output:RawInputOutputPrompter")
+        return segment_table, _SEGMENTS
+    if name == "stepwise_supervised:StepwiseSupervisedPromptTokenizingStrategy":
+        _check_parts(strategy)
+        return step_table, _STEPS
+    if name == "orpo.chat_template:ORPOTokenizingStrategy":
+        _check_parts(
             strategy,
-            (strategy.prompter, ORPOPrompter),
-            (strategy.dataset_parser, ORPODatasetParsingStrategy),
+            prompter="orpo.chat_template:ORPOPrompter",
+            dataset_parser="orpo.chat_template:ORPODatasetParsingStrategy",
         )
-        ChatTemplates(strategy.prompter.tokenizer).renderer(strategy.prompter.chat_template, True)
-        return orpo_table, list(_ORPO)
-    if kind is BTChatTemplateStrategy:
+        return orpo_table, _ORPO
+    if name == "bradley_terry.chat_template:BTChatTemplateStrategy":
+        _check_parts(strategy, prompter="chat_template:ChatTemplatePrompter")
         _check_reward(strategy)
-        return reward_table, list(_REWARD)
-    owner = _owner(kind, "tokenize_prompt")
-    if owner not in (
-        InstructionPromptTokenizingStrategy,
-        InstructionWSystemPromptTokenizingStrategy,
-    ):
+        return reward_table, _REWARD
+    instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
+    if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a strategy of its own")
-    if strategy.supports_batched:
-        raise Unfamiliar("the strategy takes batches")
     _check_tokenize(strategy)
-    return instruction_table, list(_INSTRUCTION)
+    return instruction_table, _INSTRUCTION
 
 
 def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -393,15 +374,9 @@ def _rows_table(
 ) -> pa.Table:
     """The table of a batch.
 
-    Args:
-        batch: Of rows, by columns.
-        strategy: Takes the rows that cannot be read or built.
-        read: Gives the texts of a row, and what ``build`` has to know beside their ids.
-        build: Gives the values of a row in the columns that are built, in order. Nothing has
-            happened yet if it raises.
-        columns: Of the table.
-        is_cut: Whether texts are cut at the strategy's greatest length, and begun and ended as
-            the tokenizer does; or neither.
+    ``read`` gives the texts of a row and what ``build`` has to know beside their ids; ``build``
+    gives its values in the columns that are built, and changes nothing before it raises. Texts are
+    cut at the strategy's greatest length and framed by special tokens, or neither.
     """
     readings: list[tuple[list[str], Any] | Exception] = []
     for row in lazy_rows(batch):
@@ -429,8 +404,8 @@ def _rows_table(
             if result.keys() != columns.keys():
                 raise Unfamiliar("a row has other columns than the others") from None
             values = [result[name] for name in built]
-            is_known = isinstance(odd, Unfamiliar)
-            tally("tokenize", str(odd) if is_known else f"a row gave {type(odd).__name__}", 1)
+            reason = str(odd) if isinstance(odd, Unfamiliar) else f"{type(odd).__name__} in a row"
+            tally("tokenize", reason, 1)
         for lists, value in zip(built.values(), values, strict=True):
             lists.append(value)
     return _table({name: built.get(name, source) for name, source in columns.items()})
@@ -494,38 +469,36 @@ def _table(columns: Mapping[str, Lists | str | float | None]) -> pa.Table:
     return pa.table(arrays)
 
 
+def _name(kind: type) -> str:
+    """Module and name of a class, short for those that come with Axolotl's strategies."""
+    return f"{kind.__module__}:{kind.__qualname__}".removeprefix("axolotl.prompt_strategies.")
+
+
+def _check_parts(strategy: Any, **parts: str) -> None:
+    """Whether a strategy and its parts, by attribute and name, are Axolotl's, and nothing else."""
+    check_tokenizer(strategy.tokenizer)
+    owners = [strategy, *(getattr(strategy, name) for name in parts)]
+    if [_name(type(part)) for part in owners[1:]] != [*parts.values()]:
+        raise Unfamiliar("the strategy has parts of its own")
+    if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
+        raise Unfamiliar("the strategy or a part of it has been altered")
+    for owner in owners:
+        if hasattr(owner, "chat_template"):
+            ChatTemplates(owner.tokenizer).renderer(owner.chat_template, True)
+
+
 def _check_reward(strategy: Any) -> None:
-    from axolotl.prompt_strategies import chat_template
+    from axolotl.prompt_strategies.chat_template import LOG
 
     prompter = strategy.prompter
-    _require_unaltered(strategy, (prompter, chat_template.ChatTemplatePrompter))
-    if (
-        prompter.processor
-        or prompter.chat_template_kwargs
-        or prompter.tokenizer is not strategy.tokenizer
-    ):
-        raise Unfamiliar("the prompter has a processor, a tokenizer or arguments of its own")
-    if (
-        strategy.roles_to_train
-        or strategy.train_on_eos
-        or strategy.train_on_eot
-        or prompter.message_field_training
-        or prompter.message_field_training_detail
-    ):
-        raise Unfamiliar("the reward model is told which turns to train on")
-    if chat_template.LOG.isEnabledFor(logging.DEBUG):
+    is_own = prompter.tokenizer is not strategy.tokenizer
+    if prompter.processor or prompter.chat_template_kwargs or is_own:
+        raise Unfamiliar("the prompter has a processor, a tokenizer or template arguments")
+    marks = (prompter.message_field_training, prompter.message_field_training_detail)
+    if any((strategy.roles_to_train, strategy.train_on_eos, strategy.train_on_eot, *marks)):
+        raise Unfamiliar("turns are marked for training, which a reward model does not use")
+    if LOG.isEnabledFor(logging.DEBUG):
         raise Unfamiliar("debug messages are written")
-    ChatTemplates(strategy.tokenizer).renderer(prompter.chat_template, True)
-
-
-def _require_unaltered(strategy: Any, *parts: tuple[Any, type]) -> None:
-    """Whether a strategy and its parts are Axolotl's own, and its tokenizer adds nothing."""
-    check_tokenizer(strategy.tokenizer)
-    if any(type(part) is not kind for part, kind in parts):
-        raise Unfamiliar(f"a part of the {type(strategy).__name__} is one of its own")
-    for owner in (strategy, *(part for part, _ in parts)):
-        if any(hasattr(type(owner), name) for name in vars(owner)):
-            raise Unfamiliar("the strategy or a part of it has been altered")
 
 
 def _check_completion(strategy: Any) -> None:
