@@ -26,6 +26,8 @@ _FETCHER = "axolotl.monkeypatch.data.batch_dataset_fetcher"
 _STREAMING = "axolotl.utils.data.streaming"
 _CHAT = "axolotl.prompt_strategies.chat_template"
 _COMPLETION = "axolotl.prompt_strategies.completion"
+_ORPO = "axolotl.prompt_strategies.orpo.chat_template"
+_REWARD = "axolotl.prompt_strategies.bradley_terry.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
@@ -67,14 +69,19 @@ _TOKENIZER = (
 )
 """A call of a tokenizer."""
 
-_CHAT_ROWS = (
-    *_TOKENIZER,
+_TEMPLATES = (
     *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
     "transformers.utils.chat_template_utils:render_jinja_template",
     "transformers.utils.chat_template_utils:_alias_reasoning_fields",
     "transformers.utils.chat_template_utils:_plain_template_data",
     "transformers.utils.chat_template_utils:_compile_jinja_template",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A conversation on its way to text."""
+
+_CHAT_ROWS = (
+    *_TOKENIZER,
+    *_TEMPLATES,
     *_methods(
         f"{_CHAT}:ChatTemplateStrategy",
         "__init__",
@@ -331,8 +338,32 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "axolotl.prompt_strategies.alpaca_w_system:"
             "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
             *_WRITES,
+            "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
+            "axolotl.prompt_strategies.stepwise_supervised:"
+            "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
+            f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
+            *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
+            f"{_REWARD}:BTChatTemplateStrategy",
+            f"{_TOKENIZER_BASE}.encode",
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
+        ),
+    ),
+    Replacement(
+        name="rl",
+        target=f"{_RL}:_map_dataset",
+        ours=f"{_OURS}.preferences:map_dataset",
+        relies_on=(
+            *_TEMPLATES,
+            "axolotl.prompt_strategies.dpo.chat_template:default",
+            "axolotl.prompt_strategies.dpo.chat_template:argilla_chat",
+            f"{_ORPO}:argilla",
+            "axolotl.utils.chat_templates.base:get_chat_template",
+            *_methods(_DATASET, "map", "_map_single", "_get_cache_file_path"),
+            "datasets.fingerprint:update_fingerprint",
+            *_methods(f"{_FORMATTING}:LazyRow", "format"),
+            *_methods(f"{_FORMATTING}:LazyDict", "__init__", "__getitem__", "__setitem__"),
+            *_methods(_WRITER, "write", "write_examples_on_file", "write_batch"),
         ),
     ),
     Replacement(
