@@ -15,7 +15,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl import axolotl as shim
-from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
+from fast_axolotl.axolotl.patches import KNOWN, RELIED_ON, REPLACEMENTS
 from fast_axolotl.axolotl.patching import MARK, Patchwork, Reliance, Replacement
 from support.axolotl import AGAINST_AXOLOTL, Later, byte_tokenizer, run_child, word_tokenizer
 
@@ -293,8 +293,7 @@ def test_the_static_check_agrees_with_the_process(loaded: dict[str, Any]) -> Non
 
 
 def test_every_fingerprint_in_the_table_is_used_and_every_use_is_in_the_table() -> None:
-    used = {name for item in REPLACEMENTS for name in (item.target, *item.relies_on)}
-    assert used == set(KNOWN)
+    assert set(RELIED_ON) == set(KNOWN)
 
 
 def test_every_replacement_has_the_parameters_of_the_original(loaded: dict[str, Any]) -> None:

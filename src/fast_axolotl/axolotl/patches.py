@@ -8,11 +8,12 @@ these sources; ``tools/fingerprints.py`` adds those of the Axolotl that is insta
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
-from fast_axolotl.axolotl.patching import Replacement
+from fast_axolotl.axolotl.patching import Reliance, Replacement, Unfamiliar, mismatch
 
-__all__ = ["KNOWN", "REPLACEMENTS"]
+__all__ = ["KNOWN", "RELIED_ON", "REPLACEMENTS", "STRATEGIES", "require_strategy"]
 
 _OURS = "fast_axolotl.axolotl"
 _UTILS = "axolotl.utils.data.utils"
@@ -172,6 +173,41 @@ _STREAMS = (
 )
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
+STRATEGIES = {
+    "chat_template:ChatTemplateStrategy": (
+        *_CHAT_ROWS,
+        f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
+    ),
+    "completion:CompletionPromptTokenizingStrategy": (
+        *_COMPLETIONS,
+        f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
+    ),
+    "input_output:RawInputOutputStrategy": (
+        "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
+    ),
+    "stepwise_supervised:StepwiseSupervisedPromptTokenizingStrategy": (
+        "axolotl.prompt_strategies.stepwise_supervised:"
+        "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
+    ),
+    "orpo.chat_template:ORPOTokenizingStrategy": (
+        *_TEMPLATES,
+        f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
+        *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
+        f"{_TOKENIZER_BASE}.encode",
+    ),
+    "bradley_terry.chat_template:BTChatTemplateStrategy": (
+        *_CHAT_ROWS,
+        f"{_REWARD}:BTChatTemplateStrategy",
+    ),
+    "instructions": (
+        f"{_TOKENIZERS}:PromptTokenizingStrategy._tokenize",
+        f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
+        "axolotl.prompt_strategies.alpaca_w_system:"
+        "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
+    ),
+}
+"""What ``tokenize`` relies on for each of Axolotl's strategies, beside what it does for all."""
+
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="dedupe",
@@ -330,21 +366,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         target="axolotl.datasets:TokenizedPromptDataset.process",
         ours=f"{_OURS}.prompts:process",
         relies_on=(
-            *_CHAT_ROWS,
-            *(name for name in _COMPLETIONS if name not in _TOKENIZER),
-            f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
-            f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
-            f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
-            "axolotl.prompt_strategies.alpaca_w_system:"
-            "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
+            *_TOKENIZER,
             *_WRITES,
-            "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
-            "axolotl.prompt_strategies.stepwise_supervised:"
-            "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
-            f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
-            *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
-            f"{_REWARD}:BTChatTemplateStrategy",
-            f"{_TOKENIZER_BASE}.encode",
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
         ),
@@ -468,3 +491,24 @@ KNOWN = {
     ).items()
 }
 """``module:qualname`` → the fingerprints of the sources that ours was proven equal to."""
+
+RELIED_ON = sorted(
+    {name for item in REPLACEMENTS for name in (item.target, *item.relies_on)}.union(
+        *STRATEGIES.values()
+    )
+)
+"""Every function of the hosts whose behaviour matters."""
+
+
+def require_strategy(name: str) -> None:
+    """Unfamiliar, unless a strategy of Axolotl's is one that ours was proven equal to."""
+    reason, reliance = _strategy(name)
+    if reason:
+        raise Unfamiliar(reason)
+    reliance.check()
+
+
+@cache
+def _strategy(name: str) -> tuple[str, Reliance]:
+    names = STRATEGIES[name]
+    return mismatch(names, KNOWN), Reliance(names, "axolotl.datasets")

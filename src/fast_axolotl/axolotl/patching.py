@@ -259,7 +259,8 @@ class Patchwork:
 
     def _judge(self, item: Replacement) -> tuple[str, str]:
         """The state that a replacement is to be in, from source files alone, and why."""
-        reason = mismatch(item, self._known)
+        reason = f"{item.target} is not there" if fingerprint(item.target) == ABSENT else ""
+        reason = reason or mismatch((item.target, *item.relies_on), self._known)
         is_wanted = self._trial == "1" or (reason and self._trial != "0")
         if is_wanted and item.is_pure and "is not there" not in reason:
             return "trial", reason
@@ -397,13 +398,13 @@ def _beneath(value: Any) -> Any:
     return inner.__wrapped__ if MARK in getattr(inner, "__dict__", {}) else value
 
 
-def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
-    """Why a replacement does not fit the host that is installed; empty where it does."""
+def mismatch(names: Iterable[str], known: Mapping[str, tuple[str, ...]]) -> str:
+    """Why ours does not fit these functions of the installed host; empty where it does."""
     unfamiliar = ""
-    for name in (item.target, *item.relies_on):
+    for name in names:
         accepted = known.get(name, ())
         found = fingerprint(name)
-        if not found or (found == ABSENT and (name == item.target or found not in accepted)):
+        if not found or (found == ABSENT and found not in accepted):
             return f"{name} is not there"
         if found not in accepted:
             unfamiliar = unfamiliar or f"{name} is unfamiliar code"

@@ -81,7 +81,7 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
     return result
 
 
-def compare_ranks(*_: Any, **__: Any) -> NoReturn:
+def compare_ranks(cfg: Any, trainer: Any, resume_from_checkpoint: Any) -> NoReturn:
     """Before ``axolotl.train.execute_training``: which ranks run without this package."""
     ranks, end = range(_number("WORLD_SIZE", 1)), time.monotonic() + _COMPARE_SECONDS
     board = _Board("train") if len(ranks) > 1 else None
