@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from fast_axolotl._version import __version__
+from fast_axolotl import __version__
 from fast_axolotl.axolotl.patching import Final, NotAsked
 from fast_axolotl.system import node_name
 
@@ -50,7 +50,6 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
     if _number("WORLD_SIZE", 1) < 2:
         raise NotAsked
     from axolotl.utils.data import lock as theirs
-    from filelock import Timeout
 
     board, lock = _Board(f"load-{next(_LOADS)}"), theirs.FileLock(str(self.lock_file_path))
     own, holder = _number("RANK"), f"holder on {node_name()}"
@@ -60,7 +59,7 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
             try:
                 lock.acquire(timeout=next(pauses))
                 break
-            except Timeout:
+            except TimeoutError:
                 busy, local = board.count(holder) - 1, _number("LOCAL_RANK")
                 # One rank of a node says it.
                 if local == 0 or (local == 1 and busy in (-1, own - 1)):
@@ -81,7 +80,7 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
     return result
 
 
-def compare_ranks(*_: Any, **__: Any) -> NoReturn:
+def compare_ranks(cfg: Any, trainer: Any, resume_from_checkpoint: Any) -> NoReturn:
     """Before ``axolotl.train.execute_training``: which ranks run without this package."""
     ranks, end = range(_number("WORLD_SIZE", 1)), time.monotonic() + _COMPARE_SECONDS
     board = _Board("train") if len(ranks) > 1 else None
