@@ -37,10 +37,10 @@ class _Finder:
         # for a module that another thread is importing, and that thread for the lock.
         depth = 0
         try:
-            while True:
+            while depth < 99:
                 _imp.release_lock()
                 depth += 1
-        except RuntimeError:
+        except (AttributeError, RuntimeError):
             pass
         try:
             # Another thread that looks for one of the names waits until all is in place.
