@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.axolotl import ranks
 from fast_axolotl.axolotl.patching import NotAsked
+from fast_axolotl.integrations import ranks
 from fast_axolotl.integrations.launch import launch_environment
 from support.axolotl import AGAINST_AXOLOTL
 from support.children import clean_environment, run_child
@@ -37,7 +37,7 @@ sys.modules[data.__name__] = data
 from axolotl.utils.data.lock import FileLockLoader
 from axolotl.utils.dict import DictDefault
 import datetime, torch
-from fast_axolotl.axolotl import ranks
+from fast_axolotl.integrations import ranks
 
 def load(folder, seconds, error=None):
     def prepare():
@@ -54,7 +54,7 @@ def load(folder, seconds, error=None):
 def compare():
     if os.environ.get("FAST_AXOLOTL") != "0":
         try:
-            ranks.compare_ranks()
+            ranks.compare_ranks(None, None, None)
         except ranks.NotAsked:
             pass
 
@@ -128,7 +128,7 @@ def test_a_rank_without_this_package_is_named_and_not_waited_for(run: Run) -> No
     done = run(code, WITHOUT="0")
     assert done.returncode == 0, done.stderr[-3000:]
     [line] = lines(done)
-    assert " is not active on rank 0 of 2, or not yet: Axolotl runs as it is there" in line
+    assert " is not active on rank 0 of 2, or not yet, and the others wait" in line
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -185,8 +185,8 @@ class TestBoard:
         board.count("0.0.1 on 2", 1)
         board.count("all", 2)
         with pytest.raises(NotAsked):
-            ranks.compare_ranks()
-        assert " is not active on ranks 1, 2 of 3, or not yet: " in capsys.readouterr().err
+            ranks.compare_ranks(None, None, None)
+        assert " is not active on ranks 1, 2 of 3, or not yet, " in capsys.readouterr().err
         monkeypatch.setenv("WORLD_SIZE", "1")
         with pytest.raises(NotAsked):
             ranks.load_in_turn(None, lambda: None)

@@ -465,7 +465,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="ranks",
         target=f"{_LOCK}:FileLockLoader.load",
-        ours=f"{_OURS}.ranks:load_in_turn",
+        ours="fast_axolotl.integrations.ranks:load_in_turn",
         relies_on=(
             f"{_LOCK}:FileLockLoader.__init__",
             f"{_LOCK}:FileLockLoader._increment_counter",
@@ -474,7 +474,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="ranks",
         target="axolotl.train:execute_training",
-        ours=f"{_OURS}.ranks:compare_ranks",
+        ours="fast_axolotl.integrations.ranks:compare_ranks",
     ),
     Replacement(
         name="keys",

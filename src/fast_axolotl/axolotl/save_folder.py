@@ -80,10 +80,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def _take(lock: int, mark: Path) -> bool | None:
-    """Lock an open file: ``False`` where another process has, or has removed the file since.
-
-    ``None`` on a file system without locks.
-    """
+    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
     import fcntl
 
     try:

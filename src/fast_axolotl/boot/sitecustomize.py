@@ -37,30 +37,25 @@ class _Finder:
         # for a module that another thread is importing, and that thread for the lock.
         depth = 0
         try:
-            while True:
+            while depth < 99:
                 _imp.release_lock()
                 depth += 1
-        except RuntimeError:
+        except (AttributeError, RuntimeError):
             pass
         try:
             # Another thread that looks for one of the names waits until all is in place.
             with self.lock:
-                self._act_once()
-        finally:
-            for _ in range(depth):
-                _imp.acquire_lock()
-        return importlib.util.find_spec(name)
-
-    def _act_once(self) -> None:
-        action, self.action = self.action, None
-        if action is None:
-            return
-        try:
-            action()
+                action, self.action = self.action, None
+                if action is not None:
+                    action()
         except Exception as error:  # noqa: BLE001
             # The program has to run where this package is missing or broken.
             print(f"fast-axolotl: {self.otherwise}: {error}", file=sys.stderr)
-        self.is_done = True
+        finally:
+            self.is_done = True
+            for _ in range(depth):
+                _imp.acquire_lock()
+        return importlib.util.find_spec(name)
 
 
 def _accelerate() -> None:

@@ -206,16 +206,14 @@ def prepare_plugins(cfg: Any) -> NoReturn:
     """Before Axolotl's ``prepare_plugins``: our plugin, where the configuration has keys of ours.
 
     Someone who imports ``fast_axolotl`` or uses ``fast-axolotl run`` may set our keys without
-    naming the plugin; Axolotl would drop them. With ``use_ray`` the plugin comes along always, and
-    what the environment asks for with it: workers of a cluster that was there before have another
-    environment, but get the configuration, and load the plugins that it names.
+    naming the plugin; Axolotl would drop them. With ``use_ray`` it always comes, with what the
+    environment asks for: workers of a running cluster get the configuration, not the environment.
     """
     name_unknown_keys(cfg)
-    asked = order()
     if cfg.get("use_ray"):
         skip = [*(cfg.get("fast_axolotl_skip") or ()), *os.environ.get(SKIP, "").split(",")]
         cfg["fast_axolotl_skip"] = list(dict.fromkeys(filter(None, skip))) or None
-        if asked is not None and cfg.get("fast_axolotl_measure") is None:
+        if cfg.get("fast_axolotl_measure") is None and (asked := order()):
             cfg["fast_axolotl_measure"] = asked.run_dir
     listed = list(cfg.get("plugins") or [])
     has_keys = any(cfg.get(key) is not None for key in KEYS)

@@ -1,18 +1,15 @@
 """Ranks that wait for each other, and look at each other, without a collective.
 
-A collective ends the training when one rank comes later than its time-out (``ddp_timeout``, half an
-hour) allows. Axolotl's ranks load their datasets one after the other, behind a lock. The first one
-through goes on to a collective, and waits there for all that the others still do: to deduplicate
-once per rank, or to tokenise on a node where nothing is prepared. Here every rank that has its
-dataset waits for the others first, by asking the store of torch's launcher, which has no time-out.
-A line on stderr says who is waited for, at growing intervals.
+A collective ends the training when one rank comes later than its time-out (``ddp_timeout``) allows.
+Axolotl's ranks load their datasets one after the other, behind a lock. The first one through goes
+on to a collective, and waits there for all that the others still do: to deduplicate once per rank,
+or to tokenise on a node where nothing is prepared. Here it waits for the others first, by asking
+the store of torch's launcher, which has no time-out. A line on stderr says who is waited for.
 
 Ranks count themselves when they begin to load and when they have ended, and push a third counter
 while they work. Those without this package count nothing, so a wait is over when all that have
 begun have ended, or when nobody has pushed for a minute: then the collective decides, as in stock.
 Without a store (another launcher, before the process group is there) nobody waits here.
-
-The same store tells, when the training begins, which ranks run without this package.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from fast_axolotl._version import __version__
+from fast_axolotl import __version__
 from fast_axolotl.axolotl.patching import Final, NotAsked
 from fast_axolotl.system import node_name
 
@@ -41,7 +38,6 @@ _COMPARE_SECONDS = 5.0
 _PUSH_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
-
 _LOADS = itertools.count()
 
 
@@ -50,7 +46,6 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
     if _number("WORLD_SIZE", 1) < 2:
         raise NotAsked
     from axolotl.utils.data import lock as theirs
-    from filelock import Timeout
 
     board, lock = _Board(f"load-{next(_LOADS)}"), theirs.FileLock(str(self.lock_file_path))
     own, holder = _number("RANK"), f"holder on {node_name()}"
@@ -60,7 +55,7 @@ def load_in_turn(self: Any, load_fn: Callable[[], Any]) -> Any:
             try:
                 lock.acquire(timeout=next(pauses))
                 break
-            except Timeout:
+            except TimeoutError:
                 busy, local = board.count(holder) - 1, _number("LOCAL_RANK")
                 # One rank of a node says it.
                 if local == 0 or (local == 1 and busy in (-1, own - 1)):
@@ -94,9 +89,8 @@ def compare_ranks(cfg: Any, trainer: Any, resume_from_checkpoint: Any) -> NoRetu
     if len(here) < len(ranks) and here[:1] == [_number("RANK")]:
         _say(
             f"version {__version__} is not active on {_names(set(ranks) - set(here))} of "
-            f"{len(ranks)}, or not yet: Axolotl runs as it is there, and the other ranks wait for "
-            "it. Have the launcher pass on PYTHONPATH and FAST_AXOLOTL_RUN, or name the plugin in "
-            "the YAML"
+            f"{len(ranks)}, or not yet, and the others wait for what is slower there: have the "
+            "launcher pass on PYTHONPATH and FAST_AXOLOTL_RUN, or name the plugin in the YAML"
         )
     raise NotAsked
 
