@@ -20,7 +20,7 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, run_child
+from support.axolotl import AGAINST_AXOLOTL, PLUGIN, VERSION, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -101,7 +101,7 @@ def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
     done = start(*ours("axolotl", "preprocess", bench.write("run", bench.config("run"))))
     assert_same(bench.prepared("run"), as_it_is)
     first, last = lines(done)
-    assert first.startswith("fast-axolotl: Axolotl 0.19.0; accelerated: dedupe, save")
+    assert first.startswith(f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save")
     for name in ("dedupe ×1", "save ×1", "packing ×1", "long ×1"):
         assert name in last
     assert "Axolotl's own" not in last

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 
 from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.patching import (
+    ABSENT,
     Ledger,
     NotAsked,
     Patchwork,
@@ -226,18 +228,28 @@ def test_fingerprints_are_read_without_importing(host: Callable[[str], ModuleTyp
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "wanted"),
     [
-        "patchhost.work:no_such",
-        "patchhost.work:Box.no_such",
-        "patchhost.work:double.fill",
-        "patchhost.no_such:double",
-        "no_such_package:double",
-        "math:floor",
+        ("patchhost.work:no_such", ABSENT),
+        ("patchhost.work:Box.no_such", ABSENT),
+        ("patchhost.work:double.fill", ABSENT),
+        ("patchhost.no_such:double", ""),
+        ("no_such_package:double", ""),
+        ("math:floor", ""),
     ],
 )
-def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str) -> None:
-    assert fingerprint(name) == ""
+def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str, wanted: str) -> None:
+    assert fingerprint(name) == wanted
+
+
+def test_a_function_that_some_releases_do_not_have_may_be_relied_on(work: ModuleType) -> None:
+    newer = "patchhost.work:helper_of_the_next_release"
+    item = replace(DOUBLE, relies_on=("patchhost.work:helper", newer))
+    assert mismatch(item, familiar(DOUBLE)) == f"{newer} is not there"
+    patched(work, item)
+    assert work.double(4, scale=5) == ("ours", 4, 5)
+    gone = replace(DOUBLE, target=newer)
+    assert mismatch(gone, familiar(gone)) == f"{newer} is not there"
 
 
 def test_ours_answers_and_is_counted(work: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -32,6 +33,10 @@ AGAINST_AXOLOTL = [
 
 STOCK_AXOLOTL = [*AGAINST_AXOLOTL, pytest.mark.usefixtures("stock")]
 """Marks for tests that import the real Axolotl, with none of our patches in it."""
+
+VERSION = importlib.metadata.version("axolotl") if importlib.util.find_spec("axolotl") else "0.0"
+RELEASE = tuple(map(int, VERSION.split(".")[:2]))
+"""Major and minor number of the Axolotl that is installed."""
 
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 

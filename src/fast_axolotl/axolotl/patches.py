@@ -26,9 +26,12 @@ _FETCHER = "axolotl.monkeypatch.data.batch_dataset_fetcher"
 _STREAMING = "axolotl.utils.data.streaming"
 _CHAT = "axolotl.prompt_strategies.chat_template"
 _COMPLETION = "axolotl.prompt_strategies.completion"
+_ORPO = "axolotl.prompt_strategies.orpo.chat_template"
+_REWARD = "axolotl.prompt_strategies.bradley_terry.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
+_LOCK = "axolotl.utils.data.lock"
 
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
@@ -41,6 +44,7 @@ def _methods(owner: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{owner}.{name}" for name in names)
 
 
+_WRITES = _methods(_WRITER, "write_table", "write_batch", "_write_table", "_write_batch")
 _MAP_AND_FILTER = (
     *_methods(_DATASET, "map", "_map_single", "filter", "remove_columns", "_get_cache_file_path"),
     "datasets.arrow_dataset:transmit_format",
@@ -48,7 +52,7 @@ _MAP_AND_FILTER = (
     "datasets.arrow_dataset:_concatenate_map_style_datasets",
     "datasets.fingerprint:update_fingerprint",
     "datasets.fingerprint:format_kwargs_for_fingerprint",
-    *_methods(_WRITER, "write_table", "write_batch"),
+    *_WRITES,
 )
 """Hugging Face's ``map`` and ``filter``, with their caches and fingerprints."""
 
@@ -65,12 +69,19 @@ _TOKENIZER = (
 )
 """A call of a tokenizer."""
 
-_CHAT_ROWS = (
-    *_TOKENIZER,
+_TEMPLATES = (
     *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
     "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_alias_reasoning_fields",
+    "transformers.utils.chat_template_utils:_plain_template_data",
     "transformers.utils.chat_template_utils:_compile_jinja_template",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A conversation on its way to text."""
+
+_CHAT_ROWS = (
+    *_TOKENIZER,
+    *_TEMPLATES,
     *_methods(
         f"{_CHAT}:ChatTemplateStrategy",
         "__init__",
@@ -183,7 +194,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             *_methods(
                 _DATASET, "save_to_disk", "_save_to_disk_single", "_estimate_nbytes", "shard"
             ),
-            *_methods(_WRITER, "write_table", "finalize", "_build_schema"),
+            "datasets.arrow_writer:get_writer_batch_size_from_data_size",
+            *_methods(_WRITER, "write_table", "_write_table", "finalize", "_build_schema"),
         ),
     ),
     Replacement(
@@ -325,10 +337,33 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
             "axolotl.prompt_strategies.alpaca_w_system:"
             "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
-            "datasets.arrow_writer:ArrowWriter.write_batch",
-            "datasets.arrow_writer:ArrowWriter.write_table",
+            *_WRITES,
+            "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
+            "axolotl.prompt_strategies.stepwise_supervised:"
+            "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
+            f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
+            *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
+            f"{_REWARD}:BTChatTemplateStrategy",
+            f"{_TOKENIZER_BASE}.encode",
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
+        ),
+    ),
+    Replacement(
+        name="rl",
+        target=f"{_RL}:_map_dataset",
+        ours=f"{_OURS}.preferences:map_dataset",
+        relies_on=(
+            *_TEMPLATES,
+            "axolotl.prompt_strategies.dpo.chat_template:default",
+            "axolotl.prompt_strategies.dpo.chat_template:argilla_chat",
+            f"{_ORPO}:argilla",
+            "axolotl.utils.chat_templates.base:get_chat_template",
+            *_methods(_DATASET, "map", "_map_single", "_get_cache_file_path"),
+            "datasets.fingerprint:update_fingerprint",
+            *_methods(f"{_FORMATTING}:LazyRow", "format"),
+            *_methods(f"{_FORMATTING}:LazyDict", "__init__", "__getitem__", "__setitem__"),
+            *_methods(_WRITER, "write", "write_examples_on_file", "write_batch"),
         ),
     ),
     Replacement(
@@ -403,6 +438,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="resume",
         target="accelerate.data_loader:skip_first_batches",
         ours=f"{_OURS}.resume:skip_first_batches",
+    ),
+    Replacement(
+        name="ranks",
+        target=f"{_LOCK}:FileLockLoader.load",
+        ours=f"{_OURS}.ranks:load_in_turn",
+        relies_on=(
+            f"{_LOCK}:FileLockLoader.__init__",
+            f"{_LOCK}:FileLockLoader._increment_counter",
+        ),
+    ),
+    Replacement(
+        name="ranks",
+        target="axolotl.train:execute_training",
+        ours=f"{_OURS}.ranks:compare_ranks",
     ),
     Replacement(
         name="keys",

@@ -49,6 +49,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ABSENT",
     "LEDGER",
     "MARK",
     "Final",
@@ -69,6 +70,9 @@ LOG = logging.getLogger("fast_axolotl")
 
 MARK = "__fast_axolotl__"
 """The attribute by which a wrapper of ours is known."""
+
+ABSENT = "absent"
+"""Stands for a fingerprint where a release does not have a function that others have."""
 
 _MOST_REASONS = 20
 """Reasons kept for one replacement; more are counted under the last."""
@@ -333,7 +337,7 @@ class Reliance:
     """
 
     def __init__(self, names: Iterable[str], user: str) -> None:
-        self._waiting = list(names)
+        self._waiting = [name for name in names if fingerprint(name) != ABSENT]
         self._user = user
         self._found: list[tuple[str, Mapping[str, Any], str, Any]] = []
 
@@ -399,7 +403,7 @@ def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
     for name in (item.target, *item.relies_on):
         accepted = known.get(name, ())
         found = fingerprint(name)
-        if not found:
+        if not found or (found == ABSENT and (name == item.target or found not in accepted)):
             return f"{name} is not there"
         if found not in accepted:
             unfamiliar = unfamiliar or f"{name} is unfamiliar code"
@@ -632,14 +636,16 @@ def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:
 
 @functools.cache
 def fingerprint(name: str) -> str:
-    """SHA-256 of what ``module:qualname`` does, decorators included; empty if not found.
+    """SHA-256 of what ``module:qualname`` does, decorators included.
+
+    ``ABSENT`` where the module does not have it, empty where the module has no source file.
 
     Of its syntax tree, read from the file without importing it. Comments, docstrings, annotations
     and lines that only write to the log do not count, nor does the Python that parses.
     """
     text = textwrap.dedent("".join(_definition(name)))
     if not text:
-        return ""
+        return ABSENT if _source_path(name.partition(":")[0]) else ""
     parts: list[str] = []
     _describe(ast.parse(text).body[0], parts)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
