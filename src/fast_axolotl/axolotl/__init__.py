@@ -95,8 +95,6 @@ class _State:
     unfinished: set[str] = field(default_factory=set)
     """Modules that were still being imported when their turn came."""
     skip: set[str] = field(default_factory=set)
-    has_told: bool = False
-    """Whether it was said that not all replacements are active."""
 
 
 _STATE = _State()
@@ -328,15 +326,14 @@ def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
 
 
 def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:
-    """Change a module; where ours does not fit the first time, tell of how many that is true.
+    """Change a module; where ours does not fit, tell of how many that is true.
 
     With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
     """
     from fast_axolotl.axolotl.patching import LEDGER
 
-    if patchwork.apply(module, is_late=is_late) or _STATE.has_told:
+    if patchwork.apply(module, is_late=is_late):
         return
-    _STATE.has_told = True
     found = patchwork.check()
     line = inactive_line(found)
     if line and os.environ.get(RUN) != "1" and not LEDGER.is_worker:
