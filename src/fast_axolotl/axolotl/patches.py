@@ -26,9 +26,12 @@ _FETCHER = "axolotl.monkeypatch.data.batch_dataset_fetcher"
 _STREAMING = "axolotl.utils.data.streaming"
 _CHAT = "axolotl.prompt_strategies.chat_template"
 _COMPLETION = "axolotl.prompt_strategies.completion"
+_ORPO = "axolotl.prompt_strategies.orpo.chat_template"
+_REWARD = "axolotl.prompt_strategies.bradley_terry.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
+_LOCK = "axolotl.utils.data.lock"
 
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
@@ -66,14 +69,19 @@ _TOKENIZER = (
 )
 """A call of a tokenizer."""
 
-_CHAT_ROWS = (
-    *_TOKENIZER,
+_TEMPLATES = (
     *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
     "transformers.utils.chat_template_utils:render_jinja_template",
     "transformers.utils.chat_template_utils:_alias_reasoning_fields",
     "transformers.utils.chat_template_utils:_plain_template_data",
     "transformers.utils.chat_template_utils:_compile_jinja_template",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A conversation on its way to text."""
+
+_CHAT_ROWS = (
+    *_TOKENIZER,
+    *_TEMPLATES,
     *_methods(
         f"{_CHAT}:ChatTemplateStrategy",
         "__init__",
@@ -194,6 +202,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="lengths",
         target=f"{_LENGTHS}:get_dataset_lengths",
         ours=f"{_OURS}.data:get_dataset_lengths",
+        is_pure=True,
         relies_on=("datasets.arrow_dataset:Column.__iter__",),
     ),
     Replacement(
@@ -224,12 +233,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="pack",
         target=f"{_MULTIPACK}:pack_parallel",
         ours=f"{_OURS}.sampler:pack_parallel",
+        is_pure=True,
         relies_on=(f"{_MULTIPACK}:pack_group", f"{_MULTIPACK}:_process_group"),
     ),
     Replacement(
         name="sampler",
         target=f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
         ours=f"{_OURS}.sampler:generate_batches",
+        is_pure=True,
         relies_on=_BATCHES,
     ),
     Replacement(
@@ -246,24 +257,28 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="collators",
         target=_PLAIN_COLLATOR,
         ours=f"{_OURS}.collators:collate",
+        is_pure=True,
         relies_on=_PADDING,
     ),
     Replacement(
         name="collators",
         target=_PACK_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_V2_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs_v2",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_PRETRAINING_COLLATOR,
         ours=f"{_OURS}.collators:collate_pretraining",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__",
@@ -274,6 +289,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="fetch",
         target=f"{_FETCHER}:_MapDatasetFetcher.fetch",
         ours=f"{_OURS}.collators:fetch",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             _PACK_COLLATOR,
@@ -293,17 +309,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="spans",
         target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
         ours=f"{_OURS}.chat:diff_char_span",
+        is_pure=True,
     ),
     Replacement(
         name="chat",
         target=f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         ours=f"{_OURS}.chat:tokenize_prompt",
+        is_pure=True,
         relies_on=_CHAT_ROWS,
     ),
     Replacement(
         name="completion",
         target=f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
         ours=f"{_OURS}.prompts:tokenize_completions",
+        is_pure=True,
         relies_on=_COMPLETIONS,
     ),
     Replacement(
@@ -319,25 +338,52 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "axolotl.prompt_strategies.alpaca_w_system:"
             "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
             *_WRITES,
+            "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
+            "axolotl.prompt_strategies.stepwise_supervised:"
+            "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
+            f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
+            *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
+            f"{_REWARD}:BTChatTemplateStrategy",
+            f"{_TOKENIZER_BASE}.encode",
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
         ),
     ),
     Replacement(
         name="rl",
+        target=f"{_RL}:_map_dataset",
+        ours=f"{_OURS}.preferences:map_dataset",
+        relies_on=(
+            *_TEMPLATES,
+            "axolotl.prompt_strategies.dpo.chat_template:default",
+            "axolotl.prompt_strategies.dpo.chat_template:argilla_chat",
+            f"{_ORPO}:argilla",
+            "axolotl.utils.chat_templates.base:get_chat_template",
+            *_methods(_DATASET, "map", "_map_single", "_get_cache_file_path"),
+            "datasets.fingerprint:update_fingerprint",
+            *_methods(f"{_FORMATTING}:LazyRow", "format"),
+            *_methods(f"{_FORMATTING}:LazyDict", "__init__", "__getitem__", "__setitem__"),
+            *_methods(_WRITER, "write", "write_examples_on_file", "write_batch"),
+        ),
+    ),
+    Replacement(
+        name="rl",
         target=f"{_RL}:_drop_long_sequences",
         ours=f"{_OURS}.tokenizers:drop_long_sequences",
+        is_pure=True,
         relies_on=(*_TOKENIZER, "axolotl.utils.schemas.enums:RLType"),
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_streaming",
         ours=f"{_OURS}.encoders:encode_streaming",
+        is_pure=True,
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_packed_streaming",
         ours=f"{_OURS}.encoders:encode_packed_streaming",
+        is_pure=True,
         relies_on=(
             *_BATCHES,
             f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
@@ -392,6 +438,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="resume",
         target="accelerate.data_loader:skip_first_batches",
         ours=f"{_OURS}.resume:skip_first_batches",
+    ),
+    Replacement(
+        name="ranks",
+        target=f"{_LOCK}:FileLockLoader.load",
+        ours=f"{_OURS}.ranks:load_in_turn",
+        relies_on=(
+            f"{_LOCK}:FileLockLoader.__init__",
+            f"{_LOCK}:FileLockLoader._increment_counter",
+        ),
+    ),
+    Replacement(
+        name="ranks",
+        target="axolotl.train:execute_training",
+        ours=f"{_OURS}.ranks:compare_ranks",
     ),
     Replacement(
         name="keys",
