@@ -20,6 +20,7 @@ from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
 from fast_axolotl.axolotl.patching import MARK, Patchwork, Reliance, Replacement, mismatch
 from support.axolotl import (
     AGAINST_AXOLOTL,
+    RELEASE,
     VERSION,
     Later,
     byte_tokenizer,
@@ -31,7 +32,7 @@ pytestmark = AGAINST_AXOLOTL
 
 FITTING = tuple(item for item in REPLACEMENTS if not mismatch(item, KNOWN))
 """What can be replaced in the Axolotl that is installed; all of it in the newest, see below."""
-PURE = {item.target for item in REPLACEMENTS if item.is_pure}
+PURE = {item.target for item in FITTING if item.is_pure}
 MODULES = tuple(dict.fromkeys(item.module for item in REPLACEMENTS))
 USERS = (
     "axolotl.utils.data.sft",
@@ -218,7 +219,8 @@ def use_everything(number: int) -> None:
         completion.CompletionPrompter(), letters, False, 64, max_length=64
     ).tokenize_prompt({"text": texts})
     for place in range(40):
-        strategy._diff_char_span(f"one {place} two", f"one {number} two")
+        if RELEASE >= (0, 19):
+            strategy._diff_char_span(f"one {place} two", f"one {number} two")
         sample = {"prompt": texts[0] * (place + 1), "chosen": "a day", "rejected": texts[1]}
         rl = Later("axolotl.utils.data.rl")
         rl._drop_long_sequences(sample, rl.RLType.DPO, letters, 64)
@@ -251,7 +253,7 @@ def test_a_trial_of_every_function_without_side_effects_finds_it_equal(
         for target in PURE:
             assert found[target].trial.startswith("equal in"), (found[target], target)
             assert found[target].state == "active"
-        active = {item.target for item in REPLACEMENTS} - PURE
+        active = {item.target for item in FITTING} - PURE
         assert all(found[target].trial == "" for target in active)
         # The last round is ours alone.
         assert all(found[target].calls for target in PURE)
