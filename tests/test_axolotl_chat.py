@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
 WORDS = [
-    *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a"),
-    *("<|im_end|>", "</s>", " ", "\n", "  ", "ünï", "🙂", "日本", "</think>", "<think>"),
+    *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a", "7"),
+    *("<|im_end|>", "</s>", " ", "\n", "  ", "ünï", "🙂", "日本", "</think>", "<think>", "<s>"),
+    *("{{", "{% if %}", "<tool_response>", "</tool_response>", "<|channel>", "<channel|>", "\x00"),
+    *("'", '"', "<reasoning>", "</reasoning>", "<|begin_of_thought|>", "<|end_of_thought|>"),
+    *("<|begin_of_solution|>", "<|end_of_solution|>"),
 ]
 CONTENTS = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
 
@@ -56,6 +60,8 @@ ASKS = {
     "attribute": "{% if m.content.parts is defined %}h{% endif %}{{ m.content }}",
     "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
     "default": "{{ m.content|default('none', true) }}",
+    "number": "{% if m.content|length is number and m.content|length in [5, 1] %}h{% endif %}"
+    "{{ m.content }}",
     "partition": "{{ m.content.partition('l')[2] }}",
     "tojson": "{{ m.content|tojson }}",
     "list of pieces": "{% for x in m.content.split('l') %}{{ x|trim }}.{% endfor %}",
@@ -83,6 +89,10 @@ LOOKS_INSIDE = {
     "message": "{{ m }}",
     "training": "{% if m.training is defined %}h{% endif %}{{ m.content }}",
     "escaped": "{% if m.content is escaped %}h{% endif %}{{ m.content }}",
+    "written length": "{{ m.content|length }}{{ m.content }}",
+    "calculated length": "{{ (m.content|length - 1) * 2 }}{{ m.content }}",
+    "true length": "{% if m.content|length %}h{% endif %}{{ m.content }}",
+    "length in a dict": "{{ {5: 'h'}[m.content|length] }}{{ m.content }}",
     "safe inside": "{{ '<' + m.content|safe }}",
     "time": "{{ strftime_now('%H') }}{{ m.content }}",
 }
@@ -207,20 +217,174 @@ CONVERSATIONS = st.lists(
     rows=st.lists(CONVERSATIONS, min_size=1, max_size=4),
     eos=st.sampled_from(["turn", "all", "last", "none"]),
     eot=st.sampled_from(["turn", "all", "last", "none"]),
-    template=st.sampled_from([*COPIES.values(), *LOOKS_INSIDE.values(), ""]),
+    template=st.sampled_from([*COPIES.values(), *ASKS.values(), *LOOKS_INSIDE.values(), ""]),
 )
 def test_random_conversations_under_random_templates(
     rows: Any, eos: str, eot: str, template: str
 ) -> None:
     body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
     whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    strategy = make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"])
-    batch = {"messages": rows}
-    try:
-        got = tokenize_prompt(strategy, batch)
-    except Unfamiliar:
-        return  # turns that Axolotl looks for by comparing tokens
-    assert got == strategy.tokenize_prompt(batch)
+    check(
+        make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"]),
+        {"messages": rows},
+    )
+
+
+def shipped_templates() -> list[str]:
+    found = importlib.util.find_spec("axolotl")
+    if found is None:
+        return []
+    folder = Path(found.submodule_search_locations[0]) / "utils/chat_templates/templates"
+    return sorted(path.stem for path in folder.glob("*.jinja"))
+
+
+def shipped(name: str) -> str:
+    folder = Path(chat.__file__).parents[1] / "utils/chat_templates/templates"
+    return (folder / f"{name}.jinja").read_text()
+
+
+VALUES = st.recursive(
+    CONTENTS | st.sampled_from([1, 2.5, True, False, None]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=4,
+)
+DETAILS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "begin_offset": st.integers(0, 9),
+            "end_offset": st.integers(0, 12),
+            "train": st.booleans(),
+        }
+    ),
+    max_size=2,
+)
+PARTS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.just("text"), "text": CONTENTS},
+        optional={"train": st.booleans(), "weight": st.sampled_from([0, 1])},
+    ),
+    max_size=2,
+)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from("fg"),
+                    "arguments": VALUES
+                    | st.dictionaries(st.sampled_from("ab"), VALUES).map(json.dumps)
+                    | st.dictionaries(st.sampled_from("ab"), CONTENTS),
+                }
+            )
+        },
+        optional={"id": st.just("123456789"), "type": st.just("function")},
+    ),
+    max_size=2,
+)
+TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from("fg"),
+                    "description": CONTENTS,
+                    "parameters": st.fixed_dictionaries(
+                        {
+                            "type": st.just("object"),
+                            "properties": st.dictionaries(
+                                st.sampled_from("abc"),
+                                st.fixed_dictionaries(
+                                    {
+                                        "type": st.sampled_from(["string", "array", "object"]),
+                                        "description": CONTENTS,
+                                    }
+                                ),
+                                max_size=2,
+                            ),
+                        },
+                        optional={"required": st.lists(st.sampled_from("abc"), max_size=2)},
+                    )
+                    | VALUES.map(json.dumps),
+                }
+            ),
+        }
+    ),
+    max_size=2,
+)
+
+
+@st.composite
+def conversations(draw: Any) -> Any:
+    """Mostly with roles in an order that templates allow; half of them hold texts only."""
+    pair = ["user", "assistant"]
+    orders = [pair, pair * 2, ["system", *pair], [*pair, "tool", "assistant"], ["human", "gpt"]]
+    roles = draw(st.sampled_from(orders) | st.lists(st.sampled_from([*pair, "system"]), min_size=1))
+    is_plain, turns = draw(st.booleans()), []
+    for role in roles:
+        message = turn(role, draw(CONTENTS if is_plain else CONTENTS | CONTENTS | PARTS))
+        if role == "tool":
+            message |= {"tool_call_id": "123456789", "name": "f"}
+        beside = {"train": st.sampled_from([True, False, None, 0]), "name": st.just("ann")}
+        if not is_plain:
+            beside |= {"detail": DETAILS, "reasoning_content": CONTENTS | PARTS}
+            beside |= {"tool_calls": CALLS} if role == "assistant" else {}
+        turns.append(message | draw(st.fixed_dictionaries({}, optional=beside)))
+    return turns
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "train_on_eos": st.sampled_from(["turn", "all", "last", "none", None]),
+        "train_on_eot": st.sampled_from([None, "turn", "all", "last"]),
+        "roles_to_train": st.sampled_from([["assistant"], ["assistant"], ["human", "gpt"], []]),
+        "train_on_inputs": st.booleans(),
+        "split_thinking": st.booleans(),
+    }
+)
+PROMPTER = st.fixed_dictionaries(
+    {"message_field_training_detail": st.just("detail")},
+    optional={
+        "drop_system_message": st.just(True),
+        "chat_template_kwargs": st.sampled_from([{"enable_thinking": True}, {"skip_think": False}]),
+        "template_thinking_key": st.just("thinking"),
+        "message_property_mappings": st.just({"role": "from", "content": "value"}),
+    },
+)
+
+
+@pytest.mark.parametrize("name", shipped_templates())
+def test_shipped_templates_with_hostile_contents_and_all_options(name: str) -> None:
+    """``FAST_AXOLOTL_FUZZ=500`` tries so many examples for each template."""
+    text = shipped(name)
+
+    @settings(
+        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "8")),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        rows=st.lists(st.tuples(conversations(), st.none() | TOOLS), min_size=1, max_size=2),
+        system=st.none() | CONTENTS,
+        options=OPTIONS,
+        prompter=PROMPTER,
+    )
+    def compare(rows: Any, system: Any, options: Any, prompter: Any) -> None:
+        strategy = make_strategy(text, prompter=prompter, **options)
+        batch: dict[str, Any] = {"messages": [messages for messages, _ in rows]}
+        if "message_property_mappings" in prompter:
+            names = {"role": "from", "content": "value"}
+            batch["messages"] = [
+                [{names.get(key, key): value for key, value in message.items()} for message in row]
+                for row in batch["messages"]
+            ]
+        if any(tools for _, tools in rows):
+            batch["tools"] = [tools for _, tools in rows]
+        if system is not None:
+            batch["system"] = [system] * len(rows)
+        check(strategy, batch)
+
+    compare()
 
 
 def plans_in(place: Any) -> list[Any]:
@@ -242,25 +406,13 @@ def test_a_template_has_a_plan_only_if_its_questions_can_be_noted(name: str) -> 
     strategy = make_strategy(template)
     check(strategy, {"messages": rows})
     renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
-    plans = [plan for tree in renderer.trees.values() for plan in plans_in(tree)]
-    assert all(plans) == any(plans) == (name not in LOOKS_INSIDE)
+    # Until 0.18 conversations are also rendered up to a turn.
+    trees = [tree for shape, tree in renderer.trees.items() if len(shape) == 1 + len(rows[0])]
+    plans = [plan for tree in trees for plan in plans_in(tree)]
+    assert (all(plans) and bool(plans)) == any(plans) == (name not in LOOKS_INSIDE)
     if name in COPIES:
-        # Until 0.18 the conversation up to each trained turn is rendered, too.
-        assert len(plans) == (1 if RELEASE >= (0, 19) else 2)
+        assert len(plans) == 1
         assert not plans[0].questions
-
-
-def shipped_templates() -> list[str]:
-    found = importlib.util.find_spec("axolotl")
-    if found is None:
-        return []
-    folder = Path(found.submodule_search_locations[0]) / "utils/chat_templates/templates"
-    return sorted(path.stem for path in folder.glob("*.jinja"))
-
-
-def shipped(name: str) -> str:
-    folder = Path(chat.__file__).parents[1] / "utils/chat_templates/templates"
-    return (folder / f"{name}.jinja").read_text()
 
 
 @pytest.mark.parametrize("name", shipped_templates())

@@ -182,21 +182,8 @@ def update(page: str) -> str:
     return f"{before}{BEGIN}{table(stacks)}{END}{after}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stack", action="append", help=f"one or more of, or like, {STACKS}")
-    parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "axolotl-matrix")
-    parser.add_argument(
-        "--torch", default="2.13.0", help="its version; a build without CUDA will do"
-    )
-    options = parser.parse_args()
-    path = newest_result()
-    found = json.loads(path.read_text(encoding="utf-8"))["stacks"] if path else []
-    stacks = {item["stack"]: item for item in found}
-    for stack in options.stack or STACKS:
-        folder = options.work.absolute() / stack
-        make_environment(stack, folder, options.torch)
-        stacks[stack] = examine(stack, folder)
+def save(stacks: dict[str, dict[str, Any]]) -> None:
+    """A result file of today, and the table."""
     now = datetime.datetime.now(datetime.UTC)
     result = {
         "title": "axolotl-matrix",
@@ -207,6 +194,22 @@ def main() -> None:
     path = RESULTS / f"{now:%Y-%m-%d}-axolotl-matrix.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stack", action="append", help=f"one or more of, or like, {STACKS}")
+    parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "axolotl-matrix")
+    parser.add_argument("--torch", default="2.13.0", help="its version, with CUDA or without")
+    options = parser.parse_args()
+    path = newest_result()
+    found = json.loads(path.read_text(encoding="utf-8"))["stacks"] if path else []
+    stacks = {item["stack"]: item for item in found}
+    for stack in options.stack or STACKS:
+        folder = options.work.absolute() / stack
+        make_environment(stack, folder, options.torch)
+        stacks[stack] = examine(stack, folder)
+        save(stacks)
 
 
 if __name__ == "__main__":

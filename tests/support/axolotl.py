@@ -20,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import fast_axolotl
+from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
+from fast_axolotl.axolotl.patching import mismatch
 
 AGAINST_AXOLOTL = [
     pytest.mark.skipif(
@@ -45,6 +47,16 @@ EQUAL_TO_STOCK = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """A mark for tests of a replacement that does not fit every release."""
+    reasons = [
+        mismatch((item.target, *item.relies_on), KNOWN)
+        for item in REPLACEMENTS
+        if item.name == name
+    ]
+    return pytest.mark.skipif(any(reasons), reason=f"{name} is left to stock: {max(reasons)}")
 
 
 class Later:

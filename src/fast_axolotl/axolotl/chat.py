@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, takewhile
@@ -47,7 +47,14 @@ from types import FunctionType
 from typing import Any
 
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.templates import Clock, Inputs, Plan, Renderer, find_renderer
+from fast_axolotl.axolotl.templates import (
+    NOT_SHOWN,
+    Clock,
+    Inputs,
+    Plan,
+    Renderer,
+    find_renderer,
+)
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
@@ -91,8 +98,14 @@ _RESERVED = frozenset(
 """Names that ``apply_chat_template`` would not hand through to the template."""
 
 _PLAIN = (str, bool, int, float)
-_LOGS = ("get_conversation_thread", "transform_message", "_get_tools", "_get_messages")
-"""Methods between a row and its turns; they log."""
+_MAKE_TURNS = (
+    "_convert_content_parts",
+    "_get_messages",
+    "_get_tools",
+    "get_conversation_thread",
+    "transform_message",
+)
+"""Methods between a row and its turns."""
 
 _LAST_IS_NOT_TRAINED = (
     "Last turn is not trainable, skipping having to find the turn indices. "
@@ -139,10 +152,10 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
     columns = _columns(strategy.prompter, prompt)
     numbers = range(len(columns[strategy.prompter.field_messages]))
     while True:
-        batch.clock = batch.renderer.clock()
         rows = [batch.prepare(columns, number) for number in numbers]
         if batch.clock.is_right():
             break
+        batch.clock = batch.renderer.clock()
     set_truncation(batch.tokenizer, None)
     texts = [row.text for row in rows if type(row) is _Row]
     encodings = encode_texts(batch.backend, texts, add_special_tokens=False, offsets=True)
@@ -177,6 +190,23 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass(slots=True)
+class _Log:
+    """Stands in for Axolotl's log: keeps the lines of the row in hand until it is done."""
+
+    log: Any
+    lines: list[Callable[[], None]] = field(default_factory=list)
+
+    def warning(self, *message: Any) -> None:
+        self.lines.append(partial(self.log.warning, *message))
+
+    def debug(self, *_: Any) -> None:
+        pass
+
+    def error(self, *_: Any) -> None:
+        """After an error the row is given up, and Axolotl's own method logs it."""
+
+
+@dataclass(slots=True)
 class _Batch:
     """What is the same for all rows."""
 
@@ -184,7 +214,6 @@ class _Batch:
     tokenizer: Any
     backend: Any
     renderer: Renderer
-    log: Any
     eos: int
     is_mistral: bool
     trains_all_ends: bool
@@ -192,13 +221,12 @@ class _Batch:
     compares_tokens: bool
     """Whether turns are found by the tokens before them, as until 0.18."""
     aliases: tuple[str, ...]
-    """Keys of a message that transformers, since 5.17 or so, copies to one another."""
-    to_turns: Any = None
-    """The strategy with a log that goes into ``lines``, and the prompter so."""
-    to_details: Any = None
-    lines: list[Callable[[], None]] = field(default_factory=list)
-    """Log lines of the row in hand, to be written when it is done."""
-    clock: Clock = field(default_factory=lambda: Clock(None))
+    """Keys of a message that newer transformers copy to one another."""
+    note: _Log
+    to_turns: Any
+    """The strategy with methods that log to ``note``, and the prompter so."""
+    to_details: Any
+    clock: Clock
 
     @classmethod
     def open(cls, strategy: Any) -> _Batch:
@@ -236,36 +264,36 @@ class _Batch:
             raise Unfamiliar("the chat template is given arguments of apply_chat_template")
         arguments = {**tokenizer.special_tokens_map, **options}
         template = tokenizer.get_chat_template(prompter.chat_template, None)
-        batch = cls(
+        note = _Log(chat_template.LOG)
+        names = {**vars(chat_template), "LOG": note}
+        renderer = find_renderer(template, arguments)
+        return cls(
             strategy=strategy,
             tokenizer=tokenizer,
             backend=backend,
-            renderer=find_renderer(template, arguments),
-            log=chat_template.LOG,
+            renderer=renderer,
             eos=tokenizer.eos_token_id,
             is_mistral="mistral" in tokenizer.name_or_path.lower(),
             trains_all_ends="all" in (strategy.train_on_eos, strategy.train_on_eot),
             template=template,
             compares_tokens=compares_tokens,
             aliases=getattr(chat_template_utils, "_REASONING_FIELDS", ()),
+            note=note,
+            to_turns=_with_names(strategy, _MAKE_TURNS, names),
+            to_details=_with_names(prompter, ("adjust_train_details",), names),
+            clock=renderer.clock(),
         )
-        names = {**vars(chat_template), "LOG": _Log(batch)}
-        methods = [*_LOGS, "_convert_content_parts"]
-        methods = [name for name in methods if hasattr(strategy, name)]
-        batch.to_turns = _with_names(strategy, methods, names)
-        batch.to_details = _with_names(prompter, ("adjust_train_details",), names)
-        return batch
 
     def prepare(self, columns: dict[str, list[Any]], number: int) -> _Row | str:
         """A row's turns and text; or why it cannot be done."""
-        self.lines = []
+        self.note.lines = []
         try:
             turns, tools = self.turns(columns, number)
             inputs = turns, tools, self.clock
             plan, text = self.render(inputs)
         except Exception as error:  # noqa: BLE001  Axolotl decides what the caller sees
             return _reason(error)
-        return _Row(self, inputs, plan, text, self.lines)
+        return _Row(self, inputs, plan, text, self.note.lines)
 
     def turns(self, columns: dict[str, list[Any]], number: int) -> tuple[list[Turn], Any]:
         """``get_conversation_thread`` and ``_get_tools`` after ``remove_none_values``."""
@@ -273,7 +301,9 @@ class _Batch:
 
         prompter = self.strategy.prompter
         fields = (prompter.field_messages, prompter.field_system, prompter.field_tools)
-        messages, system, tools = [columns.get(name, _NONE)[number] for name in fields]
+        messages, system, tools = [
+            columns[name][number] if name in columns else None for name in fields
+        ]
         turns = _plain_turns(self.strategy, messages)
         if turns is None or (system is not None and type(system) is not str):
             row = {n: remove_none_values(columns[n][number]) for n in fields if n in columns}
@@ -306,37 +336,8 @@ class _Batch:
             raise Unfamiliar("the chat template renders nothing")
         return plan, text
 
-    def warn(self, message: str) -> None:
-        self.lines.append(partial(self.log.warning, message))
 
-
-class _Nones:
-    """A column that is not there."""
-
-    def __getitem__(self, number: int) -> None:
-        return None
-
-
-_NONE: Any = _Nones()
-
-
-@dataclass(slots=True)
-class _Log:
-    """Stands in for Axolotl's log in its methods that make turns."""
-
-    batch: _Batch
-
-    def debug(self, *_: Any) -> None:
-        pass
-
-    def warning(self, *message: Any) -> None:
-        self.batch.lines.append(partial(self.batch.log.warning, *message))
-
-    def error(self, *message: Any) -> None:
-        self.batch.lines.append(partial(self.batch.log.error, *message))
-
-
-def _with_names(owner: Any, methods: Sequence[str], names: dict[str, Any]) -> Any:
+def _with_names(owner: Any, methods: tuple[str, ...], names: dict[str, Any]) -> Any:
     """The same object with methods that know other global names."""
     changed: dict[str, Any] = {}
     for name in methods:
@@ -372,7 +373,7 @@ class _Row:
     def label(self) -> list[int]:
         """The ids that are trained on, and -100 for the others: ``_tokenize_single_prompt``."""
         ids, strategy, turns = self.ids, self.batch.strategy, self.inputs[0]
-        self.batch.lines = self.lines
+        self.batch.note.lines = self.lines
         thinking, last = strategy.prompter.template_thinking_key, len(turns) - 1
         if not ids:
             raise Unfamiliar("a conversation has no tokens")
@@ -389,7 +390,7 @@ class _Row:
                     train = bool(detail) or bool(reasoning_detail)
             if not train and not self.batch.trains_all_ends:
                 if index == last:
-                    self.batch.warn(_LAST_IS_NOT_TRAINED)
+                    self.batch.note.warning(_LAST_IS_NOT_TRAINED)
                 continue
             reasons = bool(thinking) and turn.get(thinking) is not None
             start, end = self.find(index, bool((detail or reasoning_detail) and reasons), False)
@@ -417,7 +418,7 @@ class _Row:
         tokenizer = self.batch.tokenizer
         if too_long(tokenizer, len(ids)):
             warn = tokenizer._eventual_warn_about_too_long_sequence
-            self.batch.lines.append(partial(warn, ids, None, True))
+            self.lines.append(partial(warn, ids, None, True))
 
     def label_details(self, labels: list[int], first: int, text: Any, details: Any) -> None:
         """Labels of a turn of which parts are trained: ``get_offsets_for_train_detail``."""
@@ -427,12 +428,15 @@ class _Row:
         (encoding,) = batch.backend.encode_batch([text], add_special_tokens=False)
         self.note_length(encoding.ids)
         starts = [start for start, _ in encoding.offsets]
-        offsets = [*zip(starts, [start - 1 for start in starts[1:]] + [len(text) - 1], strict=True)]
-        adjusted = batch.to_details.adjust_train_details(details, offsets)
-        ranges = [(d["begin_offset"], d["end_offset"]) for d in adjusted if d["train"]]
-        for place, (start, end) in enumerate(offsets, first):
-            if place < len(labels) and any(b <= start and end <= e for b, e in ranges):
-                labels[place] = self.ids[place]
+        ends = [*[start - 1 for start in starts[1:]], len(text) - 1]
+        if starts != sorted(starts):
+            raise Unfamiliar("the tokens of a text are not in its order")
+        offsets = [*zip(starts, ends, strict=True)]
+        for part in batch.to_details.adjust_train_details(details, offsets):
+            if part["train"]:
+                start = first + bisect_left(starts, part["begin_offset"])
+                end = min(first + bisect_right(ends, part["end_offset"]), len(labels))
+                labels[start:end] = self.ids[start:end]
 
     def ends_after(self, end: int) -> tuple[int, int]:
         """The first end-of-turn and end token that follow a turn closely, or -1.
@@ -466,10 +470,12 @@ class _Row:
             if start >= len(self.offsets):
                 raise Unfamiliar("a turn lies behind the last token")
         if end < start:
-            self.batch.warn(f"Content end boundary is before start boundary for turn {index}")
+            self.batch.note.warning(
+                f"Content end boundary is before start boundary for turn {index}"
+            )
             return -1, -1
         if end == start:
-            self.batch.warn(
+            self.batch.note.warning(
                 f"Content end boundary is the same as start boundary for turn {index}. "
                 "This is likely an empty turn."
             )
@@ -503,7 +509,7 @@ class _Row:
         start, rest = _num_alike(own, ids), _num_alike(own[::-1], ids[::-1])
         for num_alike, side in ((start, "start"), (rest, "end")):
             if num_alike == min(len(own), len(ids)):
-                batch.warn(f"Could not find content {side} boundary for turn {index}")
+                batch.note.warning(f"Could not find content {side} boundary for turn {index}")
                 return -1, -1
         return start, len(own) - rest
 
@@ -512,7 +518,7 @@ class _Row:
     ) -> tuple[int, int]:
         """Characters of a turn, from and to: ``_find_turn_from_text``."""
         plan, turns = self.plan, self.inputs[0]
-        is_plain = len(turns[index]) - ("training" in turns[index]) == 2
+        is_plain = len(turns[index].keys() - NOT_SHOWN) == 2
         if plan is not None and is_plain and all(plan.copies(index, s) for s in _SENTINELS):
             if not self.starts:
                 self.fillings = plan.fillings(self.inputs)

@@ -28,6 +28,7 @@ do documents, and dates with hours: a template that asks for the time is unfamil
 
 from __future__ import annotations
 
+import operator
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ from typing import Any, NoReturn
 
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = ["Clock", "Inputs", "Plan", "Renderer", "find_renderer"]
+__all__ = ["NOT_SHOWN", "Clock", "Inputs", "Plan", "Renderer", "find_renderer"]
 
 Inputs = tuple[list[dict[str, Any]], Any, Callable[[str], str]]
 """What a template sees of a conversation: its messages, tools or None, and the clock."""
@@ -65,7 +66,7 @@ _MARK = f"\x00\ue0a1{secrets.token_hex(8)}"
 """Begins a hole in what a template writes; no text and no template can know it."""
 _WRITTEN = re.compile(f"{_MARK}([^\x00]*)\x00")
 
-_NOT_SHOWN = ("label", "training", "training_detail", "reasoning_training_detail")
+NOT_SHOWN = frozenset({"label", "training", "training_detail", "reasoning_training_detail"})
 """Keys of a message that its stand-in does not have; a template that reads them is no plan."""
 
 _DATES = re.compile(r"(?:[^%]|%-?[aAbBdeFhjmuUVwWxyYGg%])*")
@@ -80,7 +81,7 @@ _TEXT_METHODS = (
     " startswith strip swapcase title upper"
 )
 
-_MOST_PLANS = 4096
+_MOST_PLANS = 1024
 _MOST_RENDERERS = 64
 _COMPARED = 256
 """Plans of a template that are all compared with a real render; later ones now and then."""
@@ -286,6 +287,7 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     beside.concat = _concat
     beside.filters = {k: v for k, v in environment.filters.items() if k not in _UNSTEADY + _MARKUP}
     beside.filters |= {"tojson": partial(_tojson, environment.filters["tojson"]), "join": _join}
+    beside.filters |= {"length": _length, "count": _length}
     beside.globals = {k: v for k, v in environment.globals.items() if k not in _UNSTEADY}
     beside.tests = {k: v for k, v in environment.tests.items() if k != "sameas"}
     for name in ("sequence", "iterable"):
@@ -338,7 +340,7 @@ def _shape(inputs: Inputs) -> Any:
         if len(message) == 2 and type(role) is type(message.get("content")) is str:
             shape.append(role)
             continue
-        kinds = [(k, _kind(v)) for k, v in message.items() if k not in _NOT_SHOWN]
+        kinds = [(k, _kind(v)) for k, v in message.items() if k not in NOT_SHOWN]
         if type(role) is not str or ("unknown" in [kind for _, kind in kinds]):
             return None
         shape.append(role if len(kinds) == 2 and ("content", "str") in kinds else (role, *kinds))
@@ -377,7 +379,7 @@ class _Run:
             for key, value in message.items():
                 get = partial(_message_value, index, key)
                 self.contents += [get] if key == "content" else []
-                if key in _NOT_SHOWN:
+                if key in NOT_SHOWN:
                     continue
                 kind = type(value)
                 is_plain = key == "role" or kind not in (str, dict, list)
@@ -533,6 +535,10 @@ def _keys(value: Any) -> tuple[Any, ...]:
     return keys if all(type(key) is str for key in keys) else (_MISSING,)
 
 
+def _dict(hole: _Hole) -> dict[str, Any]:
+    return {key: hole[key] for key in hole}
+
+
 def _get(hole: _Hole, key: Any, default: Any = None) -> Any:
     try:
         return hole[key]
@@ -540,16 +546,32 @@ def _get(hole: _Hole, key: Any, default: Any = None) -> Any:
         return default
 
 
-def _items(hole: _Hole) -> list[tuple[Any, Any]]:
-    return [(key, hole[key]) for key in hole]
-
-
 _MAPPING: dict[str, Callable[..., Any]] = {
     "get": _get,
-    "items": _items,
-    "keys": list,
-    "values": lambda hole: [value for _, value in _items(hole)],
+    "items": lambda hole: _dict(hole).items(),
+    "keys": lambda hole: _dict(hole).keys(),
+    "values": lambda hole: _dict(hole).values(),
 }
+
+
+class _Length:
+    """The length of a hole, to be compared: a question that most texts answer alike."""
+
+    __slots__ = ("hole",)
+    __hash__ = _look_inside
+
+    def __init__(self, hole: _Hole) -> None:
+        self.hole = hole
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "__class__":
+            raise _LooksInside
+        return int
+
+
+def _compare(compare: Callable[[int, Any], bool], length: _Length, other: Any) -> bool:
+    hole = object.__getattribute__(length, "hole")
+    return bool(_ask(hole, lambda value, other: compare(len(value), other), other))
 
 
 def _call(hole: _Hole, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -566,10 +588,10 @@ def _call(hole: _Hole, name: str, *args: Any, **kwargs: Any) -> Any:
         return _Hole(run, str, ((call, messages),))
     if type(result) in (bool, int):
         return run.ask(call, messages)
-    return [
+    return type(result)(
         _Hole(run, str, ((lambda inputs, index=index: call(inputs)[index], messages),))
         for index in range(run.ask(lambda inputs: len(call(inputs)), messages))
-    ]
+    )
 
 
 def _ask(hole: _Hole, question: Callable[..., Any], *other: Any) -> Any:
@@ -601,6 +623,10 @@ def _join(values: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
     for index, value in enumerate(values):
         whole = whole + (d if index else "") + (value if type(value) is _Hole else str(value))
     return whole
+
+
+def _length(value: Any) -> Any:
+    return _Length(value) if type(value) is _Hole else len(value)
 
 
 def _is_sequence(test: Callable[[Any], bool], value: Any) -> bool:
@@ -670,18 +696,26 @@ class _Message(dict[str, Any]):
 
 
 def _shown(key: Any) -> str:
-    if type(key) is not str or key in _NOT_SHOWN:
+    if type(key) is not str or key in NOT_SHOWN:
         raise _LooksInside
     return key
 
 
 _ABOUT_VALUES = (
-    "str repr format lt le gt ge mod rmod mul rmul reversed"
+    "str repr format mod rmod mul rmul reversed"
     " int float complex index bytes round trunc floor ceil abs neg pos invert"
 )
 _ABOUT_KEYS = "str repr format len iter reversed or ror ior"
 for _name in _ABOUT_VALUES.split():
     setattr(_Hole, f"__{_name}__", _look_inside)
+    setattr(_Length, f"__{_name}__", _look_inside)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    if _name not in ("eq", "ne"):
+        setattr(_Hole, f"__{_name}__", _look_inside)
+    _method = partial(_compare, getattr(operator, _name))
+    setattr(_Length, f"__{_name}__", lambda *args, method=_method: method(*args))
+for _name in ("bool", "add", "radd", "sub", "rsub"):
+    setattr(_Length, f"__{_name}__", _look_inside)
 for _name in _ABOUT_KEYS.split():
     setattr(_Message, f"__{_name}__", _look_inside)
 for _name in ("keys", "values", "items", "copy", "setdefault", "pop", "popitem", "update"):
