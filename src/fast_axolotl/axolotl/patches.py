@@ -30,6 +30,9 @@ _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
 
+_TRL = "trl.trainer"
+_TRL_DATA = "trl.data_utils"
+
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
 _FORMATTING = "datasets.formatting.formatting"
@@ -160,6 +163,19 @@ _STREAMS = (
     "datasets.utils.sharding:_split_gen_kwargs",
 )
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
+
+_TRL_ROWS = (
+    f"{_TRL_DATA}:_tokenize",
+    f"{_TRL_DATA}:is_conversational",
+    *_MAP_AND_FILTER,
+    "datasets.arrow_writer:OptimizedTypedSequence.__init__",
+    *_TOKENIZER,
+    *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
+    "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_compile_jinja_template",
+    "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A row of TRL's trainers on its way to tokens."""
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
@@ -374,6 +390,30 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         target=f"{_SHARED}:merge_datasets",
         ours=f"{_OURS}.streaming:merge_datasets",
         relies_on=_STREAMS,
+    ),
+    Replacement(
+        name="trl-sft",
+        target=f"{_TRL}.sft_trainer:SFTTrainer._prepare_dataset",
+        ours=f"{_OURS}.trl_datasets:prepare_sft",
+        relies_on=_TRL_ROWS,
+    ),
+    Replacement(
+        name="trl-dpo",
+        target=f"{_TRL}.dpo_trainer:DPOTrainer._prepare_dataset",
+        ours=f"{_OURS}.trl_datasets:prepare_dpo",
+        relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
+    ),
+    Replacement(
+        name="trl-kto",
+        target=f"{_TRL}.kto_trainer:KTOTrainer._prepare_dataset",
+        ours=f"{_OURS}.trl_datasets:prepare_kto",
+        relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
+    ),
+    Replacement(
+        name="trl-reward",
+        target=f"{_TRL}.reward_trainer:RewardTrainer._prepare_dataset",
+        ours=f"{_OURS}.trl_datasets:prepare_reward",
+        relies_on=_TRL_ROWS,
     ),
     Replacement(
         name="resume",

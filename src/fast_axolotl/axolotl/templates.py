@@ -109,8 +109,7 @@ class Renderer:
             messages=messages,
             tools=None,
             documents=None,
-            add_generation_prompt=False,
-            **self.arguments,
+            **{"add_generation_prompt": False, **self.arguments},
         )
         return text
 
