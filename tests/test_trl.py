@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,7 +106,9 @@ def call(
     trainer: str, prepare: Callable[..., Any], dataset: Any, tokenizer: Any, **options: Any
 ) -> Any:
     """A trainer's ``_prepare_dataset``, without the trainer."""
-    me = SimpleNamespace(
+    kind = getattr(trl, f"{trainer}Trainer")
+    me = kind.__new__(kind)
+    vars(me).update(
         _tokenizer=tokenizer,
         chat_template=options.pop("chat_template", None),
         completion_only_loss="text" not in dataset.column_names,
@@ -169,7 +170,7 @@ def both(trainer: str, dataset: Any, tokenizer: Any, **options: Any) -> list[Any
     """What TRL prepares, or its error, and what it says, twice: alone, and with ours."""
     theirs = inspect.unwrap(vars(getattr(trl, f"{trainer}Trainer"))["_prepare_dataset"])
     results = []
-    for prepare in (theirs, getattr(ours, f"prepare_{trainer.lower()}")):
+    for prepare in (theirs, ours.prepare_dataset):
         tokenizer.deprecation_warnings.clear()
         with log_lines("trl", "transformers", "datasets") as lines:
             try:

@@ -394,25 +394,25 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="trl-sft",
         target=f"{_TRL}.sft_trainer:SFTTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_sft",
+        ours=f"{_OURS}.trl_datasets:prepare_dataset",
         relies_on=_TRL_ROWS,
     ),
     Replacement(
         name="trl-dpo",
         target=f"{_TRL}.dpo_trainer:DPOTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_dpo",
+        ours=f"{_OURS}.trl_datasets:prepare_dataset",
         relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
     ),
     Replacement(
         name="trl-kto",
         target=f"{_TRL}.kto_trainer:KTOTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_kto",
+        ours=f"{_OURS}.trl_datasets:prepare_dataset",
         relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
     ),
     Replacement(
         name="trl-reward",
         target=f"{_TRL}.reward_trainer:RewardTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_reward",
+        ours=f"{_OURS}.trl_datasets:prepare_dataset",
         relies_on=_TRL_ROWS,
     ),
     Replacement(
