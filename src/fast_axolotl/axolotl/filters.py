@@ -46,7 +46,12 @@ from fast_axolotl.axolotl.data import (
 )
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = ["handle_long_seq_in_dataset", "process_datasets_for_packing", "stock_fingerprint"]
+__all__ = [
+    "handle_long_seq_in_dataset",
+    "process_datasets_for_packing",
+    "require_unchanging",
+    "stock_fingerprint",
+]
 
 _ROWS_AT_ONCE = 16_384
 """Rows of which the kept ones are written in one step."""
@@ -210,7 +215,7 @@ class _Run:
         from datasets import Features, config
         from datasets.arrow_dataset import transmit_format
 
-        _require_unchanging(dataset, columns)
+        require_unchanging(dataset, columns)
         transform = "datasets.arrow_dataset.Dataset._map_single"
         fingerprint = stock_fingerprint(dataset, transform, function, batched, {"fn_kwargs": {}})
 
@@ -427,7 +432,7 @@ def _lengths_at_least(dataset: Any, least: int) -> Any:
     return lengths
 
 
-def _require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
+def require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
     """Raises where stock's way through Python objects could give a column another type."""
     from datasets.features.features import generate_from_arrow_type, get_nested_type
 

@@ -167,6 +167,7 @@ _STREAMS = (
 _TRL_ROWS = (
     f"{_TRL_DATA}:_tokenize",
     f"{_TRL_DATA}:is_conversational",
+    f"{_TRL_DATA}:extract_prompt",
     *_MAP_AND_FILTER,
     "datasets.arrow_writer:OptimizedTypedSequence.__init__",
     *_TOKENIZER,
@@ -391,29 +392,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ours=f"{_OURS}.streaming:merge_datasets",
         relies_on=_STREAMS,
     ),
-    Replacement(
-        name="trl-sft",
-        target=f"{_TRL}.sft_trainer:SFTTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_dataset",
-        relies_on=_TRL_ROWS,
-    ),
-    Replacement(
-        name="trl-dpo",
-        target=f"{_TRL}.dpo_trainer:DPOTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_dataset",
-        relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
-    ),
-    Replacement(
-        name="trl-kto",
-        target=f"{_TRL}.kto_trainer:KTOTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_dataset",
-        relies_on=(f"{_TRL_DATA}:extract_prompt", *_TRL_ROWS),
-    ),
-    Replacement(
-        name="trl-reward",
-        target=f"{_TRL}.reward_trainer:RewardTrainer._prepare_dataset",
-        ours=f"{_OURS}.trl_datasets:prepare_dataset",
-        relies_on=_TRL_ROWS,
+    *(
+        Replacement(
+            name=f"trl-{trainer.lower()}",
+            target=f"{_TRL}.{trainer.lower()}_trainer:{trainer}Trainer._prepare_dataset",
+            ours=f"{_OURS}.trl_datasets:prepare_dataset",
+            relies_on=_TRL_ROWS,
+        )
+        for trainer in ("SFT", "DPO", "KTO", "Reward")
     ),
     Replacement(
         name="resume",

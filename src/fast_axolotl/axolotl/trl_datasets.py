@@ -1,21 +1,17 @@
 """TRL's trainers prepare their datasets a table at a time: the steps are theirs, the rows are ours.
 
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
-passes of ``map`` and ``filter`` over rows: extract the prompt, add the end token, tokenise (up to
-three tokenizer calls a row), build labels, truncate, drop. ``_prepare_dataset`` of TRL still runs
-here, whole, with its conditions, its errors and its warnings. It is given a dataset that knows the
-row functions which that method defines, and answers each with a function of ours that takes 1,000
-rows as an Arrow table: texts of a batch go to the Rust tokenizer together (see ``tokenizers``),
-conversations are rendered from plans (see ``templates``), the rest are a few operations on columns.
-
-Passes, progress bars, processes and cache files stay what they are: ours calls the same ``map``
-with the fingerprint that stock's arguments have, so either finds what the other has cached. Types
-are those that ``datasets`` infers for lists of integers: int32 for ``input_ids``, else int64.
+passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
+conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
+with ours, which take 1,000 rows as an Arrow table. Texts go to the Rust tokenizer together (see
+``tokenizers``), conversations are rendered from plans (see ``templates``), the rest is arithmetic
+on columns. Passes, progress bars, processes and cache files stay what they are, and fingerprints
+are those of stock's arguments: either finds what the other has cached.
 
 A pass that is unfamiliar is TRL's own, from its first row: datasets that are streamed, formatted or
-hold images, tokenizers with methods of their own, processors, columns of texts beside columns of
-conversations (TRL looks at an arbitrary one of them), nulls, and batches without any token, whose
-type is not known. Costs the tokenizer's own time and some 30 µs a row.
+hold images, tokenizers with methods of their own, texts beside conversations (TRL looks at any one
+of the columns), nulls, and batches without a token, whose type is not known. Costs the tokenizer's
+own time and some 30 µs a row.
 """
 
 from __future__ import annotations
@@ -28,15 +24,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from fast_axolotl.axolotl.data import list_lengths, require_integers, require_no_decoding
-from fast_axolotl.axolotl.filters import stock_fingerprint
+from fast_axolotl.axolotl.data import list_lengths, require_integers
+from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.templates import Renderer, find_renderer
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation, too_long
@@ -50,6 +46,7 @@ _IGNORED = -100
 _CONVERSATIONAL = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns by which TRL tells conversations from texts."""
 
+_PAIR = ("chosen", "rejected")
 _MISMATCH = (
     "Mismatch between tokenized prompt and the start of tokenized prompt+{}. "
     "This may be due to unexpected tokenizer behavior, whitespace issues, or special "
@@ -95,17 +92,17 @@ class _Watched(Dataset):  # type: ignore[misc]
         return dataset
 
     def map(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("map", _map, function, *args, **options)
+        return self._answer("map", function, *args, **options)
 
     def filter(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("filter", _filter, function, *args, **options)
+        return self._answer("filter", function, *args, **options)
 
-    def _answer(self, name: str, ours: Any, function: Any, *args: Any, **options: Any) -> Any:
+    def _answer(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
         dataset, result = self.plain(), None
         change = _CHANGES.get(getattr(function, "__qualname__", ""))
         if change is not None:
             try:
-                result = ours(dataset, function, change, *args, **options)
+                result = _run(dataset, name, function, change, *args, **options)
             except Exception as error:  # noqa: BLE001  whatever it was, TRL's own pass decides
                 kind = "" if isinstance(error, Unfamiliar) else f"{type(error).__name__}: "
                 tally(self.switch, f"{function.__name__}: {kind}{error}", len(dataset))
@@ -129,10 +126,8 @@ class _Batch:
     def column(self, name: str) -> pa.Array:
         """A column without nulls."""
         array = self.table.column(name).combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = array.chunk(0)
-        if array.null_count:
-            raise Unfamiliar(f"a row has no {name}")
+        if isinstance(array, pa.ChunkedArray) or array.null_count:
+            raise Unfamiliar(f"a row has no {name}, or they are too large for one array")
         return array
 
     def integers(self, name: str) -> tuple[Any, Any]:
@@ -152,96 +147,64 @@ Change = Callable[[_Batch], Columns]
 """What a row function does, for a batch: the columns that are new or other than before."""
 
 
-def _map(
+def _run(
     dataset: Any,
+    name: str,
     function: Callable[..., Any],
     change: Change,
     *,
-    num_proc: int | None = None,
-    desc: str | None = None,
     fn_kwargs: Mapping[str, Any] | None = None,
     remove_columns: str | Sequence[str] | None = None,
     batched: bool = False,
     batch_size: int | None = None,
+    **shown: Any,
 ) -> Any:
-    """What ``dataset.map(function, ...)`` gives, where ``change`` is the same for a batch."""
-    removed = [remove_columns] if isinstance(remove_columns, str) else remove_columns
-    hashed: dict[str, Any] = {"fn_kwargs": {} if fn_kwargs is None else fn_kwargs}
-    if removed is not None:
-        hashed["remove_columns"] = removed
-    if batch_size not in (None, 1000):
-        hashed["batch_size"] = batch_size
-    transform = "datasets.arrow_dataset.Dataset._map_single"
-    fingerprint = stock_fingerprint(dataset, transform, function, batched, hashed)
-    # Stock's batches must not be cut.
-    rows = _BATCH_ROWS if batch_size is None else batch_size * -(-_BATCH_ROWS // batch_size)
-    options = {**(fn_kwargs or {}), "batch_size": batch_size}
-
-    def changed(table: pa.Table) -> pa.Table:
-        columns = change(_Batch(table, function, options))
-        table = table.drop_columns([name for name in removed or () if name not in columns])
-        for name, array in columns.items():
-            if name in table.column_names:
-                place = table.column_names.index(name)
-                table = table.set_column(place, table.field(place), array)
-            else:
-                table = table.append_column(name, array)
-        return table
-
-    result = _as_arrow(dataset).map(
-        changed,
-        batched=True,
-        batch_size=rows,
-        writer_batch_size=rows,
-        num_proc=num_proc,
-        desc=desc,
-        new_fingerprint=fingerprint,
-    )
-    return _as_python(result, fingerprint)
-
-
-def _filter(
-    dataset: Any,
-    function: Callable[..., Any],
-    change: Change,
-    *,
-    num_proc: int | None = None,
-    desc: str | None = None,
-) -> Any:
-    """What ``dataset.filter(function, ...)`` gives, where ``change`` has the verdicts."""
-    hashed = {} if num_proc is None else {"num_proc": num_proc}
-    transform = "datasets.arrow_dataset.Dataset.filter@2.0.1"
-    fingerprint = stock_fingerprint(dataset, transform, function, False, hashed)
-    result = _as_arrow(dataset).filter(
-        lambda table: change(_Batch(table, function, {}))["keeps"],
-        batched=True,
-        num_proc=num_proc,
-        desc=desc,
-        new_fingerprint=fingerprint,
-    )
-    return _as_python(result, fingerprint)
-
-
-def _as_arrow(dataset: Any) -> Any:
-    """The dataset, with its rows as tables."""
+    """What ``map`` or ``filter`` with ``function`` gives, where ``change`` is that for a batch."""
     if not len(dataset) or dataset.list_indexes():
         raise Unfamiliar("the dataset is empty or indexed")
     if dataset._format_type is not None or dataset._format_kwargs or dataset._output_all_columns:
         raise Unfamiliar("the dataset has a format")
-    require_no_decoding(dataset)
+    require_unchanging(dataset, {})
+    removed = [remove_columns] if isinstance(remove_columns, str) else remove_columns
+    hashed: dict[str, Any] = {"num_proc": shown.get("num_proc")}
+    if name == "map":
+        hashed = {"fn_kwargs": fn_kwargs or {}, "remove_columns": removed}
+        hashed["batch_size"] = None if batch_size == _BATCH_ROWS else batch_size
+    fingerprint = stock_fingerprint(
+        dataset,
+        "datasets.arrow_dataset.Dataset." + ("_map_single" if name == "map" else "filter@2.0.1"),
+        function,
+        batched,
+        {key: value for key, value in hashed.items() if value is not None},
+    )
+    # Stock's batches must not be cut.
+    rows = _BATCH_ROWS if batch_size is None else batch_size * -(-_BATCH_ROWS // batch_size)
+    options = {**(fn_kwargs or {}), "batch_size": batch_size}
+
+    def changed(table: pa.Table) -> Any:
+        columns = change(_Batch(table, function, options))
+        if name == "filter":
+            return columns["keeps"]
+        table = table.drop_columns([name for name in removed or () if name not in columns])
+        for column, array in columns.items():
+            if column in table.column_names:
+                place = table.column_names.index(column)
+                table = table.set_column(place, table.field(place), array)
+            else:
+                table = table.append_column(column, array)
+        return table
+
     source = copy.copy(dataset)
     source._format_type = "arrow"
-    return source
-
-
-def _as_python(dataset: Any, fingerprint: str) -> Any:
-    dataset._format_type, dataset._fingerprint = None, fingerprint
-    return dataset
+    ours = {"batched": True, "batch_size": rows, "writer_batch_size": rows, **shown}
+    result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
+    result._format_type, result._fingerprint = None, fingerprint
+    return result
 
 
 def _extract_prompt(batch: _Batch) -> Columns:
     """``extract_prompt``: what both answers begin with, and what is left of them."""
-    answers = [batch.column(name) for name in ("chosen", "rejected")]
+    answers = [batch.column(name) for name in _PAIR]
     kind = answers[0].type
     is_text = pa.types.is_string(kind)
     # Types of prompts are found from their values; that of texts that are not null is known.
@@ -254,33 +217,20 @@ def _extract_prompt(batch: _Batch) -> Columns:
         raise Unfamiliar(f"prompts are extracted from {kind}")
     rows: list[tuple[Any, Any, Any]] = []
     for chosen, rejected in zip(*(side.to_pylist() for side in answers), strict=True):
-        end = _first_difference(chosen, rejected)
+        pairs = enumerate(zip(chosen, rejected, strict=False))
+        end = next((place for place, (one, other) in pairs if one != other), None)
         if end is None:
             end = min(len(chosen), len(rejected)) - 1
+            if end < 0:
+                raise Unfamiliar("an answer is empty")
         elif chosen[end - 1] == " ":
             end -= 1
         rows.append((chosen[:end], chosen[end:], rejected[end:]))
     prompts, *rest = zip(*rows, strict=True)
     if not is_text and not any(prompts):
         raise Unfamiliar("no conversations begin alike, so the type of prompts is not known")
-    names = ("prompt", "chosen", "rejected")
-    return {name: pa.array(side, kind) for name, side in zip(names, (prompts, *rest), strict=True)}
-
-
-def _first_difference(left: Any, right: Any) -> int | None:
-    """Where two sequences first differ, if they do before one ends."""
-    same, limit = 0, min(len(left), len(right))
-    if not limit:
-        raise Unfamiliar("an answer is empty")
-    if left[:limit] == right[:limit]:
-        return None
-    while limit - same > 1:
-        middle = (same + limit) // 2
-        if left[same:middle] == right[same:middle]:
-            same = middle
-        else:
-            limit = middle
-    return same
+    sides = zip(("prompt", *_PAIR), (prompts, *rest), strict=True)
+    return {name: pa.array(side, kind) for name, side in sides}
 
 
 def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
@@ -313,19 +263,18 @@ def _tokenize_preferences(batch: _Batch, names: Sequence[str]) -> Columns:
 
 def _tokenize_rewards(batch: _Batch) -> Columns:
     """``tokenize_fn`` of the reward trainer, which leaves the prompt in front of the answers."""
-    names, columns = ("chosen", "rejected"), {}
+    columns = {}
     if "prompt" in batch:
         prompts, table = batch.column("prompt").to_pylist(), batch.table
-        for name in names:
+        for name in _PAIR:
             answers = batch.column(name)
             pairs = zip(prompts, answers.to_pylist(), strict=True)
             columns[name] = pa.array([prompt + answer for prompt, answer in pairs], answers.type)
             table = table.set_column(table.column_names.index(name), name, columns[name])
         batch = _Batch(table, batch.function, batch.options)
-    for name, rows in zip(
-        names, zip(*_encoded(batch, [(x,) for x in names]), strict=True), strict=True
-    ):
-        columns[f"{name}_ids"] = _lists([row.ids for row in rows], name)
+    rows = [[ids for ids, _ in row] for row in _encoded(batch, [(name,) for name in _PAIR])]
+    for name, ids in zip(_PAIR, zip(*rows, strict=True), strict=True):
+        columns[f"{name}_ids"] = _lists(ids, name)
     return columns
 
 
@@ -335,12 +284,9 @@ def _tokenize_sft(batch: _Batch) -> Columns:
     masks = is_chat and bool(batch.options["assistant_only_loss"])
     field = "messages" if is_chat else batch.options["dataset_text_field"]
     parts = [("prompt",), ("prompt", "completion")] if has_prompt else [(field,)]
-    columns: dict[str, list[list[int]]] = {"input_ids": []}
-    if masks:
-        columns["assistant_masks"] = []
-    if has_prompt:
-        # Here the masks come first.
-        columns = {name: [] for name in (*reversed(columns), "completion_mask")}
+    names = ["input_ids", "assistant_masks"][: 1 + masks]
+    names = [*reversed(names), "completion_mask"] if has_prompt else names
+    columns: dict[str, list[list[int]]] = {name: [] for name in names}
     for *before, (ids, mask) in _encoded(batch, parts, masks=masks):
         columns["input_ids"].append(ids)
         if masks:
@@ -370,25 +316,14 @@ def _build_labels(batch: _Batch) -> Columns:
 
 
 def _truncate(batch: _Batch) -> Columns:
-    """``truncate``: the beginning or the end of ids and labels."""
-    cut: slice = batch.options["sl"]
-    limit = cut.stop if cut.start is None else -cut.start
-    if limit <= 0:
-        raise Unfamiliar(f"sequences are cut to {limit}")
-    columns = {}
-    for name in ("input_ids", "labels"):
-        columns[name], (values, edges) = batch.column(name), batch.integers(name)
-        lengths = np.diff(edges)
-        kept = np.minimum(lengths, limit)
-        if (kept < lengths).any():
-            starts = edges[:-1] if cut.start is None else edges[1:] - kept
-            ends = np.concatenate([[0], np.cumsum(kept)])
-            places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], kept)
-            kind = columns[name].type
-            offsets = pa.array(ends, columns[name].offsets.type)
-            values = pa.array(values[places], kind.value_type)
-            columns[name] = type(columns[name]).from_arrays(offsets, values, type=kind)
-    return columns
+    """``truncate``: the beginning of ids and labels."""
+    limit = batch.options["sl"].stop
+    if not limit:
+        raise Unfamiliar("the end of sequences is kept")
+    columns = {name: batch.column(name) for name in ("input_ids", "labels")}
+    return {
+        name: pc.list_slice(array, 0, limit).cast(array.type) for name, array in columns.items()
+    }
 
 
 def _keep_labelled(batch: _Batch) -> Columns:
@@ -401,7 +336,7 @@ def _keep_labelled(batch: _Batch) -> Columns:
 def _keep_short(batch: _Batch, names: Sequence[str], beyond: int) -> Columns:
     """The filters of the preference trainers: rows whose sequences are within the limit."""
     limit = inspect.getclosurevars(batch.function).nonlocals["args"].max_length + beyond
-    longest = np.maximum.reduce([list_lengths(batch.column(name)) for name in names])
+    longest = np.maximum.reduce([list_lengths(batch.column(f"{name}_ids")) for name in names])
     return {"keeps": pa.array(longest < limit)}
 
 
@@ -415,48 +350,36 @@ def _shift_completions(batch: _Batch) -> Columns:
     return {"KL_completion_ids": ids.take(pa.array(rows))}
 
 
-_ANSWERS = ("chosen", "rejected")
-_CHANGES: Mapping[str, Change] = {
-    "extract_prompt": _extract_prompt,
-    **{
-        f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
-        for trainer, name, change in (
-            ("SFT", "add_eos", partial(_add_eos, names=("text", "completion"))),
-            ("SFT", "tokenize_fn", _tokenize_sft),
-            ("SFT", "build_labels", _build_labels),
-            ("SFT", "truncate", _truncate),
-            ("SFT", "<lambda>", _keep_labelled),
-            ("DPO", "add_eos", partial(_add_eos, names=_ANSWERS)),
-            ("DPO", "tokenize_fn", partial(_tokenize_preferences, names=_ANSWERS)),
-            ("DPO", "<lambda>", partial(_keep_short, names=("prompt_ids",), beyond=0)),
-            ("KTO", "add_eos", partial(_add_eos, names=("completion",))),
-            ("KTO", "tokenize_fn", partial(_tokenize_preferences, names=("completion",))),
-            ("KTO", "<lambda>", partial(_keep_short, names=("prompt_ids",), beyond=0)),
-            ("KTO", "add_kl_completion_ids", _shift_completions),
-            ("Reward", "add_eos", partial(_add_eos, names=_ANSWERS)),
-            ("Reward", "tokenize_fn", _tokenize_rewards),
-            (
-                "Reward",
-                "<lambda>",
-                partial(_keep_short, names=("chosen_ids", "rejected_ids"), beyond=1),
-            ),
-        )
-    },
+_CHANGES: Mapping[str, Change] = {"extract_prompt": _extract_prompt} | {
+    f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
+    for trainer, name, change in (
+        ("SFT", "add_eos", partial(_add_eos, names=("text", "completion"))),
+        ("SFT", "tokenize_fn", _tokenize_sft),
+        ("SFT", "build_labels", _build_labels),
+        ("SFT", "truncate", _truncate),
+        ("SFT", "<lambda>", _keep_labelled),
+        ("DPO", "add_eos", partial(_add_eos, names=_PAIR)),
+        ("DPO", "tokenize_fn", partial(_tokenize_preferences, names=_PAIR)),
+        ("DPO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
+        ("KTO", "add_eos", partial(_add_eos, names=["completion"])),
+        ("KTO", "tokenize_fn", partial(_tokenize_preferences, names=["completion"])),
+        ("KTO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
+        ("KTO", "add_kl_completion_ids", _shift_completions),
+        ("Reward", "add_eos", partial(_add_eos, names=_PAIR)),
+        ("Reward", "tokenize_fn", _tokenize_rewards),
+        ("Reward", "<lambda>", partial(_keep_short, names=_PAIR, beyond=1)),
+    )
 }
 """TRL's row function, by its qualified name, to ours."""
 
 
-class _Sequence(NamedTuple):
-    """A tokenised text."""
-
-    ids: list[int]
-    mask: list[int]
-    """One where an assistant speaks; empty unless asked for."""
+Sequences = list[tuple[list[int], list[int]]]
+"""Ids, and ones where an assistant speaks (empty unless asked for), of each text of a row."""
 
 
 def _encoded(
     batch: _Batch, parts: Sequence[tuple[str, ...]], *, masks: bool = False
-) -> Iterator[tuple[_Sequence, ...]]:
+) -> Iterator[Sequences]:
     """For each row its sequences: the columns named by ``parts``, one after the other, tokenised.
 
     A prompt that is followed by others with an answer ends with the template's invitation to
@@ -483,16 +406,16 @@ def _encoded(
             texts.append(text)
             spans.append(found)
     set_truncation(tokenizer, None)
-    row: list[_Sequence] = []
+    row: Sequences = []
     encodings = encode_texts(backend, texts, add_special_tokens=not is_chat, offsets=masks)
     for number, encoding in enumerate(encodings):
         ids = encoding.ids
         if too_long(tokenizer, len(ids)):
             tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
         is_last = len(row) == last
-        row.append(_Sequence(ids, _mask(encoding, spans[number]) if masks and is_last else []))
+        row.append((ids, _mask(encoding, spans[number]) if masks and is_last else []))
         if is_last:
-            yield tuple(row)
+            yield row
             row = []
 
 
@@ -536,9 +459,10 @@ class _Chat:
         tools = None if self.tools is None else self.tools[row]
         if not wants_spans and tools is None and self.extra is None and self.renderers:
             # The plan knows messages of a role and a content, both plain texts.
-            contents = [m["content"] for m in messages if len(m) == 2 and "content" in m]
-            if len(contents) == len(messages) and {*map(type, contents)} == {str}:
-                shape = tuple([(m["role"], m["content"] != "") for m in messages])
+            pairs = [(m.get("role"), m.get("content")) for m in messages if len(m) == 2]
+            if len(pairs) == len(messages) and {*map(type, chain(*pairs))} == {str}:
+                shape = tuple([(role, content != "") for role, content in pairs])
+                contents = [content for _, content in pairs]
                 plan = self.renderers[invites].plan(shape, contents)
                 if plan is not None:
                     return plan.fill(contents), []
