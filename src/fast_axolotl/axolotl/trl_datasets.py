@@ -21,7 +21,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -119,6 +119,8 @@ class _Batch:
     function: Callable[..., Any]
     options: Mapping[str, Any]
     """Further arguments of the function, and the size of its batches if it takes batches."""
+    told: set[tuple[int, ...]] = field(default_factory=set)
+    """Ends of prompts that TRL has warned of."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.table.column_names
@@ -139,8 +141,23 @@ class _Batch:
             raise Unfamiliar("a token is null")
         return values.to_numpy(), np.concatenate([[0], np.cumsum(list_lengths(array))])
 
-    def warn(self, name: str) -> None:
-        self.function.__globals__["logger"].warning(_MISMATCH.format(name))
+    def end_of_prompt(self, row: int, prompt: list[int], answers: Mapping[str, list[int]]) -> int:
+        """How many tokens are the prompt; TRL warns where an answer does not begin with it.
+
+        Since TRL 1.16 the prompt is what they have in common, and each kind of rest is told once.
+        """
+        names, end = self.function.__globals__, len(prompt)
+        others = [name for name, ids in answers.items() if ids[:end] != prompt]
+        if others and "common_prefix_length" in names:
+            end = min(names["common_prefix_length"](prompt, answers[name]) for name in others)
+            if (rest := tuple(prompt[end:])) not in self.told:
+                self.told.add(rest)
+                given = {key: value for key, value in self.options.items() if key != "batch_size"}
+                self.function(self.table.slice(row, 1).to_pylist()[0], **given)
+        else:
+            for name in others:
+                names["logger"].warning(_MISMATCH.format(name))
+        return end
 
 
 Change = Callable[[_Batch], Columns]
@@ -235,9 +252,11 @@ def _extract_prompt(batch: _Batch) -> Columns:
 
 def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
     """``add_eos`` of the trainers: texts that do not end with the token get it."""
-    if {"text", "completion"} <= {*batch.table.column_names}:
-        raise Unfamiliar("rows have a text and a completion")
     eos, columns = batch.options["eos_token"], {}
+    if not names:
+        names = (batch.options.get("dataset_text_field", "text"), "completion")
+        if all(name in batch for name in names):
+            raise Unfamiliar("rows have a text and a completion")
     for name in names:
         if name in batch:
             texts = batch.column(name)
@@ -252,12 +271,12 @@ def _tokenize_preferences(batch: _Batch, names: Sequence[str]) -> Columns:
     """``tokenize_fn`` of DPO and KTO: ids of the prompt, and of each answer after it."""
     columns: dict[str, list[list[int]]] = {f"{name}_ids": [] for name in ("prompt", *names)}
     parts = [("prompt",), *(("prompt", name) for name in names)]
-    for (prompt, _), *answers in _encoded(batch, parts):
-        columns["prompt_ids"].append(prompt)
-        for name, (ids, _) in zip(names, answers, strict=True):
-            if ids[: len(prompt)] != prompt:
-                batch.warn(name)
-            columns[f"{name}_ids"].append(ids[len(prompt) :])
+    for number, ((prompt, _), *sequences) in enumerate(_encoded(batch, parts)):
+        answers = {name: ids for name, (ids, _) in zip(names, sequences, strict=True)}
+        end = batch.end_of_prompt(number, prompt, answers)
+        columns["prompt_ids"].append(prompt[:end])
+        for name, ids in answers.items():
+            columns[f"{name}_ids"].append(ids[end:])
     return {name: _lists(rows, name) for name, rows in columns.items()}
 
 
@@ -287,17 +306,15 @@ def _tokenize_sft(batch: _Batch) -> Columns:
     names = ["input_ids", "assistant_masks"][: 1 + masks]
     names = [*reversed(names), "completion_mask"] if has_prompt else names
     columns: dict[str, list[list[int]]] = {name: [] for name in names}
-    for *before, (ids, mask) in _encoded(batch, parts, masks=masks):
+    for number, (*before, (ids, mask)) in enumerate(_encoded(batch, parts, masks=masks)):
         columns["input_ids"].append(ids)
         if masks:
             columns["assistant_masks"].append(mask)
             if 1 not in mask:
                 raise Unfamiliar("a conversation has no answer, which TRL reports")
         for prompt, _ in before:
-            if ids[: len(prompt)] != prompt:
-                batch.warn("completion")
-            trained = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
-            columns["completion_mask"].append(trained)
+            end = batch.end_of_prompt(number, prompt, {"completion": ids})
+            columns["completion_mask"].append([0] * end + [1] * (len(ids) - end))
     return {name: _lists(rows, name) for name, rows in columns.items()}
 
 
@@ -353,7 +370,7 @@ def _shift_completions(batch: _Batch) -> Columns:
 _CHANGES: Mapping[str, Change] = {"extract_prompt": _extract_prompt} | {
     f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
     for trainer, name, change in (
-        ("SFT", "add_eos", partial(_add_eos, names=("text", "completion"))),
+        ("SFT", "add_eos", partial(_add_eos, names=())),
         ("SFT", "tokenize_fn", _tokenize_sft),
         ("SFT", "build_labels", _build_labels),
         ("SFT", "truncate", _truncate),
