@@ -45,6 +45,7 @@ MASKED = CHATML.replace(
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
     "{% else %}{{ m.content }}<|im_end|>{% endif %}",
 )
+INVITING = CHATML.replace("assistant\n{% endif", "assistant\n<think></think>{% endif")
 DATED = "{{ strftime_now('%Y') }}" + CHATML
 
 TEXTS = [
@@ -91,6 +92,16 @@ ROWS: dict[str, Row] = {
     "pair chats, implicit": lambda n: {
         "chosen": [*user(n), {"role": "assistant", "content": f"a{n}"}],
         "rejected": [*user(n), {"role": "assistant", "content": f"b{n}"}],
+    },
+    "merging": lambda n: {
+        "prompt": "hello world"[: n % 11 + 1],
+        "completion": "hello world"[n % 11 + 1 :] + " day",
+        "label": n % 2 == 0,
+    },
+    "merging pairs": lambda n: {
+        "prompt": ROWS["merging"](n)["prompt"],
+        "chosen": ROWS["merging"](n)["completion"],
+        "rejected": text(n, 2) + "!",
     },
     "labelled": lambda n: {"prompt": text(n), "completion": text(n, 1) + "!", "label": n % 3 == 0},
     "labelled chats": lambda n: {**ROWS["prompt chat"](n), "label": n % 2 == 0},
@@ -158,6 +169,11 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("KTO", "labelled", "", {"per_device_train_batch_size": 3}),
     ("KTO", "labelled chats", CHATML, {"max_length": 60}),
     ("KTO", "pairs", "", {"per_device_train_batch_size": 5, "dataset_num_proc": 2}),
+    ("SFT", "merging", "", {"completion_only_loss": True}),
+    ("SFT", "prompt chat", INVITING, {"max_length": 80}),
+    ("DPO", "merging pairs", "", {}),
+    ("DPO", "pair chats", INVITING, {"max_length": 80}),
+    ("KTO", "merging", "", {}),
     ("Reward", "pairs", "", {"max_length": 30}),
     ("Reward", "pairs, implicit", "", {"dataset_num_proc": 2}),
     ("Reward", "pair chats", CHATML, {"max_length": 60}),
@@ -181,14 +197,16 @@ def both(trainer: str, dataset: Any, tokenizer: Any, **options: Any) -> list[Any
     results = []
     for prepare in (theirs, ours.prepare_dataset):
         tokenizer.deprecation_warnings.clear()
+        # What has been said once in this process is to be said again.
+        Later("accelerate.logging").MultiProcessAdapter.warning_once.cache_clear()
+        Later("transformers.utils.logging").warning_once.cache_clear()
         with log_lines("trl", "transformers", "datasets") as lines:
             try:
                 found = call(trainer, prepare, dataset, tokenizer, **options)
             except Exception as error:  # noqa: BLE001
                 error = getattr(error, "error", error)
                 found = f"{type(error).__name__}: {error}"
-        # What transformers says once in a process is not said a second time.
-        results.append((found, [line for line in lines if "{% generation %}" not in line[1]]))
+        results.append((found, lines))
     return results
 
 
@@ -210,6 +228,7 @@ def test_prepared_datasets_are_those_of_trl(
     assert len(theirs)
     assert_same_dataset(found, theirs)
     assert own_lines == lines
+    assert ("merging" in rows or template == INVITING) <= any("rompt" in line for _, line in lines)
     # The end of sequences is deprecated; only supervised fine-tuning cuts here.
     is_cut_by_trl = trainer == "SFT" and options.get("truncation_mode") == "keep_end"
     told = [("trl-sft", "truncate: the end of sequences is kept", 40)]
@@ -369,7 +388,8 @@ def test_a_script_of_trl_alone_trains_to_the_same_losses(folder: Path) -> None:
         found[name] = json.loads(done.stdout.splitlines()[-1])
     assert found["ours"] == found["stock"]
     assert [len(run["losses"]) for run in found["ours"].values()] == [3, 3]
-    assert "used trl-sft ×1, trl-dpo ×1" in done.stderr
+    assert "trl-sft ×1" in done.stderr
+    assert "trl-dpo ×1" in done.stderr
 
 
 def test_preferences_in_axolotl_train_to_the_same_losses(folder: Path) -> None:

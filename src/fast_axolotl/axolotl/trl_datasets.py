@@ -324,8 +324,10 @@ def _build_labels(batch: _Batch) -> Columns:
     labels = ids.astype(np.int64)
     for name in batch.options["mask_columns"]:
         mask, ends = batch.integers(name)
-        if not np.array_equal(ends, edges):
-            raise Unfamiliar("a mask is longer or shorter than its ids")
+        lengths = np.diff(edges)
+        if (np.diff(ends) < lengths).any():
+            raise Unfamiliar("a mask is shorter than its ids")
+        mask = mask[np.arange(edges[-1]) + np.repeat(ends[:-1] - edges[:-1], lengths)]
         labels = np.where(mask != 0, labels, _IGNORED)
     if not len(labels):
         raise Unfamiliar("a batch has no tokens, so its types are not known")
