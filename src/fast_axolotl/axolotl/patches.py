@@ -34,6 +34,9 @@ _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
 _LOCK = "axolotl.utils.data.lock"
 
+_TRL = "trl.trainer"
+_TRL_DATA = "trl.data_utils"
+
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
 _FORMATTING = "datasets.formatting.formatting"
@@ -207,6 +210,20 @@ STRATEGIES = {
     ),
 }
 """What ``tokenize`` relies on for each of Axolotl's strategies, beside what it does for all."""
+
+_TRL_ROWS = (
+    f"{_TRL_DATA}:_tokenize",
+    f"{_TRL_DATA}:is_conversational",
+    f"{_TRL_DATA}:extract_prompt",
+    *_MAP_AND_FILTER,
+    "datasets.arrow_writer:OptimizedTypedSequence.__init__",
+    *_TOKENIZER,
+    *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
+    "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_compile_jinja_template",
+    "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A row of TRL's trainers on its way to tokens."""
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
@@ -446,6 +463,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         target=f"{_SHARED}:merge_datasets",
         ours=f"{_OURS}.streaming:merge_datasets",
         relies_on=_STREAMS,
+    ),
+    *(
+        Replacement(
+            name=f"trl-{trainer.lower()}",
+            target=f"{_TRL}.{trainer.lower()}_trainer:{trainer}Trainer._prepare_dataset",
+            ours=f"{_OURS}.trl_datasets:prepare_dataset",
+            relies_on=_TRL_ROWS,
+        )
+        for trainer in ("SFT", "DPO", "KTO", "Reward")
     ),
     Replacement(
         name="resume",
