@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
-from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
 from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
 WORDS = [
-    *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a"),
-    *("<|im_end|>", "</s>", " ", "\n", "  ", "ünï", "🙂", "日本", "</think>", "<think>"),
+    *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a", "7"),
+    *("<|im_end|>", "</s>", " ", "\n", "  ", "ünï", "🙂", "日本", "</think>", "<think>", "<s>"),
+    *("{{", "{% if %}", "<tool_response>", "</tool_response>", "<|channel>", "<channel|>", "\x00"),
+    *("'", '"', "<reasoning>", "</reasoning>", "<|begin_of_thought|>", "<|end_of_thought|>"),
+    *("<|begin_of_solution|>", "<|end_of_solution|>"),
 ]
 CONTENTS = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
 
@@ -30,10 +38,9 @@ CHATML = (
     " + '<|im_end|>' + '\n'}}{% endfor %}"
 )
 
-LOOKS_INSIDE = {
+ASKS = {
     "length": "{% if m.content|length > 6 %}long{% endif %}{{ m.content }}",
     "contains": "{% if 'h' in m.content %}h{% endif %}{{ m.content }}",
-    "is contained": "{% if m.content in 'hello world' %}h{% endif %}{{ m.content }}",
     "equals": "{% if m.content == 'hello' %}h{% endif %}{{ m.content }}",
     "is listed": "{% if m.content in ['hello'] %}h{% endif %}{{ m.content }}",
     "startswith": "{% if m.content.startswith('h') %}h{% endif %}{{ m.content }}",
@@ -41,12 +48,32 @@ LOOKS_INSIDE = {
     "upper": "{{ m.content|upper }}",
     "tilde": "{% set x = 'a' ~ m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "join": "{% set x = [m.content]|join('') %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "format": "{% set x = '%s'|format(m.content) %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "modulo": "{% set x = '%s' % m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "block": "{% set x %}{{ m.content }}{% endset %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "macro": "{% macro f(x) %}{{ x }}{% endmacro %}{% if 'h' in f(m.content) %}h{% endif %}"
     "{{ m.content }}",
     "filter block": "{% filter upper %}{{ m.content }}{% endfilter %}",
+    "trimmed truth": "{% if m.content|trim %}h{% endif %}{{ m.content }}",
+    "other strip": "{{ m.content.strip('h') }}",
+    "split": "{{ m.content.split(' ')[0] }}",
+    "changed": "{% if loop.changed(m.content) %}h{% endif %}{{ m.content }}",
+    "generation": "{% generation %}{{ m.content }}{% endgeneration %}",
+    "attribute": "{% if m.content.parts is defined %}h{% endif %}{{ m.content }}",
+    "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
+    "default": "{{ m.content|default('none', true) }}",
+    "number": "{% if m.content|length is number and m.content|length in [5, 1] %}h{% endif %}"
+    "{{ m.content }}",
+    "partition": "{{ m.content.partition('l')[2] }}",
+    "tojson": "{{ m.content|tojson }}",
+    "list of pieces": "{% for x in m.content.split('l') %}{{ x|trim }}.{% endfor %}",
+    "safe": "{{ m.content|safe }}",
+    "date": "{{ strftime_now('%d %b %Y') }}{{ m.content }}",
+    "same message": "{% if m == messages[0] %}h{% endif %}{{ m.content }}",
+}
+
+LOOKS_INSIDE = {
+    "is contained": "{% if m.content in 'hello world' %}h{% endif %}{{ m.content }}",
+    "format": "{% set x = '%s'|format(m.content) %}{% if 'h' in x %}h{% endif %}{{ x }}",
+    "modulo": "{% set x = '%s' % m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "int": "{{ m.content|int }}{{ m.content }}",
     "float": "{{ m.content|float }}{{ m.content }}",
     "lower test": "{% if m.content is lower %}h{% endif %}{{ m.content }}",
@@ -56,18 +83,18 @@ LOOKS_INSIDE = {
     "items": "{% for k, v in m.items() %}{{ k }}{% endfor %}{{ m.content }}",
     "sorted": "{% for x in messages|sort(attribute='content') %}{{ x.content }}{% endfor %}",
     "dict key": "{% set d = {'hello': 'h'} %}{{ d.get(m.content, '') }}{{ m.content }}",
-    "trimmed truth": "{% if m.content|trim %}h{% endif %}{{ m.content }}",
-    "other strip": "{{ m.content.strip('h') }}",
-    "split": "{{ m.content.split(' ')[0] }}",
     "replace": "{{ m.content|replace('h', 'j') }}",
     "repeats": "{{ m.content * 2 }}",
     "list": "{{ [m.content] }}",
     "message": "{{ m }}",
-    "changed": "{% if loop.changed(m.content) %}h{% endif %}{{ m.content }}",
     "training": "{% if m.training is defined %}h{% endif %}{{ m.content }}",
-    "generation": "{% generation %}{{ m.content }}{% endgeneration %}",
-    "attribute": "{% if m.content.parts is defined %}h{% endif %}{{ m.content }}",
     "escaped": "{% if m.content is escaped %}h{% endif %}{{ m.content }}",
+    "written length": "{{ m.content|length }}{{ m.content }}",
+    "calculated length": "{{ (m.content|length - 1) * 2 }}{{ m.content }}",
+    "true length": "{% if m.content|length %}h{% endif %}{{ m.content }}",
+    "length in a dict": "{{ {5: 'h'}[m.content|length] }}{{ m.content }}",
+    "safe inside": "{{ '<' + m.content|safe }}",
+    "time": "{{ strftime_now('%H') }}{{ m.content }}",
 }
 
 COPIES = {
@@ -76,9 +103,7 @@ COPIES = {
     "trim": "{{ m.content|trim }}",
     "strips": "{{ m.content.lstrip() + '|' + m.content.rstrip() }}",
     "twice": "{{ m.content + m.content }}",
-    "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
     "string": "{% if m.content is string %}s{% endif %}{{ m.content }}",
-    "default": "{{ m.content|default('none', true) }}",
     "string filter": "{{ m.content|string }}",
     "variable": "{% set c = 'x' + m['content'] %}{% if loop.first %}{% set c = bos_token + c %}"
     "{% endif %}{{ c }}",
@@ -117,19 +142,48 @@ def make_strategy(
     )
 
 
-def logged(call: Callable[[Any], Any], batch: Any) -> tuple[Any, list[tuple[int, str]]]:
+def outcome(call: Callable[[Any], Any], batch: Any) -> tuple[Any, list[tuple[int, str]]]:
+    """What the caller gets, value or error, and the log lines."""
     with log_lines("axolotl", "transformers") as lines:
-        return call(batch), lines
+        try:
+            return call(batch), lines
+        except Final as final:
+            return (type(final.error), str(final.error)), lines
+        except Unfamiliar:
+            raise
+        except Exception as error:  # noqa: BLE001
+            return (type(error), str(error)), lines
 
 
-def check(strategy: Any, batch: dict[str, Any]) -> None:
-    """Values, order of keys, types and log lines are those of the stock function."""
-    want, want_log = logged(strategy.tokenize_prompt, batch)
-    got, got_log = logged(partial(tokenize_prompt, strategy), batch)
+def check(strategy: Any, batch: dict[str, Any]) -> Any:
+    """Values, order of keys, types, errors and log lines are those of the stock function."""
+    before = repr(batch)
+    runs = []
+    for call in (strategy.tokenize_prompt, partial(tokenize_prompt, strategy)):
+        strategy.tokenizer.deprecation_warnings.clear()
+        strategy.__dict__.pop("_logged_fallbacks", None)
+        runs.append(outcome(call, batch))
+        assert repr(batch) == before
+    (want, want_log), (got, got_log) = runs
     assert got == want
-    assert list(got) == list(want)
-    assert {type(x) for rows in got.values() for row in rows for x in row} <= {int}
     assert got_log == want_log
+    if isinstance(got, dict):
+        assert list(got) == list(want)
+        assert {type(x) for rows in got.values() for row in rows for x in row} <= {int}
+    return got
+
+
+@contextmanager
+def rows_of_stock(num_rows: int) -> Iterator[None]:
+    """So many rows inside are left to the stock function, and counted."""
+
+    def counted() -> int:
+        counts = patching.LEDGER.read()
+        return sum(count for (kind, *_), count in counts.items() if kind == "rows")
+
+    before = counted()
+    yield
+    assert counted() - before == num_rows
 
 
 def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
@@ -142,7 +196,7 @@ def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
     assert (repr(batch), repr(strategy.__dict__)) == before
 
 
-def turn(role: str, content: str, **others: Any) -> dict[str, Any]:
+def turn(role: str, content: Any, **others: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **others}
 
 
@@ -163,37 +217,17 @@ CONVERSATIONS = st.lists(
     rows=st.lists(CONVERSATIONS, min_size=1, max_size=4),
     eos=st.sampled_from(["turn", "all", "last", "none"]),
     eot=st.sampled_from(["turn", "all", "last", "none"]),
-    template=st.sampled_from([*COPIES.values(), *LOOKS_INSIDE.values(), ""]),
+    template=st.sampled_from([*COPIES.values(), *ASKS.values(), *LOOKS_INSIDE.values(), ""]),
 )
 def test_random_conversations_under_random_templates(
     rows: Any, eos: str, eot: str, template: str
 ) -> None:
     body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
     whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    strategy = make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"])
-    batch = {"messages": rows}
-    try:
-        got = tokenize_prompt(strategy, batch)
-    except Unfamiliar:
-        return  # turns that Axolotl looks for by comparing tokens
-    assert got == strategy.tokenize_prompt(batch)
-
-
-@pytest.mark.parametrize("name", [*LOOKS_INSIDE, *COPIES])
-def test_a_template_has_a_plan_only_if_it_never_looks_inside(name: str) -> None:
-    body = LOOKS_INSIDE.get(name) or COPIES[name]
-    template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}" + body + "</s>{% endfor %}"
+    check(
+        make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"]),
+        {"messages": rows},
     )
-    rows = [
-        [turn("user", "hello"), turn("assistant", first), turn("user", "x"), turn("assistant", "h")]
-        for first in ("hello", "world", " 7 ", "Hello [[dummy_message]]", "zz 7", "HELLO", "7")
-    ]
-    strategy = make_strategy(template)
-    check(strategy, {"messages": rows})
-    renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
-    plans = list(renderer.plans.values())
-    assert [plan is not None for plan in plans] == [name in COPIES] * len(plans)
 
 
 def shipped_templates() -> list[str]:
@@ -204,20 +238,191 @@ def shipped_templates() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.jinja"))
 
 
+def shipped(name: str) -> str:
+    folder = Path(chat.__file__).parents[1] / "utils/chat_templates/templates"
+    return (folder / f"{name}.jinja").read_text()
+
+
+VALUES = st.recursive(
+    CONTENTS | st.sampled_from([1, 2.5, True, False, None]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=4,
+)
+DETAILS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "begin_offset": st.integers(0, 9),
+            "end_offset": st.integers(0, 12),
+            "train": st.booleans(),
+        }
+    ),
+    max_size=2,
+)
+PARTS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.just("text"), "text": CONTENTS},
+        optional={"train": st.booleans(), "weight": st.sampled_from([0, 1])},
+    ),
+    max_size=2,
+)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from("fg"),
+                    "arguments": VALUES
+                    | st.dictionaries(st.sampled_from("ab"), VALUES).map(json.dumps)
+                    | st.dictionaries(st.sampled_from("ab"), CONTENTS),
+                }
+            )
+        },
+        optional={"id": st.just("123456789"), "type": st.just("function")},
+    ),
+    max_size=2,
+)
+TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from("fg"),
+                    "description": CONTENTS,
+                    "parameters": st.fixed_dictionaries(
+                        {
+                            "type": st.just("object"),
+                            "properties": st.dictionaries(
+                                st.sampled_from("abc"),
+                                st.fixed_dictionaries(
+                                    {
+                                        "type": st.sampled_from(["string", "array", "object"]),
+                                        "description": CONTENTS,
+                                    }
+                                ),
+                                max_size=2,
+                            ),
+                        },
+                        optional={"required": st.lists(st.sampled_from("abc"), max_size=2)},
+                    )
+                    | VALUES.map(json.dumps),
+                }
+            ),
+        }
+    ),
+    max_size=2,
+)
+
+
+@st.composite
+def conversations(draw: Any) -> Any:
+    """Mostly with roles in an order that templates allow; half of them hold texts only."""
+    pair = ["user", "assistant"]
+    orders = [pair, pair * 2, ["system", *pair], [*pair, "tool", "assistant"], ["human", "gpt"]]
+    roles = draw(st.sampled_from(orders) | st.lists(st.sampled_from([*pair, "system"]), min_size=1))
+    is_plain, turns = draw(st.booleans()), []
+    for role in roles:
+        message = turn(role, draw(CONTENTS if is_plain else CONTENTS | CONTENTS | PARTS))
+        if role == "tool":
+            message |= {"tool_call_id": "123456789", "name": "f"}
+        beside = {"train": st.sampled_from([True, False, None, 0]), "name": st.just("ann")}
+        if not is_plain:
+            beside |= {"detail": DETAILS, "reasoning_content": CONTENTS | PARTS}
+            beside |= {"tool_calls": CALLS} if role == "assistant" else {}
+        turns.append(message | draw(st.fixed_dictionaries({}, optional=beside)))
+    return turns
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "train_on_eos": st.sampled_from(["turn", "all", "last", "none", None]),
+        "train_on_eot": st.sampled_from([None, "turn", "all", "last"]),
+        "roles_to_train": st.sampled_from([["assistant"], ["assistant"], ["human", "gpt"], []]),
+        "train_on_inputs": st.booleans(),
+        "split_thinking": st.booleans(),
+    }
+)
+PROMPTER = st.fixed_dictionaries(
+    {"message_field_training_detail": st.just("detail")},
+    optional={
+        "drop_system_message": st.just(True),
+        "chat_template_kwargs": st.sampled_from([{"enable_thinking": True}, {"skip_think": False}]),
+        "template_thinking_key": st.just("thinking"),
+        "message_property_mappings": st.just({"role": "from", "content": "value"}),
+    },
+)
+
+
+@pytest.mark.parametrize("name", shipped_templates())
+def test_shipped_templates_with_hostile_contents_and_all_options(name: str) -> None:
+    """``FAST_AXOLOTL_FUZZ=500`` tries so many examples for each template."""
+    text = shipped(name)
+
+    @settings(
+        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "8")),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        rows=st.lists(st.tuples(conversations(), st.none() | TOOLS), min_size=1, max_size=2),
+        system=st.none() | CONTENTS,
+        options=OPTIONS,
+        prompter=PROMPTER,
+    )
+    def compare(rows: Any, system: Any, options: Any, prompter: Any) -> None:
+        strategy = make_strategy(text, prompter=prompter, **options)
+        batch: dict[str, Any] = {"messages": [messages for messages, _ in rows]}
+        if "message_property_mappings" in prompter:
+            names = {"role": "from", "content": "value"}
+            batch["messages"] = [
+                [{names.get(key, key): value for key, value in message.items()} for message in row]
+                for row in batch["messages"]
+            ]
+        if any(tools for _, tools in rows):
+            batch["tools"] = [tools for _, tools in rows]
+        if system is not None:
+            batch["system"] = [system] * len(rows)
+        check(strategy, batch)
+
+    compare()
+
+
+def plans_in(place: Any) -> list[Any]:
+    if not hasattr(place, "answers"):
+        return [place]
+    return [plan for answer in place.answers.values() for plan in plans_in(answer)]
+
+
+@pytest.mark.parametrize("name", [*COPIES, *ASKS, *LOOKS_INSIDE])
+def test_a_template_has_a_plan_only_if_its_questions_can_be_noted(name: str) -> None:
+    body = {**COPIES, **ASKS, **LOOKS_INSIDE}[name]
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}" + body + "</s>{% endfor %}"
+    )
+    rows = [
+        [turn("user", "hello"), turn("assistant", first), turn("user", "x"), turn("assistant", "h")]
+        for first in ("hello", "world", " 7 ", "Hello [[dummy_message]]", "zz 7", "HELLO", "7", "")
+    ]
+    strategy = make_strategy(template)
+    check(strategy, {"messages": rows})
+    renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
+    # Until 0.18 conversations are also rendered up to a turn.
+    trees = [tree for shape, tree in renderer.trees.items() if len(shape) == 1 + len(rows[0])]
+    plans = [plan for tree in trees for plan in plans_in(tree)]
+    assert (all(plans) and bool(plans)) == any(plans) == (name not in LOOKS_INSIDE)
+    if name in COPIES:
+        assert len(plans) == 1
+        assert not plans[0].questions
+
+
 @pytest.mark.parametrize("name", shipped_templates())
 def test_every_template_that_axolotl_ships(name: str) -> None:
-    text = (
-        Path(chat.__file__).parents[1] / f"utils/chat_templates/templates/{name}.jinja"
-    ).read_text()
-    strategy = make_strategy(text)
     rows = [
         [turn("user", f"{word} hello"), turn("assistant", f"day {word}")] * (1 + index % 2)
         for index, word in enumerate(WORDS)
     ]
-    if any(unsteady in text for unsteady in ("strftime_now", "random", "lipsum")):
-        refused(strategy, {"messages": rows}, "clock")
-        return
-    check(strategy, {"messages": rows})
+    with rows_of_stock(0):
+        check(make_strategy(shipped(name)), {"messages": rows})
 
 
 @pytest.mark.parametrize(
@@ -274,12 +479,9 @@ def test_log_lines_come_as_often_and_in_the_same_order(stock: Any) -> None:
         [turn("assistant", " "), turn("assistant", "")],
     ]
     batch = {"messages": rows}
-    want, want_log = logged(strategy.tokenize_prompt, batch)
-    assert tokenizer.deprecation_warnings
+    check(strategy, batch)
     tokenizer.deprecation_warnings.clear()
-    got, got_log = logged(partial(tokenize_prompt, strategy), batch)
-    assert got == want
-    assert got_log == want_log
+    _, got_log = outcome(partial(tokenize_prompt, strategy), batch)
     assert sum("longer than" in line for _, line in got_log) == 1
     assert sum("Last turn" in line for _, line in got_log) == 2
     assert tokenizer.deprecation_warnings
@@ -297,33 +499,166 @@ def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it() -> None:
         assert len(result["input_ids"][0]) > 9
 
 
-ODD_BATCHES = {
-    "tools": {"messages": [TALK], "tools": [[{"type": "function"}]]},
-    "empty tools": {"messages": [TALK], "tools": [""]},
-    "list as content": {"messages": [[turn("user", [{"type": "text", "text": "a"}])]]},  # type: ignore[arg-type]
-    "no content": {"messages": [[{"role": "user"}]]},
-    "no role": {"messages": [[{"content": "a"}]]},
-    "no messages": {"messages": [[]]},
-    "no rows": {"messages": []},
-    "one row": {"messages": TALK},
-    "text": {"messages": ['[{"role": "user", "content": "a"}]']},
-    "other column": {"conversations": [TALK]},
-    "null system": {"messages": [TALK], "system": [None]},
-    "odd verdict": {"messages": [[turn("user", "a", train="yes")]]},
-    "detail": {"messages": [[turn("user", "a", detail=[{"begin_offset": 0}])]]},
-    "no dict": {"messages": [["a"]]},
+CALL = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DETAIL = [{"begin_offset": 0, "end_offset": 2, "train": True}]
+
+
+def with_call(arguments: Any) -> list[Any]:
+    function = {"name": "f", "arguments": arguments}
+    return [turn("user", "a"), turn("assistant", "b", tool_calls=[{"function": function}])]
+
+
+RARE_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tools": (TALK, {"tools": [TOOL, TOOL]}),
+    "tools as text": (TALK, {"tools": json.dumps([TOOL])}),
+    "empty tools": (TALK, {"tools": []}),
+    "calls": ([turn("user", "a"), turn("assistant", "b", tool_calls=[CALL])], {"tools": [TOOL]}),
+    "calls as text": (with_call('{"a": 1}'), {}),
+    "list as content": ([turn("user", [{"type": "text", "text": "a"}])], {}),
+    "trained parts": (
+        [turn("assistant", [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}])],
+        {},
+    ),
+    "no content": ([turn("user", "a"), {"role": "assistant", "tool_calls": [CALL]}], {}),
+    "text": ('[{"role": "user", "content": "a"}]', {}),
+    "odd verdict": ([turn("user", "a", train="yes")], {}),
+    "detail": ([turn("assistant", "abcdef", detail=DETAIL)], {}),
+    "detail beyond": ([turn("assistant", "abc", detail=[{**DETAIL[0], "begin_offset": 9}])], {}),
+    "detail of nothing": ([turn("assistant", "", detail=DETAIL)], {}),
+    "empty detail": ([turn("assistant", "abc", detail=[])], {}),
+    "reasoning": ([turn("assistant", "abc", reasoning_content="def")], {}),
+    "reasoning and detail": (
+        [
+            turn(
+                "assistant", "abc", reasoning_content=[{"text": "de", "train": True}], detail=DETAIL
+            )
+        ],
+        {},
+    ),
+    "thinking": ([turn("assistant", "<think> a </think> b")], {}),
+    "solution": (
+        [
+            turn(
+                "assistant",
+                "<|begin_of_thought|>a<|end_of_thought|>"
+                "<|begin_of_solution|> b <|end_of_solution|>",
+            )
+        ],
+        {},
+    ),
+    "system": (TALK, {"system": "be good"}),
+    "null system": (TALK, {"system": None}),
 }
+"""Rows that are rare in a dataset: messages, and other columns."""
+
+BAD_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "no role": ([{"content": "a"}], {}),
+    "no messages": ([], {}),
+    "no dict": (["a"], {}),
+    "bad tools": (TALK, {"tools": ""}),
+    "odd tools": (TALK, {"tools": ["f"]}),
+    "bad call": (with_call("{"), {}),
+    "half a detail": ([turn("assistant", "a", detail=[{"begin_offset": 0}])], {}),
+    "text that is no JSON": ("[", {}),
+}
+"""Rows that Axolotl fails on."""
+
+REASONS = (
+    "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}{% for message in messages %}<|im_start|>"
+    "{{ message.role }}{% if message.reasoning_content %}({{ message.reasoning_content }})"
+    "{% endif %} {{ message.content }}"
+    "{% if message.tool_calls %}{% for c in message.tool_calls %}{{ c.function.name }}"
+    "{{ c.function.arguments|tojson }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+)
 
 
-@pytest.mark.parametrize("name", ODD_BATCHES)
-def test_odd_rows_are_unfamiliar_and_nothing_was_logged(name: str) -> None:
-    prompter = {"message_field_training_detail": "detail"}
-    strategy = make_strategy(prompter=prompter)
-    batch = dict(ODD_BATCHES[name])
-    if name not in ("one row", "no rows", "other column"):
-        batch = {key: [[turn("user", "x")], *rows] if key == "messages" else [None, *rows]
-                 for key, rows in batch.items()}  # fmt: skip
-    refused(strategy, batch)
+def among_others(name: str) -> dict[str, list[Any]]:
+    """A batch with such a row in the middle."""
+    messages, others = {**RARE_ROWS, **BAD_ROWS}[name]
+    last, beside = [turn("user", "x")], {"system": "be good", "tools": None}
+    return {
+        "messages": [TALK, messages, last],
+        **{column: [beside[column], value, beside[column]] for column, value in others.items()},
+    }
+
+
+@pytest.mark.parametrize("template", [CHATML, REASONS], ids=["chatml", "reasons"])
+@pytest.mark.parametrize("name", RARE_ROWS)
+def test_rare_rows_are_done_like_the_others(name: str, template: str) -> None:
+    for split in (False, True):
+        prompter = {"message_field_training_detail": "detail"}
+        strategy = make_strategy(template, prompter=prompter, split_thinking=split)
+        fails = name in ("no content", "null system") and template == CHATML
+        fails = fails or (name == "no content" and split)
+        with rows_of_stock(int(fails)):
+            check(strategy, among_others(name))
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_an_error_of_the_stock_function_comes_in_its_place(name: str) -> None:
+    strategy = make_strategy(REASONS, prompter={"message_field_training_detail": "detail"})
+    with rows_of_stock(1):
+        assert isinstance(check(strategy, among_others(name)), tuple)
+
+
+def test_one_odd_row_costs_one_row() -> None:
+    """Axolotl goes back to comparing tokens where nothing is rendered."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    strategy = make_strategy(template)
+    rows = [[turn("user", "")], TALK, [turn("user", ""), turn("user", "")], TALK]
+    with rows_of_stock(2):
+        check(strategy, {"messages": rows})
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"messages": []},
+        {"messages": TALK},
+        {"conversations": [TALK]},
+        {"messages": [TALK, None]},
+        {"messages": [TALK], "system": ["a", "b"]},
+    ],
+    ids=["no rows", "one row", "another column", "null", "lengths"],
+)
+def test_what_is_no_batch_of_rows_is_unfamiliar(batch: Any) -> None:
+    refused(make_strategy(), batch)
+
+
+class Calendar:
+    """A clock that can be set: ``datetime`` of the module that renders."""
+
+    def __init__(self, *days: int) -> None:
+        self.days = list(days)
+
+    def now(self) -> datetime:
+        day = self.days.pop(0) if len(self.days) > 1 else self.days[0]
+        return datetime(2026, 11, day)
+
+
+@pytest.mark.parametrize("name", ["llama4", "llama3_2_vision", "mistral_v7_tekken"])
+def test_a_date_is_the_date_of_today(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import chat_template_utils
+
+    strategy = make_strategy(shipped(name))
+    batch = {"messages": [TALK, TALK]}
+    results = []
+    for day in (16, 17):
+        monkeypatch.setattr(chat_template_utils, "datetime", Calendar(day))
+        with rows_of_stock(0):
+            results.append(check(strategy, batch))
+    assert (results[0] == results[1]) == (name == "llama4")  # which does not write it
+
+
+def test_midnight_in_a_batch_gives_one_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import chat_template_utils
+
+    strategy = make_strategy("{{ strftime_now('%d') }}" + CHATML)
+    monkeypatch.setattr(chat_template_utils, "datetime", Calendar(17))
+    want = strategy.tokenize_prompt({"messages": [TALK, TALK]})
+    monkeypatch.setattr(chat_template_utils, "datetime", Calendar(16, 17))
+    assert tokenize_prompt(strategy, {"messages": [TALK, TALK]}) == want
 
 
 def test_odd_strategies_are_unfamiliar() -> None:
@@ -332,7 +667,6 @@ def test_odd_strategies_are_unfamiliar() -> None:
 
     plain = make_strategy()
     odd = [
-        make_strategy(split_thinking=True),
         make_strategy(prompter={"processor": print}),
         make_strategy(prompter={"chat_template_kwargs": {"documents": []}}),
         make_strategy(prompter={"chat_template_kwargs": {"x": [1]}}),
@@ -380,7 +714,7 @@ def test_texts_longer_than_one_call_takes() -> None:
     check(make_strategy(), {"messages": rows})
 
 
-def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text() -> None:
+def test_a_second_content_beside_the_mapped_one_is_taken_as_axolotl_takes_it() -> None:
     template = (
         "{% macro f(x) %}{{ x }}{% endmacro %}{% for message in messages %}<|im_start|>"
         "{{ message['role'] }} {{ f(message['content']) }}<|im_end|>{% endfor %}"
@@ -390,7 +724,7 @@ def test_a_second_content_beside_the_mapped_one_is_unfamiliar_unless_it_is_text(
     row = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello", "content": "world"}]
     check(strategy, {"messages": [row]})
     row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
-    refused(strategy, {"messages": [row]}, "second role or content")
+    check(strategy, {"messages": [row]})
 
 
 def test_a_tokenizer_that_samples_is_unfamiliar() -> None:

@@ -354,12 +354,16 @@ def _with_trainable_tokens(
     require_integers(column_of(dataset, "labels").type)
     if not len(dataset):
         raise Unfamiliar("the dataset is empty")
+    # Until 0.18 it compared a whole list with -100 and so kept every row.
+    keeps_all = function({"labels": [[_IGNORED]]})[0]
 
     @cache
     def keeps() -> Any:
         found = per_row(dataset, "labels", _judge_labels)
         if (found == _ODD).any():
             raise Unfamiliar("a label is null")
+        if keeps_all:
+            return np.ones(len(found), bool)
         return (found == _TRAINABLE) | ((found == _EMPTY) & (not batched))
 
     desc = "Drop Samples with Zero Trainable Tokens"

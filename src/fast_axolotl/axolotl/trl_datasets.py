@@ -482,14 +482,11 @@ class _Chat:
 
         tools = None if self.tools is None else self.tools[row]
         if not wants_spans and tools is None and self.extra is None and self.renderers:
-            # The plan knows messages of a role and a content, both plain texts.
-            pairs = [(m.get("role"), m.get("content")) for m in messages if len(m) == 2]
-            if len(pairs) == len(messages) and {*map(type, chain(*pairs))} == {str}:
-                shape = tuple([(role, content != "") for role, content in pairs])
-                contents = [content for _, content in pairs]
-                plan = self.renderers[invites].plan(shape, contents)
-                if plan is not None:
-                    return plan.fill(contents), []
+            renderer = self.renderers[invites]
+            inputs = messages, None, renderer.clock()
+            plan = renderer.plan(inputs)
+            if plan is not None:
+                return plan.fill(inputs), []
         given = {
             "chat_template": self.template,
             "tools": json.loads(tools) if isinstance(tools, str) else tools,
