@@ -2,7 +2,7 @@
 # make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
-# make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-meter, bench-meter-gpu,
+# make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-chat-templates, bench-meter, bench-meter-gpu,
 #      bench-meter-cost, bench-protocol, bench-advice, bench-sharding   a race, see benchmarks/README.md; OPTIONS="--help" for its options
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # What a race needs beside our package: peers of the reader, or the real Axolotl.
 RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-sharding
-AXOLOTL_RACES := bench-axolotl bench-advice bench-meter bench-meter-gpu bench-meter-cost
+AXOLOTL_RACES := bench-axolotl bench-chat-templates bench-advice bench-meter bench-meter-gpu bench-meter-cost
 
 .PHONY: demo demo-axolotl test check format clean $(RACES) $(AXOLOTL_RACES)
 
