@@ -116,7 +116,8 @@ def _timed(call: Any) -> tuple[Any, float]:
 
 def batch(kind: str, num_rows: int) -> dict[str, list[Any]]:
     """Conversations of one to three questions with answers of some 50 words."""
-    rng, rows = random.Random(0), []
+    rng = random.Random(0)
+    rows: list[tuple[list[dict[str, Any]], Any]] = []
     for number in range(num_rows):
         if kind == "tools" or (kind == "tools in 1 %" and number % 100 == 50):
             rows.append(_with_tools(rng))
