@@ -16,9 +16,6 @@ more with a placeholder, to see by the difference where the turn is. Here
   placeholders and their differences,
 - the search for the end of a turn stops after the four tokens in which it counts.
 
-Axolotl before 0.19 compares tokens of two prefixes of the conversation instead. There its own
-``find_turn`` runs, with prefixes that are rendered and tokenised as above.
-
 Row by row: a row that ours cannot do (it fails, or Axolotl would go back to comparing tokens) goes
 through Axolotl's own method when its turn comes. Log lines of a row are collected and written when
 it is done, so they come in Axolotl's order, and a row that is given up has had no effect. An error
@@ -148,8 +145,7 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
         batch.clock = batch.renderer.clock()
     set_truncation(batch.tokenizer, None)
     texts = [row.text for row in rows if type(row) is _Row]
-    offsets = not batch.by_tokens
-    encodings = encode_texts(batch.backend, texts, add_special_tokens=False, offsets=offsets)
+    encodings = encode_texts(batch.backend, texts, add_special_tokens=False, offsets=True)
     ids, labels = [], []
     for number, row in zip(numbers, rows, strict=True):
         if type(row) is _Row:
@@ -208,8 +204,6 @@ class _Batch:
     eos: int
     is_mistral: bool
     trains_all_ends: bool
-    by_tokens: bool
-    """Whether this Axolotl, before 0.19, finds turns by comparing tokens."""
     note: _Log
     to_turns: Any
     """The strategy with methods that log to ``note``, and the prompter so."""
@@ -231,8 +225,7 @@ class _Batch:
             raise Unfamiliar("the strategy or its prompter has been altered")
         if prompter.tokenizer is not tokenizer:
             raise Unfamiliar("prompter and strategy have different tokenizers")
-        by_tokens = not hasattr(type(strategy), "_SENTINELS")
-        if not by_tokens and (strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0):
+        if strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0:
             raise Unfamiliar("the strategy has placeholders of its own")
         if not (
             strategy.roles_to_train
@@ -252,8 +245,6 @@ class _Batch:
         arguments = {**tokenizer.special_tokens_map, **options}
         template = tokenizer.get_chat_template(prompter.chat_template, None)
         note = _Log(chat_template.LOG)
-        to_turns = _with_log(strategy, chat_template, note)
-        to_turns.prompter = _with_log(prompter, chat_template, note)
         renderer = find_renderer(template, arguments)
         return cls(
             strategy=strategy,
@@ -263,10 +254,9 @@ class _Batch:
             eos=tokenizer.eos_token_id,
             is_mistral="mistral" in tokenizer.name_or_path.lower(),
             trains_all_ends="all" in (strategy.train_on_eos, strategy.train_on_eot),
-            by_tokens=by_tokens,
             note=note,
-            to_turns=to_turns,
-            to_details=to_turns.prompter,
+            to_turns=_with_log(strategy, chat_template, note),
+            to_details=_with_log(prompter, chat_template, note),
             clock=renderer.clock(),
         )
 
@@ -275,7 +265,7 @@ class _Batch:
         self.note.lines = []
         try:
             turns, tools = self.turns(columns, number)
-            inputs = turns, tools, self.clock, None
+            inputs = turns, tools, self.clock
             plan, text = self.render(inputs)
         except Exception as error:  # noqa: BLE001  Axolotl decides what the caller sees
             return _reason(error)
@@ -321,7 +311,7 @@ def _with_log(owner: Any, module: Any, log: Any) -> Any:
             copy = FunctionType(code.__code__, names, name, code.__defaults__, code.__closure__)
             methods[name] = staticmethod(copy) if code is not method else copy
     other: Any = object.__new__(type(type(owner).__name__, (type(owner),), methods))
-    other.__dict__ = {**vars(owner)}
+    other.__dict__ = owner.__dict__
     return other
 
 
@@ -425,12 +415,6 @@ class _Row:
 
     def find(self, index: int, content_only: bool, reasoning_only: bool) -> tuple[int, int]:
         """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
-        if self.batch.by_tokens:
-            self.batch.to_details.build_prompt = self.build_prompt
-            found: tuple[int, int] = self.batch.to_turns.find_turn(
-                self.inputs[0], index, self.inputs[1], content_only, reasoning_only
-            )
-            return found
         if index == 0 and self.batch.is_mistral and self.inputs[0][0].get("role") == "system":
             return -1, -1
         char_start, char_end = self.find_characters(index, content_only, reasoning_only)
@@ -453,16 +437,6 @@ class _Row:
             return -1, -1
         return start, end
 
-    def build_prompt(self, turns: list[Turn], tools: Any, real_last_index: int) -> list[int]:
-        """Stands in for the prompter's in Axolotl's own ``find_turn``."""
-        _, text = self.batch.render((turns, tools, self.inputs[2], real_last_index))
-        if text == self.text:
-            return self.ids
-        (encoding,) = self.batch.backend.encode_batch_fast([text], add_special_tokens=False)
-        self.note_length(encoding.ids)
-        ids: list[int] = encoding.ids
-        return ids
-
     def find_characters(
         self, index: int, content_only: bool, reasoning_only: bool
     ) -> tuple[int, int]:
@@ -484,7 +458,7 @@ class _Row:
             turns[index] = self.batch.strategy._build_dummy_turn(
                 turn, content_only, reasoning_only, sentinel
             )
-            _, text = self.batch.render((turns, *self.inputs[1:3], None))
+            _, text = self.batch.render((turns, *self.inputs[1:]))
             spans.append(_difference(self.text, text))
         return min(start for start, _ in spans), max(end for _, end in spans)
 

@@ -42,9 +42,8 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 
 __all__ = ["NOT_SHOWN", "Clock", "Inputs", "Plan", "Renderer", "find_renderer"]
 
-Inputs = tuple[list[dict[str, Any]], Any, Callable[[str], str], int | None]
-"""What a template sees of a conversation: messages, tools or None, the clock, and the index of the
-last message if it is told, as older releases of Axolotl do."""
+Inputs = tuple[list[dict[str, Any]], Any, Callable[[str], str]]
+"""What a template sees of a conversation: its messages, tools or None, and the clock."""
 
 _Get = Callable[[Inputs], Any]
 _Part = tuple[_Get, int]
@@ -151,7 +150,7 @@ class Plan:
             place, bit = self.only_holes.get(message), 1 << message
             questions = [question for question in self.questions if question[2] & bit]
             # Only the role may be asked about beside the content, and it is part of the shape.
-            inputs: Any = [{"content": text}] * (message + 1), None, None, None
+            inputs: Any = [{"content": text}] * (message + 1), None, None
             self._copied[message, text] = (
                 place is not None
                 and all(messages == bit for _, _, messages in questions)
@@ -207,12 +206,14 @@ class Renderer:
             answers, key = place.answers, place.get(inputs)
 
     def _run(self, template: Any, inputs: Inputs) -> Any:
-        messages, tools, clock, last = inputs
-        arguments: dict[str, Any] = {"strftime_now": clock} if self.asks_clock else {}
-        arguments |= self.arguments
-        arguments |= {"real_last_index": last} if last else {}
+        messages, tools, clock = inputs
         return template.render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=False, **arguments
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=False,
+            **({"strftime_now": clock} if self.asks_clock else {}),
+            **self.arguments,
         )
 
     def _make_plan(self, shape: Any, inputs: Inputs) -> Plan | None:
@@ -326,7 +327,7 @@ def _kind(value: Any) -> str:
 
 def _shape(inputs: Inputs) -> Any:
     """Roles, and the keys of messages and kinds of their values; None if a value has no kind."""
-    shape: list[Any] = [inputs[1] is not None, inputs[3]]
+    shape: list[Any] = [inputs[1] is not None]
     for message in inputs[0]:
         role = message.get("role")
         if len(message) == 2 and type(role) is type(message.get("content")) is str:
@@ -380,8 +381,7 @@ class _Run:
                 )
             messages.append(stand_in)
         tools = None if self.inputs[1] is None else _Hole(self, list, ((lambda row: row[1], 0),))
-        clock: Any = lambda form: self.ask(lambda row: row[2](form), 0)  # noqa: E731
-        return messages, tools, clock, self.inputs[3]
+        return messages, tools, lambda form: self.ask(lambda row: row[2](form), 0)
 
     def plan(self, output: Any) -> Plan:
         texts, holes = [""], []
