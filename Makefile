@@ -2,6 +2,7 @@
 # make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
+# make axolotl-matrix   other releases of Axolotl, each with its own pins; OPTIONS="--stack 0.18.0" for one
 # make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-chat-templates, bench-meter, bench-meter-gpu,
 #      bench-meter-cost, bench-protocol, bench-advice, bench-sharding   a race, see benchmarks/README.md; OPTIONS="--help" for its options
 
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-sharding
 AXOLOTL_RACES := bench-axolotl bench-chat-templates bench-advice bench-meter bench-meter-gpu bench-meter-cost
 
-.PHONY: demo demo-axolotl test check format clean $(RACES) $(AXOLOTL_RACES)
+.PHONY: demo demo-axolotl test check format clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
 
 demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
@@ -46,6 +47,9 @@ $(RACES): $(VENV)/.bench
 $(AXOLOTL_RACES): $(VENV)/.test
 $(RACES) $(AXOLOTL_RACES): bench-%:
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(OPTIONS)
+
+axolotl-matrix: $(BIN)/python
+	$(BIN)/python tools/axolotl_matrix.py $(OPTIONS)
 
 clean:
 	rm -rf $(VENV) .venv-check .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

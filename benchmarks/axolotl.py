@@ -79,6 +79,7 @@ _LEAST: Mapping[str, Sequence[float]] = {
     "process_datasets_for_packing": (25.0,),
     "V2 collator": (6.0,),
     "encode_streaming (without the tokenizer)": (10.0,),
+    **dict.fromkeys(("input_output", "ORPO", "reward model"), (2.5,)),
 }
 """Case or function to the least ratios of ours over stock's speed."""
 

@@ -33,6 +33,7 @@ import fast_axolotl
 from benchmarks.axolotl_inputs import (
     PREFERENCE_LENGTH,
     PROCESSES,
+    Row,
     chat_rows,
     documents,
     preference_rows,
@@ -512,6 +513,73 @@ def _preferences(inputs: Inputs) -> Subject:
     return Subject("filter by _drop_long_sequences, DPO", len(rows), "rows", keep)
 
 
+def _segments(row: Row) -> Row:
+    texts = row["prompt"], row["chosen"], row["rejected"]
+    return {"segments": [{"label": bool(n), "text": text} for n, text in enumerate(texts)]}
+
+
+def _conversations(row: Row) -> Row:
+    def answered(answer: str) -> list[Row]:
+        turns = ("user", row["prompt"]), ("assistant", answer)
+        return [{"role": role, "content": content} for role, content in turns]
+
+    return {
+        "system": "Answer briefly.",
+        "chosen": answered(row["chosen"]),
+        "rejected": answered(row["rejected"]),
+    }
+
+
+def _answers(row: Row) -> Row:
+    return {"system": "Answer briefly.", "input": row["prompt"], **row}
+
+
+def _steps(row: Row) -> Row:
+    return {
+        "prompt": row["prompt"],
+        "completions": [row["chosen"], row["rejected"]],
+        "labels": [1, 0],
+    }
+
+
+def _instructions(row: Row) -> Row:
+    return {"instruction": row["prompt"], "input": "", "output": row["chosen"]}
+
+
+def _strategy(inputs: Inputs, name: str, shape: Callable[[Row], Row]) -> Subject:
+    """A dataset through a strategy, loaded by its module's name."""
+    module = peer_module(f"axolotl.prompt_strategies.{name}")
+    wrap = peer_module("axolotl.datasets").wrap_dataset_for_tokenized_prompt
+    rows = [shape(row) for row in islice(preference_rows(random.Random(0)), inputs.rows // 4)]
+    dataset = peer_module("datasets").Dataset.from_list(rows)
+    config = inputs.config(chat_template="tokenizer_default", reward_model=True)
+    given = {"ds_cfg": inputs.config()} if name == "stepwise_supervised" else {}
+
+    def tokenize(_: Any) -> Any:
+        return wrap(module.load(inputs.tokenizer, config, **given), dataset, process_count=None)
+
+    return Subject(f"{name}, one process", len(rows), "rows", tokenize)
+
+
+def _transform(inputs: Inputs, name: str, shape: Callable[[Row], Row]) -> Subject:
+    """A preference dataset through a transform, by its module and name."""
+    place, _, function = name.rpartition(".")
+    module = peer_module(f"axolotl.prompt_strategies.{place}")
+    rl = peer_module("axolotl.utils.data.rl")
+    rows = [shape(row) for row in islice(preference_rows(random.Random(0)), inputs.rows // 4)]
+    dataset = peer_module("datasets").Dataset.from_list(rows)
+    config = inputs.config(
+        chat_template="tokenizer_default", datasets=[{"path": "json"}], dataset_num_proc=None
+    )
+    made = getattr(module, function)(config)
+    transform, options = made if isinstance(made, tuple) else (made, {})
+
+    def change(_: Any) -> Any:
+        return rl._map_dataset(config, dataset, transform, inputs.tokenizer, **options)
+
+    return Subject(f"_map_dataset with {name}, one process", len(rows), "rows", change)
+
+
 SUBJECTS: Mapping[str, Callable[[Inputs], Subject]] = {
     "dedupe": _dedupe,
     "save": _save,
@@ -529,6 +597,16 @@ SUBJECTS: Mapping[str, Callable[[Inputs], Subject]] = {
     "chat template": _chat,
     "_diff_char_span": _diff,
     "RL length filter": _preferences,
+    "input_output": partial(_strategy, name="input_output", shape=_segments),
+    "ORPO": partial(_strategy, name="orpo.chat_template", shape=_conversations),
+    "reward model": partial(_strategy, name="bradley_terry.chat_template", shape=_answers),
+    "stepwise_supervised": partial(_strategy, name="stepwise_supervised", shape=_steps),
+    "alpaca": partial(_strategy, name="alpaca_instruct", shape=_instructions),
+    "DPO transform": partial(
+        _transform, name="dpo.chat_template.argilla_chat", shape=_conversations
+    ),
+    "ORPO transform": partial(_transform, name="orpo.chat_template.argilla", shape=_conversations),
+    "DPO transform (text)": partial(_transform, name="dpo.chatml.default", shape=_answers),
 }
 """Name to the function and its input."""
 

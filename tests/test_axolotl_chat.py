@@ -176,9 +176,14 @@ def check(strategy: Any, batch: dict[str, Any]) -> Any:
 @contextmanager
 def rows_of_stock(num_rows: int) -> Iterator[None]:
     """So many rows inside are left to the stock function, and counted."""
-    before = patching._TALLIES.total()
+
+    def counted() -> int:
+        counts = patching.LEDGER.read()
+        return sum(count for (kind, *_), count in counts.items() if kind == "rows")
+
+    before = counted()
     yield
-    assert patching._TALLIES.total() - before == num_rows
+    assert counted() - before == num_rows
 
 
 def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
@@ -401,7 +406,9 @@ def test_a_template_has_a_plan_only_if_its_questions_can_be_noted(name: str) -> 
     strategy = make_strategy(template)
     check(strategy, {"messages": rows})
     renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
-    plans = [plan for tree in renderer.trees.values() for plan in plans_in(tree)]
+    # Until 0.18 conversations are also rendered up to a turn.
+    trees = [tree for shape, tree in renderer.trees.items() if len(shape) == 1 + len(rows[0])]
+    plans = [plan for tree in trees for plan in plans_in(tree)]
     assert (all(plans) and bool(plans)) == any(plans) == (name not in LOOKS_INSIDE)
     if name in COPIES:
         assert len(plans) == 1

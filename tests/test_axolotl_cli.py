@@ -20,14 +20,13 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, run_child
+from support.axolotl import AGAINST_AXOLOTL, PLUGIN, VERSION, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
 ROWS = 600
 STEPS = 4
-# Calls in a forked worker would not be counted.
-TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 0}
+TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
 
 
 def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +101,7 @@ def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
     done = start(*ours("axolotl", "preprocess", bench.write("run", bench.config("run"))))
     assert_same(bench.prepared("run"), as_it_is)
     first, last = lines(done)
-    assert first.startswith("fast-axolotl: Axolotl 0.19.0; accelerated: dedupe, save")
+    assert first.startswith(f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save")
     for name in ("dedupe ×1", "save ×1", "packing ×1", "long ×1"):
         assert name in last
     assert "Axolotl's own" not in last
@@ -112,9 +111,11 @@ def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
     config = bench.config("plugin", plugins=[PLUGIN], fast_axolotl_skip=["save"])
     done = start("axolotl", "preprocess", bench.write("plugin", config))
     assert_same(bench.prepared("plugin"), as_it_is)
-    [line] = lines(done)
-    assert "accelerated: dedupe, " in line
-    assert "switched off: save" in line
+    first, last = lines(done)
+    assert "accelerated: dedupe, " in first
+    assert "switched off: save" in first
+    assert "used dedupe ×1" in last
+    assert "save" not in last
 
 
 def test_training_through_accelerate_launch_logs_the_same_losses(
@@ -127,4 +128,6 @@ def test_training_through_accelerate_launch_logs_the_same_losses(
     assert len(bench.losses("train-ours")) == STEPS
     last = lines(done)[-1]
     assert "sampler ×" in last
+    # In a forked worker.
     assert "collators ×" in last
+    assert "fetch ×" in last

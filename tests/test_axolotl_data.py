@@ -6,7 +6,11 @@ import copy
 import itertools
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,6 +384,46 @@ def test_an_interrupted_save_leaves_nothing_that_looks_complete(
     with pytest.raises(Stop):
         save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
     assert [path.name for path in tmp_path.rglob("*")] == ["hash"] * existing
+
+
+def test_the_next_save_removes_what_a_killed_one_left_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import sys, time, pathlib\n"
+        "from fast_axolotl.axolotl.save_folder import folder_beside\n"
+        "with folder_beside(pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'state.json').write_text('{}')\n"
+        "    print(folder.name, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "hash")]
+    saves = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, running = (save.stdout.readline().strip() for save in saves if save.stdout)
+    saves[0].kill()
+    saves[0].communicate()
+
+    def left(name: str, machine: str | None, age: float, inside: str = "state.json") -> str:
+        folder = tmp_path / f".other.{name * 32}"
+        folder.mkdir()
+        (folder / inside).write_text("{}")
+        if machine is not None:
+            folder.with_name(f"{folder.name}.lock").write_text(machine)
+        for path in (folder / inside, *tmp_path.glob(f"{folder.name}*")):
+            os.utime(path, (time.time() - age,) * 2)
+        return folder.name
+
+    dead = [left("a", "elsewhere", 2 * 86_400), left("b", None, 2 * 86_400)]
+    kept = [left("c", "elsewhere", 3_600), left("d", None, 3_600), left("e", None, 9e6, "mine.txt")]
+    cfg = config({"dataset_prepared_path": str(tmp_path), "dataset_num_proc": 1})
+    save_preprocessed_dataset(cfg, tokenised(9), "hash", "train")
+    folders = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")}
+    assert folders == {"hash", running, *kept}
+    assert {path.stem for path in tmp_path.glob(".*.lock")} == {running, kept[0]}
+    for name in (killed, *dead):
+        assert name in caplog.text
+    saves[1].terminate()
+    saves[1].communicate()
 
 
 def test_pushing_to_the_hub_happens_after_saving_and_its_failure_is_final(

@@ -140,6 +140,60 @@ class TestKeys:
         checked = stock("axolotl.utils.config").validate_config(written)
         assert checked.dataset_use_rust_streaming is True
 
+    @pytest.mark.parametrize("is_plugin_alone", [False, True])
+    def test_misspelt_keys_are_named_once_with_the_nearest_known(
+        self,
+        stock: Import,
+        manager: Any,
+        config: Callable[..., Any],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        is_plugin_alone: bool,
+    ) -> None:
+        from fast_axolotl.integrations import axolotl_plugin
+
+        monkeypatch.setattr(axolotl_plugin, "_NAMED", set())
+        meant = {
+            "fast_axolotl_mesure": "did you mean fast_axolotl_measure?",
+            "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
+            "fastaxolotl_memory_budget": "did you mean fast_axolotl_memory_budget?",
+            "dataset_use_rust": "did you mean dataset_use_rust_streaming?",
+            "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "there are fast_axolotl, ",
+        }
+        module = stock("axolotl.cli.config")
+        if not is_plugin_alone:
+            fast_axolotl.install()
+        plugins = {"plugins": [PLUGIN]} if is_plugin_alone else {"fast_axolotl_measure": False}
+        for _ in range(2):
+            module.prepare_plugins(config(**meant, **plugins))
+        found = [line for line in capsys.readouterr().err.splitlines() if " no key " in line]
+        for line, (key, text) in zip(found, meant.items(), strict=True):
+            assert line.startswith(f"fast-axolotl: the configuration has {key}, which is no key")
+            assert text in line
+        # Keys of Axolotl's own are none of ours.
+        axolotl_plugin.name_unknown_keys(
+            stock("axolotl.utils.schemas.config").AxolotlInputConfig.model_fields
+        )
+        assert capsys.readouterr().err == ""
+
+    def test_the_plugin_takes_to_workers_of_ray_what_the_environment_asks_for(
+        self,
+        stock: Import,
+        manager: Any,
+        config: Callable[..., Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        fast_axolotl.install()
+        written = config(use_ray=True)
+        stock("axolotl.cli.config").prepare_plugins(written)
+        assert (written.plugins, written.fast_axolotl_skip) == ([PLUGIN], None)
+        monkeypatch.setenv("FAST_AXOLOTL_SKIP", "dedupe,save")
+        monkeypatch.setenv("FAST_AXOLOTL_MEASURE", "/record")
+        written = config(use_ray=True, fast_axolotl_skip=["save"])
+        stock("axolotl.cli.config").prepare_plugins(written)
+        assert written.fast_axolotl_skip == ["save", "dedupe"]
+        assert written.fast_axolotl_measure == "/record"
+
     def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self, tmp_path: Path) -> None:
         from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fast_axolotl.axolotl import prompts as prompts_module
 from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.chat import diff_char_span
 from fast_axolotl.axolotl.patching import Unfamiliar
@@ -19,7 +24,7 @@ from fast_axolotl.axolotl.prompts import (
     tokenize_completions,
 )
 from fast_axolotl.axolotl.tokenizers import drop_long_sequences
-from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, config, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
@@ -37,6 +42,10 @@ prompters = Later("axolotl.prompters")
 with_system = Later("axolotl.prompt_strategies.alpaca_w_system")
 completion = Later("axolotl.prompt_strategies.completion")
 chat = Later("axolotl.prompt_strategies.chat_template")
+input_output = Later("axolotl.prompt_strategies.input_output")
+stepwise = Later("axolotl.prompt_strategies.stepwise_supervised")
+orpo = Later("axolotl.prompt_strategies.orpo.chat_template")
+reward = Later("axolotl.prompt_strategies.bradley_terry.chat_template")
 rl = Later("axolotl.utils.data.rl")
 
 
@@ -62,33 +71,107 @@ STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
     "with system": lambda tokenizer, length: with_system.InstructionWSystemPromptTokenizingStrategy(
         with_system.SystemDataPrompter("chat"), tokenizer, False, length
     ),
+    "segments": lambda tokenizer, length: input_output.load(tokenizer, settings_of(length)),
+    "segments, all trained": lambda tokenizer, length: input_output.load(
+        tokenizer, settings_of(length, train_on_inputs=True)
+    ),
+    "steps": lambda tokenizer, length: stepwise.load(tokenizer, settings_of(length), config({})),
+    "last step": lambda tokenizer, length: stepwise.load(
+        tokenizer,
+        settings_of(length),
+        config(
+            {"train_on_last_step_only": True, "max_completion_length": 30, "step_separator": "🙂"}
+        ),
+    ),
+    "orpo": lambda tokenizer, length: orpo.load(tokenizer, settings_of(length)),
+    "orpo, by text": lambda tokenizer, length: orpo.load(
+        tokenizer, settings_of(length, chat_template_jinja=LOOKS)
+    ),
+    "reward": lambda tokenizer, length: reward.load(tokenizer, settings_of(length)),
+    "reward, by text": lambda tokenizer, length: reward.load(
+        tokenizer, settings_of(length, chat_template_jinja=LOOKS)
+    ),
 }
 """A maker of each strategy, from a tokenizer and a length."""
+
+LOOKS = """{% for m in messages %}{% if 'a' in m.content %}{{ m.label }}{% endif %}
+{{- m.role + ': ' + m.content | trim }}{% endfor %}{% if add_generation_prompt %}GO{% endif %}"""
+"""A template that has to be rendered for every conversation: it looks into the texts."""
+
+
+def settings_of(length: int, **more: Any) -> Any:
+    choice = "jinja" if "chat_template_jinja" in more else "chatml"
+    return config({"sequence_len": length, "reward_model": True, "chat_template": choice, **more})
 
 
 def rows_for(name: str) -> list[dict[str, Any]]:
     if name == "chat":
         talks = [(("user", text), ("assistant", text[::-1])) for text in TEXTS]
         return [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in talks]
+    if name.startswith("segments"):
+        return [
+            {"segments": [{"label": bool(n % 2), "text": text[n:]} for n in range(5)]}
+            for text in TEXTS
+        ]
+    if name in ("steps", "last step"):
+        return [
+            {"prompt": text, "completions": [text[3:], text[::-1]], "labels": [0, 1]}
+            for text in TEXTS
+        ]
+    if name.startswith("orpo"):
+        return [pair(text, text[::-1], TEXTS[0][5:]) for text in TEXTS]
+    if name.startswith("reward"):
+        return [
+            {"system": text[5:], "input": text, "chosen": text[::-1], "rejected": TEXTS[0][5:]}
+            for text in TEXTS
+        ]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
-def compare(strategy: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
-    """The stock table, once ours has been found equal to it."""
+def pair(question: str, chosen: str, rejected: str) -> dict[str, Any]:
+    answers = {"chosen": chosen, "rejected": rejected}
+    return {
+        "system": question[5:],
+        **{
+            name: [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            for name, answer in answers.items()
+        },
+    }
+
+
+def compare(
+    strategy: Any, rows: list[dict[str, Any]], *, may_refuse: bool = False, **options: Any
+) -> Any:
+    """What stock does, once ours has been found to do the same: a table, or an error."""
     from datasets import Dataset
 
     dataset = Dataset.from_list(rows)
     options = {"process_count": None, "keep_in_memory": False, **options}
     settings = SimpleNamespace(prompt_tokenizer=strategy, **options)
     stock = Later("axolotl.datasets").TokenizedPromptDataset.process
-    want, state = stock(settings, dataset), rust_state(strategy)
-    got = process(settings, dataset)
+    outcomes = []
+    for function in (stock, process):
+        with log_lines("axolotl", "transformers") as lines:
+            try:
+                result = function(settings, dataset)
+            except Exception as error:  # noqa: BLE001  which it is, is compared
+                result = error
+        # Written once in a process.
+        lines = [line for line in lines if "Empty text requested" not in line[1]]
+        outcomes.append((result, rust_state(strategy), lines))
+    (want, *others), (got, *our_others) = outcomes
+    if may_refuse and isinstance(got, Unfamiliar):
+        return want
+    assert our_others == others
+    assert type(got) is type(want)
+    if isinstance(want, Exception):
+        assert str(got) == str(want)
+        return want
     assert got.features == want.features
     assert got.column_names == want.column_names
     assert got.data.table.equals(want.data.table)
     chunks = [column.num_chunks for column in want.data.table.columns]
     assert [column.num_chunks for column in got.data.table.columns] == chunks
-    assert rust_state(strategy) == state
     return want
 
 
@@ -113,18 +196,91 @@ def test_tables_of_two_processes_and_several_batches_are_equal(name: str) -> Non
     compare(strategy, rows, keep_in_memory=True)
 
 
-@pytest.mark.parametrize("name", ["alpaca", "trains on inputs", "with system"])
-def test_an_empty_answer_goes_through_the_strategy_itself(name: str) -> None:
-    rows = [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}, {**INSTRUCTIONS[1], "output": None}]
+ODD = {
+    "alpaca": [{"output": ""}, {"output": None}, {"instruction": None}, {"input": None}],
+    "with system": [{"system": None}, {"output": None}],
+    "completion": [{"text": ""}, {"text": None}],
+    "segments": [
+        {"segments": []},
+        {"segments": [{"label": None, "text": ""}]},
+        {"segments": [{"label": True, "text": None}]},
+        {"segments": None},
+    ],
+    "steps": [
+        {"completions": []},
+        {"labels": []},
+        {"labels": [1]},
+        {"labels": [1, None]},
+        {"prompt": ""},
+        {"completions": ["", ""]},
+        {"completions": ["a", None]},
+    ],
+    "last step": [{"labels": [1]}, {"labels": []}, {"labels": [None, 1]}],
+    "orpo": [
+        {"system": ""},
+        {"system": None},
+        {"chosen": []},
+        {"rejected": None},
+        pair("", "", ""),
+        {"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
+    ],
+    "reward": [{"system": ""}, {"system": None}, {"input": ""}, {"chosen": None}, {"rejected": ""}],
+}
+"""What is changed in a row, for each strategy."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_row_goes_through_the_strategy_itself(name: str) -> None:
     strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
-    compare(strategy, rows * 3)
-    empty = [{**row, "output": ""} for row in INSTRUCTIONS]
-    compare(strategy, empty)
+    rows = [{"id": 1, **row} for row in rows_for(name)]
+    for change in ODD[name]:
+        compare(strategy, [*rows, {**rows[1], **change}, *rows])
+    compare(strategy, [*rows, {**rows[1], **ODD[name][0]}, *rows], process_count=2)
+    for missing in rows[0]:
+        compare(strategy, [{k: v for k, v in row.items() if k != missing} for row in rows])
 
 
-def test_an_empty_text_goes_through_the_strategy_itself() -> None:
-    strategy = STRATEGIES["completion"](byte_tokenizer(adds_bos=True), 8)
-    compare(strategy, [*rows_for("completion"), {"text": ""}, {"text": "a"}])
+@pytest.mark.parametrize("name", ODD)
+def test_datasets_of_odd_rows_alone_are_as_stock_makes_them(name: str) -> None:
+    strategy = STRATEGIES[name](byte_tokenizer(adds_bos=True), 64)
+    for change in ODD[name]:
+        # Where no value tells the type of a column, stock makes all of it.
+        compare(strategy, [{**row, **change} for row in rows_for(name)], may_refuse=True)
+
+
+def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: Counter[str] = Counter()
+
+    def tally(name: str, reason: str, count: int) -> None:
+        assert name == "tokenize"
+        counted[reason] += count
+
+    monkeypatch.setattr(prompts_module, "tally", tally)
+    compare(
+        STRATEGIES["alpaca"](byte_tokenizer(), 64),
+        [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
+    )
+    compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
+    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or no str": 1}
+
+
+@pytest.mark.parametrize("name", ["segments", "steps", "orpo", "reward"])
+def test_a_text_longer_than_the_model_takes_is_noted_as_by_stock(name: str) -> None:
+    from datasets import Dataset
+
+    def strategy() -> Any:
+        return STRATEGIES[name](byte_tokenizer(model_max_length=20), 12)
+
+    logs = []
+    for function in (Later("axolotl.datasets").TokenizedPromptDataset.process, process):
+        settings = SimpleNamespace(
+            prompt_tokenizer=strategy(), process_count=None, keep_in_memory=False
+        )
+        with log_lines("axolotl", "transformers") as lines:
+            function(settings, Dataset.from_list(rows_for(name)))
+        logs.append(lines)
+    assert logs[0] == logs[1]
+    assert sum("longer than" in line for _, line in logs[0]) == 1
 
 
 def test_an_odd_conversation_goes_through_the_strategy_itself() -> None:
@@ -153,9 +309,55 @@ def test_a_batch_of_completions_is_the_dict_that_axolotl_gives() -> None:
     assert got == want
     assert list(got) == list(want)
     assert all(a is not b for a, b in zip(got["input_ids"], got["labels"], strict=True))
-    for odd in ({"text": ["a", ""]}, {"text": [None]}, {"text": []}, {"text": [["a"]]}):
+    mixed = {"text": ["a", "", None, "hello world", ""]}
+    assert tokenize_completions(strategy, mixed) == strategy.tokenize_prompt(mixed)
+    for odd in ({"text": [""]}, {"text": [None]}, {"text": []}, {"text": [["a"]]}):
         with pytest.raises(Unfamiliar):
             tokenize_completions(strategy, odd)
+
+
+def documented() -> dict[str, bool]:
+    """The strategies that docs/axolotl.md names, and whether they are said to be accelerated."""
+    text = (Path(__file__).parents[1] / "docs" / "axolotl.md").read_text(encoding="utf-8")
+    table = text.partition("## Which strategies")[2].partition("With `rl:`")[0]
+    rows = re.findall(r"^\| (.*?) \| (accelerated|row by row) \|", table, re.MULTILINE)
+    return {
+        name: way == "accelerated" for names, way in rows for name in re.findall("`(.+?)`", names)
+    }
+
+
+def load_strategy(name: str, tokenizer: Any) -> Any:
+    """As ``get_dataset_wrapper`` finds it."""
+    cfg = settings_of(64, pretraining_dataset=[{"text_column": "text"}])
+    wrappers = Later("axolotl.utils.data.wrappers")
+    if name.startswith("bradley_terry."):
+        return wrappers.bradley_terry_load(name.partition(".")[2], tokenizer, cfg, config({}))
+    source = {} if name == "user_defined" else config({"type": name})
+    strategy = wrappers.load(name, tokenizer, cfg, source)
+    if strategy is not None or name not in wrappers.DATASET_HANDLERS:
+        return strategy
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module("axolotl.utils.data.wrappers")
+        patch.setattr(module, "wrap_dataset_for_tokenized_prompt", lambda found, *_, **__: found)
+        return wrappers.DATASET_HANDLERS[name](None, tokenizer, cfg, None, {})[0]
+
+
+def test_the_documentation_names_every_strategy_and_says_how_it_runs() -> None:
+    package = Path(importlib.import_module("axolotl.prompt_strategies").__file__ or "").parent
+    ways = documented()
+    for path in package.glob("*.py"):
+        loads = re.findall(r"^def (load\w*)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names = {path.stem if load == "load" else f"{path.stem}.{load}" for load in loads}
+        assert path.stem in ("__init__", "base") or names <= ways.keys() | {"_synthetic"}
+    for name in ways.keys() - {"type:", "pretrain", "messages", "_synthetic"}:
+        tokenizer = byte_tokenizer(pad_token="<s>", adds_bos=True)
+        tokenizer.chat_template = "{{ messages }}</s>"
+        strategy = load_strategy(name, tokenizer)
+        if ways[name]:
+            prompts_module._find_table(strategy)
+        elif strategy is not None:
+            with pytest.raises(Unfamiliar):
+                prompts_module._find_table(strategy)
 
 
 def test_odd_strategies_and_datasets_are_unfamiliar() -> None:
@@ -193,9 +395,11 @@ def test_odd_strategies_and_datasets_are_unfamiliar() -> None:
     assert tokenizer._tokenizer.truncation is None
 
 
+BY_CHARACTERS = pytest.mark.skipif(RELEASE < (0, 19), reason="turns are found by their tokens")
 PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
 
 
+@BY_CHARACTERS
 @settings(max_examples=200, deadline=None)
 @given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
 def test_differences_are_found_at_the_same_characters(
@@ -210,6 +414,7 @@ def test_differences_are_found_at_the_same_characters(
     assert diff_char_span(strategy, dummy, full) == strategy._diff_char_span(dummy, full)
 
 
+@BY_CHARACTERS
 @pytest.mark.parametrize(
     ("full", "dummy"),
     [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from benchmarks.axolotl_inputs import common_config, random_text, write_config, write_model
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, run_child
+from support.axolotl import AGAINST_AXOLOTL, PLUGIN, needs, run_child
 
-pytestmark = AGAINST_AXOLOTL
+pytestmark = [*AGAINST_AXOLOTL, needs("stream")]
 
 STATE = "fast_axolotl_reader_rank0.json"
 

@@ -19,7 +19,7 @@ from fast_axolotl.axolotl.sampler import (
     generate_batches,
     pack_parallel,
 )
-from support.axolotl import STOCK_AXOLOTL, Later, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
@@ -69,7 +69,12 @@ def outcome(make: Callable[[], Any], use: Callable[[Any], Any], **options: Any) 
 
     torch.manual_seed(11)
     sampler = make_sampler(make(), **options)
-    result = use(sampler)
+    try:
+        result = use(sampler)
+    except IndexError as error:
+        # Until 0.18 a sampler without a batch that is full fails.
+        assert RELEASE < (0, 19), "no batch is an error"
+        return str(error)
     state = {
         name: value for name, value in vars(sampler).items() if name not in ("sampler", "lengths")
     }
@@ -293,6 +298,9 @@ def test_statistics_beyond_32_bits_end_as_in_axolotl() -> None:
     options = {"batch_max_len": 300_000_000, "batch_size": 3, "num_count_samples": 1}
     same(partial(sequential_sampler, 40), lengths=lengths, **options)
     options |= {"lengths": lengths, "bin_size": 9, "sequential": True}
+    if RELEASE < (0, 19):
+        same(partial(sequential_sampler, 40), **options)
+        return
     sampler = make_sampler(sequential_sampler(40), **options)
     with pytest.raises(OverflowError):
         sampler.generate_batches()

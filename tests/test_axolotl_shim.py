@@ -150,6 +150,68 @@ assert not {"axolotl", "axolotl.utils", "axolotl.utils.data"} & set(sys.modules)
     )
 
 
+def test_two_threads_that_look_for_hosts_at_once_set_the_hooks_once(run: Run) -> None:
+    run(
+        """
+import threading
+from fast_axolotl import axolotl as shim
+hooked, hook, barrier = [], shim._hook_all, threading.Barrier(4)
+shim._hook_all = lambda: (hooked.append(1), hook())
+def look(name):
+    barrier.wait()
+    shim._TRIGGER.find_spec(name)
+threads = [threading.Thread(target=look, args=(name,)) for name in ("axolotl", "trl") * 2]
+[thread.start() for thread in threads] and [thread.join() for thread in threads]
+assert hooked == [1] and not shim.status().patches[0].state == "failed"
+"""
+    )
+
+
+def test_a_plain_import_tells_of_an_axolotl_that_ours_does_not_fit(run: Run) -> None:
+    code = "import fast_axolotl, axolotl.utils.data"
+    output = run(code)
+    assert "replacements are active on Axolotl" in output
+    assert "left alone: dedupe, " in output
+    for quiet in ({"FAST_AXOLOTL_RUN": "1"}, {"RANK": "1"}, {"FAST_AXOLOTL": "0"}):
+        assert "replacements are active" not in run(code, **quiet)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_last_line_has_what_workers_counted_though_they_are_killed(
+    run: Run, package: Path, method: str
+) -> None:
+    # As in a user's script: workers import it, and find the folder in memory or the environment.
+    (package / "script.py").write_text("""
+import multiprocessing, os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import axolotl, fast_axolotl
+from fast_axolotl.axolotl.patching import tally
+
+def work(count):
+    for _ in range(count):
+        tally("tokenize", "conversations have tools", 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    tally("tokenize", "conversations have tools", 1)
+    for count in (1, 3, 100):
+        worker = context.Process(target=work, args=(count,))
+        worker.start()
+        worker.join()
+""")
+    code = f"import runpy, sys; sys.argv[1:] = [{method!r}]; "
+    code += f"runpy.run_path({str(package / 'script.py')!r}, run_name='__main__')"
+    temporary = package / "temporary"
+    temporary.mkdir()
+    output = run(code, TMPDIR=str(temporary))
+    last = "fast-axolotl: used nothing; Axolotl's own: 209 rows of tokenize (conversations have "
+    assert output.count(last + "tools)\n") == 1
+    assert output.count("gives rows of tokenize to Axolotl's own function") == 1
+    assert list(temporary.iterdir()) == []
+    assert "used" not in run(code, LOCAL_RANK="1")
+
+
 def test_without_axolotl_its_import_still_says_so(run: Run, package: Path) -> None:
     (package / "axolotl").rename(package / "elsewhere")
     run(

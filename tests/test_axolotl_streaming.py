@@ -26,13 +26,14 @@ from support.files import (
     compress,
     flat_rows,
     make_rows,
+    needs,
     write_arrow,
     write_csv,
     write_jsonl,
     write_parquet,
 )
 
-pytestmark = STOCK_AXOLOTL
+pytestmark = [*STOCK_AXOLOTL, needs("stream")]
 
 BUDGET = 16 * 1024 * 1024
 ROWS = 700

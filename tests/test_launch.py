@@ -5,6 +5,7 @@ A small ``axolotl`` is laid out on disk. Interpreters are started as a user's sh
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -112,6 +113,55 @@ def test_an_existing_sitecustomize_runs_and_fails_as_before(run: Run, folder: Pa
     assert "theirs" in done.stderr
 
 
+def test_the_start_up_hook_runs_on_pythons_older_than_ours(folder: Path) -> None:
+    boot = Path(launch_environment({})["PYTHONPATH"]) / "sitecustomize.py"
+    tree = ast.parse(boot.read_text(), feature_version=(3, 6))
+    # Annotations are evaluated there, and a set has no items in brackets.
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        assert isinstance(annotation, ast.Name | ast.Constant | None)
+    (folder / "sitecustomize.py").write_text("print('theirs')\n")
+    environment = launch_environment(clean_environment(folder, FAST_AXOLOTL_MEASURE="record"))
+    found = [*Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")]
+    for program in [*found, *Path("/usr/bin").glob("python3.[6-9]")]:
+        done = run_child(
+            str(program), "-c", "import axolotl; print('ran')", environment=environment
+        )
+        assert (done.returncode, done.stdout) == (0, "theirs\nran\n"), (program, done.stderr)
+        assert "Axolotl runs as it is" in done.stderr
+
+
+def test_threads_that_import_at_the_same_time_neither_fail_nor_wait_for_ever(folder: Path) -> None:
+    for name, text in {
+        "torch": "import sys\nhas_waited = sys.has_acted\n",
+        "transformers": "import sys\nhas_waited = sys.has_acted\n",
+        # The action of the hook imports it, while a thread that is in it imports something, too.
+        "shared": "import time\ntime.sleep(0.5)\nimport colorsys\n",
+    }.items():
+        (folder / f"{name}.py").write_text(text)
+    code = (
+        "import sys, threading, time\n"
+        "sys.has_acted = False\n"
+        "def act():\n"
+        "    import shared\n"
+        "    sys.has_acted = True\n"
+        "sys.meta_path[0].action = act\n"
+        "names = ['shared', 'torch', 'transformers']\n"
+        "threads = [threading.Thread(target=__import__, args=[name], daemon=True) "
+        "for name in names]\n"
+        "for thread in threads:\n"
+        "    thread.start()\n"
+        "    time.sleep(0.1)\n"
+        "for thread in threads:\n"
+        "    thread.join(20)\n"
+        "assert not any(thread.is_alive() for thread in threads)\n"
+        "print([sys.modules[name].has_waited for name in names[1:]])\n"
+    )
+    environment = launch_environment(clean_environment(folder, FAST_AXOLOTL_MEASURE="record"))
+    done = run_python(code, environment=environment)
+    assert (done.stdout, done.stderr) == ("[True, True]\n", "")
+
+
 def test_the_start_up_hook_is_inert_without_the_switch(folder: Path) -> None:
     environment = launch_environment({"PYTHONPATH": str(folder)})
     del environment["FAST_AXOLOTL_RUN"]
@@ -166,16 +216,21 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fast_axolotl.integrations.launch.axolotl_version", lambda: "9.9")
+    for module in ("integrations.launch", "axolotl"):
+        monkeypatch.setattr(f"fast_axolotl.{module}.axolotl_version", lambda: "9.9")
     patches = [
         Patch("a", "active", "", "m:a"),
         Patch("a", "waiting", "", "m:b"),
         Patch("b", "off", "switched off", "m:c"),
         Patch("c", "skipped", "m:d is unfamiliar code", "m:d"),
+        Patch("e", "trial", "m:e is unfamiliar code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "Axolotl 9.9; accelerated: a; switched off: b; left alone: c (d is unfamiliar code)"
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9 (1 of them on trial): the code "
+        "of 1 is unfamiliar; see `fast-axolotl status`; accelerated: a; on trial: e; "
+        "switched off: b; left alone: c (d is unfamiliar code)"
     )
+    assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
 
 
@@ -188,3 +243,12 @@ def test_the_last_line_tells_what_was_used() -> None:
     ]
     assert use_line(patches) == "used a ×3; Axolotl's own: b ×4 (a processor)"
     assert use_line(patches[3:]) == ""
+    reasons = tuple((f"reason {number}", number) for number in range(6))
+    rows = (("tools", 7),)
+    tried = Patch("d", "active", "", "m:e", 1, reasons, rows, "equal in 3 calls")
+    # Both functions of a name have the rows of the name.
+    also = Patch("d", "active", "", "m:f", 1, (), rows)
+    assert use_line([tried, also]) == (
+        "used d ×2; Axolotl's own: d ×5 (reason 5), d ×4 (reason 4), d ×3 (reason 3), "
+        "d ×3 (3 more reasons), 7 rows of d (tools); tried: d (equal in 3 calls)"
+    )

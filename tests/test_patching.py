@@ -5,27 +5,40 @@ A small host package is laid out on disk, imported and patched in this process.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
 import logging
+import os
 import pickle
+import random
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 
 from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.patching import (
+    ABSENT,
+    Ledger,
+    NotAsked,
     Patchwork,
     Replacement,
     Unfamiliar,
     fingerprint,
     mismatch,
 )
+from fast_axolotl.axolotl.trial import run_both
 
 HOST = {
     "patchhost/__init__.py": "",
@@ -104,6 +117,16 @@ def fill(self, value):
 
 def make(cls, value):
     return ("ours", cls.__name__, value)
+
+
+calls = []
+
+
+def fill_alike(self, value):
+    calls.append(value)
+    if value == "odd":
+        raise Unfamiliar("an odd value")
+    return ["wrong" if value == "fail" else value] * self.size
 """
 
 DOUBLE = Replacement(
@@ -115,6 +138,9 @@ DOUBLE = Replacement(
 FILL = Replacement(name="box", target="patchhost.work:Box.fill", ours="patchhost_ours:fill")
 MAKE = Replacement(name="box", target="patchhost.work:Box.make", ours="patchhost_ours:make")
 ALL = (DOUBLE, FILL, MAKE)
+ALIKE = Replacement(
+    name="box", target="patchhost.work:Box.fill", ours="patchhost_ours:fill_alike", is_pure=True
+)
 
 
 @pytest.fixture
@@ -202,18 +228,28 @@ def test_fingerprints_are_read_without_importing(host: Callable[[str], ModuleTyp
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "wanted"),
     [
-        "patchhost.work:no_such",
-        "patchhost.work:Box.no_such",
-        "patchhost.work:double.fill",
-        "patchhost.no_such:double",
-        "no_such_package:double",
-        "math:floor",
+        ("patchhost.work:no_such", ABSENT),
+        ("patchhost.work:Box.no_such", ABSENT),
+        ("patchhost.work:double.fill", ABSENT),
+        ("patchhost.no_such:double", ""),
+        ("no_such_package:double", ""),
+        ("math:floor", ""),
     ],
 )
-def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str) -> None:
-    assert fingerprint(name) == ""
+def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str, wanted: str) -> None:
+    assert fingerprint(name) == wanted
+
+
+def test_a_function_that_some_releases_do_not_have_may_be_relied_on(work: ModuleType) -> None:
+    newer = "patchhost.work:helper_of_the_next_release"
+    item = replace(DOUBLE, relies_on=("patchhost.work:helper", newer))
+    assert mismatch(item.relies_on, familiar(DOUBLE)) == f"{newer} is not there"
+    patched(work, item)
+    assert work.double(4, scale=5) == ("ours", 4, 5)
+    gone = replace(DOUBLE, target=newer)
+    assert Patchwork([gone], familiar(gone)).check()[0].reason == f"{newer} is not there"
 
 
 def test_ours_answers_and_is_counted(work: ModuleType) -> None:
@@ -239,7 +275,7 @@ def test_a_refusal_and_a_bug_of_ours_end_in_the_stock_function(
     work: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     patchwork = patched(work)
-    with caplog.at_level(logging.INFO, logger="fast_axolotl"):
+    with caplog.at_level(logging.WARNING, logger="fast_axolotl"):
         assert work.double("odd") == "oddodd"
         assert work.double("odd") == "oddodd"
         assert work.double("bug", scale=1) == "bug"
@@ -296,7 +332,9 @@ def test_an_error_of_the_stock_function_has_no_trace_of_ours(work: ModuleType) -
     assert caught.value.__context__ is None
 
 
-def test_reasons_are_bounded(work: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_and_warnings_are_bounded(
+    work: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     patchwork = patched(work, DOUBLE)
     ours = importlib.import_module("patchhost_ours")
 
@@ -309,6 +347,7 @@ def test_reasons_are_bounded(work: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     [patch] = patchwork.patches()
     assert len(patch.fallbacks) == 21
     assert dict(patch.fallbacks)["other reasons"] == 30
+    assert len(caplog.records) == 5
 
 
 def test_modules_that_imported_by_name_are_swept_and_every_original_comes_back(
@@ -326,23 +365,23 @@ def test_modules_that_imported_by_name_are_swept_and_every_original_comes_back(
 
 
 def test_a_wrong_fingerprint_disables_exactly_one_replacement(
-    work: ModuleType, caplog: pytest.LogCaptureFixture
+    work: ModuleType,
 ) -> None:
     known = {**familiar(*ALL), "patchhost.work:Box.fill": ("0" * 16,)}
     patchwork = Patchwork(ALL, known)
-    patchwork.apply(work)
+    assert not patchwork.apply(work)
     assert states(patchwork) == {
         "patchhost.work:double": "active",
         "patchhost.work:Box.fill": "skipped",
         "patchhost.work:Box.make": "active",
     }
     assert work.Box().fill(1) == [1, 1, 1]
-    assert "patchhost.work:Box.fill is unfamiliar code" in caplog.text
+    assert patchwork.patches()[1].reason == "patchhost.work:Box.fill is unfamiliar code"
 
 
 def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
     known = {**familiar(*ALL), "patchhost.work:helper": ("0" * 16,)}
-    assert "patchhost.work:helper" in mismatch(DOUBLE, known)
+    assert "patchhost.work:helper" in mismatch(DOUBLE.relies_on, known)
     patchwork = Patchwork(ALL, known)
     patchwork.apply(work)
     assert states(patchwork)["patchhost.work:double"] == "skipped"
@@ -382,7 +421,7 @@ def test_a_helper_that_we_replace_ourselves_is_no_reason(work: ModuleType) -> No
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_function_that_someone_else_replaced_is_left_alone(
-    work: ModuleType, is_wrapped: bool
+    work: ModuleType, is_wrapped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def theirs(value: Any) -> str:
         return "theirs"
@@ -394,6 +433,8 @@ def test_a_function_that_someone_else_replaced_is_left_alone(
     [patch, *_] = patchwork.patches()
     assert patch.state == "skipped"
     assert "someone else" in patch.reason
+    [record] = caplog.records
+    assert (record.levelno, "someone else" in record.getMessage()) == (logging.WARNING, True)
 
 
 def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
@@ -443,3 +484,288 @@ def test_ours_that_cannot_be_imported_leaves_stock_at_work(work: ModuleType) -> 
     assert work.double(3) == 6
     [patch] = patchwork.patches()
     assert "patchhost_missing" in patch.fallbacks[0][0]
+
+
+def on_trial(work: ModuleType, trial: str = "") -> Patchwork:
+    patchwork = Patchwork([ALIKE], {} if trial != "1" else familiar(ALIKE), trial=trial)
+    patchwork.apply(work)
+    work.Box.size = 40
+    return patchwork
+
+
+@pytest.mark.parametrize("trial", ["", "1"])
+def test_unfamiliar_code_is_tried_and_ours_goes_on_once_it_was_equal(
+    work: ModuleType, trial: str
+) -> None:
+    patchwork = on_trial(work, trial)
+    box, ours = work.Box(), importlib.import_module("patchhost_ours")
+    for number in range(3):
+        [patch] = patchwork.patches()
+        assert (patch.state, patch.calls) == ("trial", 0)
+        assert box.fill(number) == [number] * 40
+    assert box.fill(9) == [9] * 40
+    assert ours.calls == [0, 1, 2, 9]
+    [patch] = patchwork.patches()
+    unfamiliar = "" if trial else "patchhost.work:Box.fill is unfamiliar code; "
+    assert patch.state == "active"
+    assert patch.reason == f"{unfamiliar}tried: equal in 3 calls"
+    assert (patch.calls, patch.fallbacks, patch.trial) == (
+        1,
+        (("on trial", 3),),
+        "equal in 3 calls",
+    )
+    # What is unfamiliar in a call still goes to stock, as does all once it is removed.
+    assert box.fill("odd") == ["odd"] * 40
+    patchwork.remove()
+    assert box.fill("fail") == ["fail"] * 40
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_one_difference_ends_a_trial_for_good_and_is_never_returned(
+    work: ModuleType, before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    patchwork = on_trial(work)
+    box = work.Box()
+    for value in [*range(before), "fail", "fail", *range(5)]:
+        assert box.fill(value) == [value] * 40
+    [patch] = patchwork.patches()
+    assert patch.state == "skipped"
+    assert patch.trial == "differs: result[0] is fail, ours has wrong"
+    assert caplog.text.count("please report this") == 1
+    assert importlib.import_module("patchhost_ours").calls == [*range(before), "fail"]
+
+
+def test_calls_that_show_nothing_do_not_count_in_a_trial(
+    work: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patchwork = on_trial(work)
+    box, ours = work.Box(), importlib.import_module("patchhost_ours")
+    generator = (number for number in range(3))
+    for value in ["odd", "odd", generator, generator]:
+        assert box.fill(value) == [value] * 40
+    box.size = 0
+    for value in range(5):
+        assert box.fill(value) == []
+    thread = threading.Thread(target=box.fill, args=("in a thread",))
+    thread.start()
+    thread.join()
+    assert "in a thread" not in ours.calls
+    box.size = 1
+    for value in range(10):
+        box.fill(value)
+    [patch] = patchwork.patches()
+    assert (patch.state, patch.calls) == ("trial", 0)
+    reasons = dict(patch.fallbacks)
+    assert reasons.pop("an odd value") == 2
+    assert reasons.pop("on trial") == 15
+    [(reason, count)] = reasons.items()
+    assert count == 2
+    assert "cannot be copied for a trial" in reason
+    monkeypatch.setattr(patching, "_TRIAL_MOST_CALLS", 1)
+    box.fill("odd")
+    assert patchwork.patches()[0].trial == "nothing shown in 20 calls"
+
+
+@pytest.mark.parametrize("why", ["off", "effects", "missing", "replaced"])
+def test_what_may_not_be_tried_is_refused(work: ModuleType, why: str) -> None:
+    item = ALIKE
+    if why == "effects":
+        item = Replacement(name="box", target=ALIKE.target, ours=ALIKE.ours)
+    elif why == "missing":
+        item = Replacement(
+            name="box",
+            target=ALIKE.target,
+            ours=ALIKE.ours,
+            relies_on=("patchhost.work:helper", "patchhost.work:gone"),
+            is_pure=True,
+        )
+    elif why == "replaced":
+        work.Box.fill = lambda self, value: "theirs"
+    patchwork = Patchwork([item], {}, trial="0" if why == "off" else "")
+    assert [patch.state for patch in patchwork.check()] == [
+        "trial" if why == "replaced" else "skipped"
+    ]
+    before = work.Box.fill
+    assert patchwork.apply(work) is False
+    assert work.Box.fill is before
+    assert states(patchwork) == {ALIKE.target: "skipped"}
+
+
+class Thing:
+    """An object with one attribute."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+ONE = [1]
+TABLE = pa.table({"a": [1]})
+
+
+def raising(error: Exception) -> Callable[[Any], Any]:
+    def function(value: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours"),
+    [
+        (lambda v: [1, 2], lambda v: [1, 3]),
+        (lambda v: [1, 2], lambda v: [1]),
+        (lambda v: [1], lambda v: [True]),
+        (lambda v: [1], lambda v: (1,)),
+        (lambda v: [0.0], lambda v: [-0.0]),
+        (lambda v: {1}, lambda v: {2}),
+        (lambda v: {"a": 1, "b": 2}, lambda v: {"b": 2, "a": 1}),
+        (lambda v: {"a": 1}, lambda v: defaultdict(list, a=1)),
+        (lambda v: defaultdict(list, a=1), lambda v: defaultdict(int, a=1)),
+        (lambda v: np.array([1]), lambda v: np.array([1], np.int32)),
+        (lambda v: np.array([[1]]), lambda v: np.array([1])),
+        (lambda v: np.array(["a", None]), lambda v: np.array(["b", None])),
+        (lambda v: np.int64(1), lambda v: np.int64(2)),
+        (lambda v: torch.tensor([1]), lambda v: torch.tensor([1], dtype=torch.int32)),
+        (lambda v: torch.tensor([1.0]), lambda v: torch.tensor([1.0], requires_grad=True)),
+        (lambda v: torch.tensor([0.0]), lambda v: torch.tensor([-0.0])),
+        (lambda v: TABLE, lambda v: TABLE.replace_schema_metadata({"k": "v"})),
+        (lambda v: Thing([1]), lambda v: Thing([2])),
+        (lambda v: Thing, lambda v: dict),
+        (lambda v: [ONE, ONE], lambda v: [[1], [1]]),
+        (lambda v: [[1], [1]], lambda v: [ONE, ONE]),
+        (lambda v: v, lambda v: list(v)),
+        (lambda v: v.append(1), lambda v: None),
+        (lambda v: random.random() and 1, lambda v: 1),
+        (lambda v: 1, lambda v: np.random.random() and 1),
+        (lambda v: int(torch.rand(1).item()), lambda v: 0),
+        (raising(ValueError("no")), lambda v: 1),
+        (raising(ValueError("no")), lambda v: None),
+    ],
+)
+def test_a_trial_sees_every_difference_and_leaves_the_world_as_stock_does(
+    stock: Callable[..., Any], ours: Callable[..., Any]
+) -> None:
+    def world(function: Callable[[Any], Any]) -> Any:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        value = [5, "text"]
+        outcome: Any = None
+        try:
+            outcome = function(value)
+        except ValueError as error:
+            outcome = error
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        return value, repr(outcome).partition(" object at")[0], *states[:2], states[2].tolist()
+
+    seen = []
+
+    def both(value: Any) -> Any:
+        seen.append(run_both(stock, ours, (value,), {}))
+        if seen[0].error is not None:
+            raise seen[0].error
+        return seen[0].result
+
+    assert world(both) == world(stock)
+    [outcome] = seen
+    assert outcome.difference
+    assert outcome.refusal is None
+    assert outcome.num_values == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "num_values"),
+    [
+        (lambda v: [1, "a", None, True, float("nan")], 5),
+        (lambda v: {"a": [[1, 2], [3]], "b": [b"x"]}, 4),
+        (lambda v: np.full((2, 3), np.nan), 6),
+        (lambda v: torch.full((2, 3), np.nan, dtype=torch.bfloat16), 6),
+        (lambda v: [pa.table({"a": [1, 2]}), *map(np.int64, range(300))], None),
+        (lambda v: Thing(Thing({"a": defaultdict(list, b=[1])})), None),
+        (lambda v: [v[0], v[1], v, random.random(), np.random.random(), torch.rand(2)], None),
+        (lambda v: v.append(v) or v, None),
+        (lambda v: [], 0),
+        (lambda v: {"input_ids": [], "labels": []}, 0),
+        (lambda v: defaultdict(list), 0),
+        (lambda v: np.array([]), 0),
+        (lambda v: None, 0),
+    ],
+)
+def test_a_trial_counts_the_values_of_equal_results(
+    make: Callable[[Any], Any], num_values: int | None
+) -> None:
+    twin = copy.copy(make)
+    outcome = run_both(make, twin, ([Thing(2), SimpleNamespace(a=1)],), {})
+    assert (outcome.difference, outcome.refusal, outcome.error) == ("", None, None)
+    assert outcome.num_values == num_values or (num_values is None and outcome.num_values)
+
+
+def test_ours_starts_a_trial_where_stock_did_and_is_not_heard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.enable_padding(length=2)
+
+    def function(tokenizer: Any, *, more: list[int]) -> list[int]:
+        logging.getLogger("x").warning("said")
+        more.append(tokenizer.padding["length"])
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length=len(more))
+        return more
+
+    more: list[int] = []
+    for ours in (function, raising(NotAsked())):
+        tokenizer.enable_padding(length=2)
+        outcome = run_both(function, ours, (tokenizer,), {"more": more})
+        assert outcome.difference == ""
+        assert tokenizer.padding is None
+    assert more == [2, 2]
+    assert tokenizer.truncation["max_length"] == 2
+    assert isinstance(outcome.refusal, NotAsked | TypeError)
+    assert len(caplog.records) == 2
+
+
+def test_a_ledger_reads_what_forked_workers_wrote_and_tells_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ledger = Ledger()
+    folder = Path(ledger.share("inherited by nobody"))
+    ledger.add("calls", "a")
+    assert not folder.exists()
+    for number in range(3):
+        worker = os.fork()
+        if worker == 0:
+            try:
+                for _ in range(number + 1):
+                    ledger.add("calls", "a")
+                    ledger.add("fallbacks", "b", "a\nreason", 2)
+                grandchild = os.fork()
+                if grandchild == 0:
+                    ledger.add("calls", "a", count=100)
+                    os._exit(0)
+                os.waitpid(grandchild, 0)
+            finally:
+                os._exit(0)
+        os.waitpid(worker, 0)
+    assert ledger.read() == {("calls", "a", ""): 307, ("fallbacks", "b", "a reason"): 12}
+    ledger.add("fallbacks", "b", "a reason")
+    assert caplog.records == []
+    # A line that is being written is not read.
+    file = next(folder.glob("*.counts"))
+    file.write_bytes(file.read_bytes().rstrip(b"\0")[:-1])
+    assert sum(ledger.read().values()) < 320
+    ledger.clear()
+    assert not folder.exists()
+    assert ledger.read() == {}
+
+
+def test_a_ledger_that_cannot_write_counts_on(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.share(None)
+    ledger.is_worker, ledger._folder = True, tmp_path / "no" / "such"
+    ledger.add("fallbacks", "a", "reason")
+    ledger.add("calls", "a")
+    assert sum(ledger.read().values()) == 2

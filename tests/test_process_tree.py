@@ -183,7 +183,7 @@ def test_a_zombie_counts_for_its_reads_and_not_as_a_process(
     sample = tree.sample()
     assert sample.processes == 1
     assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-    assert tree.read_pss().total_bytes > 0
+    assert tree.read_pss().pss_bytes > 0
 
 
 def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
@@ -195,7 +195,7 @@ def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
     sample = tree.sample()
     assert not tree.is_alive
-    assert (sample.processes, sample.memory) == (0, None)
+    assert (sample.processes, sample.rss_bytes) == (0, None)
     assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
     root.process.wait()
     assert tree.sample().processes == 0
@@ -231,9 +231,9 @@ for _ in range(4):
         for pid in tree.pids:
             _kill(pid)
     assert sample.processes == 5
-    assert sample.memory.rss_bytes > 5 * (64 << 20)
-    assert (64 << 20) < pss.anon_bytes <= pss.total_bytes < 2 * (64 << 20)
-    assert (64 << 20) < sample.largest_anon_bytes < sample.memory.anon_bytes
+    assert sample.rss_bytes > 5 * (64 << 20)
+    assert (64 << 20) < pss.pss_anon_bytes <= pss.pss_bytes < 2 * (64 << 20)
+    assert (64 << 20) < sample.largest_anon_bytes < sample.anon_bytes
 
 
 def test_pages_of_a_mapped_file_are_told_apart_from_what_cannot_give_way(tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ sys.stdin.read()
         tree.sample()
         pss = tree.read_pss()
         process.kill()
-    assert pss.file_bytes == pytest.approx(48 << 20, rel=0.2)
-    assert pss.shared_bytes == pytest.approx(16 << 20, rel=0.05)
-    assert pss.anon_bytes == pytest.approx(32 << 20, rel=0.5)
+    assert pss.pss_file_bytes == pytest.approx(48 << 20, rel=0.2)
+    assert pss.pss_shared_bytes == pytest.approx(16 << 20, rel=0.05)
+    assert pss.pss_anon_bytes == pytest.approx(32 << 20, rel=0.5)
 
 
 def test_an_excluded_process_is_not_counted_though_it_is_below_the_root(root: Puppet) -> None:
@@ -297,7 +297,7 @@ def test_a_process_that_may_not_be_read_makes_the_sums_unknown(tmp_path: Path) -
     sample = tree.sample()
     assert (sample.processes, sample.read_bytes, sample.read_chars) == (2, None, None)
     assert tree.read_pss() is None
-    assert sample.memory.rss_bytes == 2 * 1024 * 1024
+    assert sample.rss_bytes == 2 * 1024 * 1024
 
 
 def test_a_child_whose_parent_is_not_listed_yet_is_looked_at_again(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_other_processes_are_read_once_and_not_at_every_sample(
 
 def test_without_procfs_there_is_nobody_in_the_tree(tmp_path: Path) -> None:
     tree = ProcessTree(os.getpid(), proc=tmp_path / "none")
-    assert (tree.sample().processes, tree.sample().memory, tree.is_alive) == (0, None, False)
+    assert (tree.sample().processes, tree.sample().rss_bytes, tree.is_alive) == (0, None, False)
 
 
 def lay_out(proc: Path, pid: int, *, parent: int, ticks: int, chars: int | None) -> None:

@@ -84,7 +84,7 @@ def test_our_own_process_is_described() -> None:
     assert (stat.pid, stat.parent_pid) == (os.getpid(), os.getppid())
     assert stat.is_alive
     assert stat.cpu_seconds > 0
-    assert procfs.read_pss("self").total_bytes > 1_000_000
+    assert procfs.read_pss("self").pss_bytes > 1_000_000
     assert procfs.read_processors("self") == frozenset(os.sched_getaffinity(0))
     assert procfs.read_command("self")[1:] != ()
 

@@ -25,9 +25,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="add what is missing to the table")
     write = parser.parse_args().write
     before = json.loads(TABLE.read_text(encoding="utf-8"))
-    relied = {name for item in patches.REPLACEMENTS for name in (item.target, *item.relies_on)}
     table = {}
-    for name in sorted(relied):
+    for name in patches.RELIED_ON:
         table[name] = known = before.get(name, {})
         found = fingerprint(name)
         if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -19,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import fast_axolotl
+from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
+from fast_axolotl.axolotl.patching import mismatch
 
 AGAINST_AXOLOTL = [
     pytest.mark.skipif(
@@ -33,6 +36,10 @@ AGAINST_AXOLOTL = [
 STOCK_AXOLOTL = [*AGAINST_AXOLOTL, pytest.mark.usefixtures("stock")]
 """Marks for tests that import the real Axolotl, with none of our patches in it."""
 
+VERSION = importlib.metadata.version("axolotl") if importlib.util.find_spec("axolotl") else "0.0"
+RELEASE = tuple(map(int, VERSION.split(".")[:2]))
+"""Major and minor number of the Axolotl that is installed."""
+
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 EQUAL_TO_STOCK = settings(
@@ -40,6 +47,16 @@ EQUAL_TO_STOCK = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """A mark for tests of a replacement that does not fit every release."""
+    reasons = [
+        mismatch((item.target, *item.relies_on), KNOWN)
+        for item in REPLACEMENTS
+        if item.name == name
+    ]
+    return pytest.mark.skipif(any(reasons), reason=f"{name} is left to stock: {max(reasons)}")
 
 
 class Later:

@@ -10,7 +10,11 @@ Which functions, and how they are guarded: ``patches`` and ``patching``. In Axol
 ``import axolotl`` means the real one in here, too: all imports are absolute.
 
 ``FAST_AXOLOTL=0`` in the environment makes ``install()`` do nothing;
-``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone.
+``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone. Where Axolotl's code is
+unfamiliar, functions without side effects are tried beside Axolotl's own and used once they were
+seen to be equal; ``FAST_AXOLOTL_TRIAL=0`` leaves them alone, ``=1`` tries the familiar ones, too.
+
+At its end, the first rank says on stderr what was used, whichever way this package came in.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -32,7 +37,16 @@ from fast_axolotl.axolotl.legacy_modules import LENDERS, LegacyModules
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch, Patchwork
 
-__all__ = ["Status", "check", "install", "status", "uninstall", "use_line"]
+__all__ = [
+    "Status",
+    "axolotl_version",
+    "check",
+    "inactive_line",
+    "install",
+    "status",
+    "uninstall",
+    "use_line",
+]
 
 LOG = logging.getLogger("fast_axolotl")
 
@@ -44,6 +58,12 @@ SKIP = "FAST_AXOLOTL_SKIP"
 
 HOSTS = ("axolotl", "trl")
 """Packages whose functions are replaced, or call what is."""
+
+TRIAL = "FAST_AXOLOTL_TRIAL"
+"""The environment variable that says which replacements are tried first: see ``Patchwork``."""
+
+COUNTS = "FAST_AXOLOTL_COUNTS"
+"""The environment variable in which workers find the folder for what they count."""
 
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
@@ -147,18 +167,60 @@ def check() -> tuple[Patch, ...]:
     return patchwork.check()
 
 
+def axolotl_version() -> str | None:
+    """The version of the installed Axolotl."""
+    try:
+        return metadata.version("axolotl")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def inactive_line(patches: Iterable[Patch]) -> str:
+    """How many replacements fit the Axolotl that is installed, and why not all; empty: all do."""
+    states: dict[str, set[str]] = {}
+    for patch in patches:
+        states.setdefault(patch.name, set()).add(patch.state)
+    wanted = [found for found in states.values() if "off" not in found]
+    fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
+    if len(fit) == len(wanted) or axolotl_version() is None:
+        return ""
+    tried = sum("trial" in found for found in fit)
+    on_trial = f" ({tried} of them on trial)" if tried else ""
+    return (
+        f"{len(fit)} of {len(wanted)} replacements are active on Axolotl {axolotl_version()}"
+        f"{on_trial}: the code of {len(wanted) - len(fit)} is unfamiliar; see `fast-axolotl status`"
+    )
+
+
 def use_line(patches: Iterable[Patch]) -> str:
-    """One line: which replacements answered, and which calls went to Axolotl's own functions."""
+    """One line: which replacements answered, and what went to Axolotl's own functions, and why."""
     calls: dict[str, int] = {}
-    own: list[str] = []
+    own: dict[str, None] = {}
+    trials: dict[str, None] = {}
     for patch in patches:
         if patch.calls:
             calls[patch.name] = calls.get(patch.name, 0) + patch.calls
-        own += [f"{patch.name} ×{count} ({reason})" for reason, count in patch.fallbacks]
+        kinds = (f"{patch.name} ×%d", patch.fallbacks), (f"%d rows of {patch.name}", patch.rows)
+        for text, counts in kinds:
+            most = sorted(counts, key=lambda pair: -pair[1])
+            rest = sum(count for _, count in most[_SHOWN:])
+            most[_SHOWN:] = [(f"{len(most) - _SHOWN} more reasons", rest)] if rest else []
+            own |= dict.fromkeys(f"{text % count} ({reason})" for reason, count in most)
+        if patch.trial:
+            trials[f"{patch.name} ({patch.trial})"] = None
     if not calls and not own:
         return ""
     used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
-    return f"used {used}" + (f"; Axolotl's own: {', '.join(own)}" if own else "")
+    parts = [
+        f"used {used}",
+        own and f"Axolotl's own: {', '.join(own)}",
+        trials and f"tried: {', '.join(trials)}",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+_SHOWN = 3
+"""Reasons of a replacement that the line at the end shows; ``status()`` has all."""
 
 
 class _Trigger:
@@ -167,8 +229,8 @@ class _Trigger:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name not in HOSTS:
             return None
-        _remove_trigger()
-        _guarded(name, _hook_all)
+        if _remove_trigger():
+            _guarded(name, _hook_all)
         return importlib.util.find_spec(name)
 
 
@@ -179,27 +241,26 @@ def _has_host() -> bool:
     return any(name in sys.modules for name in HOSTS)
 
 
-def _remove_trigger() -> None:
-    if _TRIGGER in sys.meta_path:
+def _remove_trigger() -> bool:
+    """Whether it was there; of several threads, one is told so."""
+    try:
         sys.meta_path.remove(_TRIGGER)
+    except ValueError:
+        return False
+    return True
 
 
 def _hook_all(*, is_late: bool = False) -> None:
     import wrapt
 
     if _STATE.patchwork is None:
+        from fast_axolotl.axolotl.patching import LEDGER
+
+        os.environ[COUNTS] = LEDGER.share(os.environ.get(COUNTS))
         _STATE.patchwork = _new_patchwork()
         _switch_off(_STATE.patchwork)
-
-        def say_use() -> None:
-            # Somebody may have looked whether Axolotl is installed, and not used it.
-            line = use_line(status().patches) if _has_host() else ""
-            if line:
-                print(f"fast-axolotl: {line}", file=sys.stderr)
-
-        # Under ``fast-axolotl run``, the first rank says at its end what was used.
-        if os.environ.get(RUN) == "1" and os.environ.get("LOCAL_RANK", "0") == "0":
-            atexit.register(say_use)
+        atexit.unregister(_say_use)
+        atexit.register(_say_use)
     for name in dict.fromkeys((*LENDERS, *_STATE.patchwork.modules)):
         loaded = sys.modules.get(name)
         if loaded is not None:
@@ -209,11 +270,24 @@ def _hook_all(*, is_late: bool = False) -> None:
             wrapt.register_post_import_hook(partial(_on_import, name), name)
 
 
+def _say_use() -> None:
+    from fast_axolotl.axolotl.patching import LEDGER, is_first_rank
+
+    # Somebody may have looked whether Axolotl is installed, and not used it.
+    if LEDGER.is_worker or not _has_host():
+        return
+    line = use_line(status().patches) if is_first_rank() else ""
+    LEDGER.clear()
+    if line:
+        print(f"fast-axolotl: {line}", file=sys.stderr)
+
+
 def _new_patchwork() -> Patchwork:
     from fast_axolotl.axolotl import patches
-    from fast_axolotl.axolotl.patching import Patchwork
+    from fast_axolotl.axolotl.patching import LEDGER, Patchwork
 
-    return Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+    trial = os.environ.get(TRIAL, "")
+    return Patchwork(patches.REPLACEMENTS, patches.KNOWN, trial=trial, ledger=LEDGER)
 
 
 def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
@@ -248,7 +322,23 @@ def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
     if name in LENDERS:
         _guarded(name, partial(_STATE.legacy.lend, module))
     if _STATE.patchwork is not None:
-        _guarded(name, partial(_STATE.patchwork.apply, module, is_late=is_late))
+        _guarded(name, partial(_replace, _STATE.patchwork, module, is_late=is_late))
+
+
+def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:
+    """Change a module; where ours does not fit, tell of how many that is true.
+
+    With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
+    """
+    from fast_axolotl.axolotl.patching import LEDGER
+
+    if patchwork.apply(module, is_late=is_late):
+        return
+    found = patchwork.check()
+    line = inactive_line(found)
+    if line and os.environ.get(RUN) != "1" and not LEDGER.is_worker:
+        left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
+        LEDGER.tell("fast-axolotl: %s; left alone: %s", line, ", ".join(left))
 
 
 def _is_being_imported(module: ModuleType | None) -> bool:

@@ -16,6 +16,9 @@ more with a placeholder, to see by the difference where the turn is. Here
   placeholders and their differences,
 - the search for the end of a turn stops after the four tokens in which it counts.
 
+Until 0.18 Axolotl compares tokens instead: of the conversation up to a turn, and of the same with
+a placeholder in the turn. So does ours there, with texts from plans, both tokenised in one call.
+
 Row by row: a row that ours cannot do (it fails, or Axolotl would go back to comparing tokens) goes
 through Axolotl's own method when its turn comes. Log lines of a row are collected and written when
 it is done, so they come in Axolotl's order, and a row that is given up has had no effect. An error
@@ -38,7 +41,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
@@ -83,6 +86,7 @@ _RESERVED = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "sanitize_control_tokens",
         "self",
         "strftime_now",
         "tokenize",
@@ -204,6 +208,11 @@ class _Batch:
     eos: int
     is_mistral: bool
     trains_all_ends: bool
+    template: str
+    compares_tokens: bool
+    """Whether turns are found by the tokens before them, as until 0.18."""
+    aliases: tuple[str, ...]
+    """Keys of a message that newer transformers copy to one another."""
     note: _Log
     to_turns: Any
     """The strategy with methods that log to ``note``, and the prompter so."""
@@ -213,6 +222,7 @@ class _Batch:
     @classmethod
     def open(cls, strategy: Any) -> _Batch:
         from axolotl.prompt_strategies import chat_template
+        from transformers.utils import chat_template_utils
 
         tokenizer, prompter = strategy.tokenizer, strategy.prompter
         backend = check_tokenizer(tokenizer)
@@ -225,7 +235,8 @@ class _Batch:
             raise Unfamiliar("the strategy or its prompter has been altered")
         if prompter.tokenizer is not tokenizer:
             raise Unfamiliar("prompter and strategy have different tokenizers")
-        if strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0:
+        compares_tokens = not hasattr(strategy, "_build_turn_locator")
+        if not compares_tokens and (strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0):
             raise Unfamiliar("the strategy has placeholders of its own")
         if not (
             strategy.roles_to_train
@@ -254,6 +265,9 @@ class _Batch:
             eos=tokenizer.eos_token_id,
             is_mistral="mistral" in tokenizer.name_or_path.lower(),
             trains_all_ends="all" in (strategy.train_on_eos, strategy.train_on_eot),
+            template=template,
+            compares_tokens=compares_tokens,
+            aliases=getattr(chat_template_utils, "_REASONING_FIELDS", ()),
             note=note,
             to_turns=_with_log(strategy, chat_template, note),
             to_details=_with_log(prompter, chat_template, note),
@@ -284,7 +298,8 @@ class _Batch:
             turns = self.to_turns.get_conversation_thread(row)
         else:
             if fields[1] in row and turns[0]["role"] != "system":
-                turns.insert(0, {"role": "system", "content": row[fields[1]]})
+                system = remove_none_values(row[fields[1]])
+                turns.insert(0, {"role": "system", "content": system})
             if prompter.drop_system_message and turns[0]["role"] == "system":
                 del turns[0]
         tools = row.get(fields[2])
@@ -292,11 +307,17 @@ class _Batch:
             tools = self.to_turns._get_tools({fields[2]: remove_none_values(tools)}) or None
         if not turns or (tools and not all(type(tool) is dict for tool in tools)):
             raise Unfamiliar("a conversation has no turns, or tools that are no dicts")
+        if any(key in turn for key in self.aliases for turn in turns):
+            raise Unfamiliar("transformers gives the template thoughts under several names")
         return turns, tools
 
-    def render(self, inputs: Inputs) -> tuple[Plan | None, str]:
-        plan = self.renderer.plan(inputs)
-        text = self.renderer.render(inputs) if plan is None else plan.fill(inputs)
+    def render(self, inputs: Inputs, last: int = 0) -> tuple[Plan | None, str]:
+        renderer = self.renderer
+        if last and "real_last_index" in self.template:
+            arguments = {**renderer.arguments, "real_last_index": last}
+            renderer = find_renderer(self.template, arguments)
+        plan = renderer.plan(inputs)
+        text = renderer.render(inputs) if plan is None else plan.fill(inputs)
         if not text:
             raise Unfamiliar("the chat template renders nothing")
         return plan, text
@@ -417,13 +438,18 @@ class _Row:
         """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
         if index == 0 and self.batch.is_mistral and self.inputs[0][0].get("role") == "system":
             return -1, -1
-        char_start, char_end = self.find_characters(index, content_only, reasoning_only)
-        if char_end <= char_start:
-            return -1, -1
-        start = bisect_right(self.offsets, char_start, key=itemgetter(1))
-        end = bisect_left(self.offsets, char_end, key=itemgetter(0))
-        if start >= len(self.offsets):
-            raise Unfamiliar("a turn lies behind the last token")
+        if self.batch.compares_tokens:
+            start, end = self.find_by_tokens(index, content_only, reasoning_only)
+            if start == -1:
+                return -1, -1
+        else:
+            char_start, char_end = self.find_characters(index, content_only, reasoning_only)
+            if char_end <= char_start:
+                return -1, -1
+            start = bisect_right(self.offsets, char_start, key=itemgetter(1))
+            end = bisect_left(self.offsets, char_end, key=itemgetter(0))
+            if start >= len(self.offsets):
+                raise Unfamiliar("a turn lies behind the last token")
         if end < start:
             self.batch.note.warning(
                 f"Content end boundary is before start boundary for turn {index}"
@@ -436,6 +462,37 @@ class _Row:
             )
             return -1, -1
         return start, end
+
+    def find_by_tokens(
+        self, index: int, content_only: bool, reasoning_only: bool
+    ) -> tuple[int, int]:
+        """What differs between the conversation up to a turn and the same with a placeholder."""
+        turns, batch = self.inputs[0], self.batch
+        turn, thinking = turns[index], batch.strategy.prompter.template_thinking_key
+        dummy = {"role": turn.get("role"), "content": _SENTINELS[0]}
+        if reasoning_only:
+            dummy["content"] = turn.get("content", "")
+        if (content_only or reasoning_only) and thinking and thinking in turn:
+            dummy[thinking] = "[[dummy_reasoning]]" if reasoning_only else turn[thinking]
+        texts = [
+            batch.render(([*turns[:index], item], *self.inputs[1:]), len(turns) - 1)[1]
+            for item in (dummy, turn)
+        ]
+        is_whole = texts[1] == self.text
+        found = batch.backend.encode_batch_fast(
+            texts[:1] if is_whole else texts, add_special_tokens=False
+        )
+        ids, own = found[0].ids, self.ids if is_whole else found[1].ids
+        self.note_length(ids)
+        self.note_length(own)
+        if not ids or not own:
+            raise Unfamiliar("a conversation has no tokens")
+        start, rest = _num_alike(own, ids), _num_alike(own[::-1], ids[::-1])
+        for num_alike, side in ((start, "start"), (rest, "end")):
+            if num_alike == min(len(own), len(ids)):
+                batch.note.warning(f"Could not find content {side} boundary for turn {index}")
+                return -1, -1
+        return start, len(own) - rest
 
     def find_characters(
         self, index: int, content_only: bool, reasoning_only: bool
@@ -514,6 +571,12 @@ def _plain_turns(strategy: Any, messages: Any) -> list[Turn] | None:
             turn["training"] = message[training]
         turns.append(turn)
     return turns
+
+
+def _num_alike(left: list[int], right: list[int]) -> int:
+    """How many tokens both begin with."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
+    return sum(1 for _ in alike)
 
 
 def _difference(left: str, right: str) -> tuple[int, int]:

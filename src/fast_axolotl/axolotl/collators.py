@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import MARK, Unfamiliar
+from fast_axolotl.axolotl.patching import MARK, NotAsked, Unfamiliar
 
 __all__ = ["collate", "collate_packs", "collate_packs_v2", "collate_pretraining", "fetch"]
 
@@ -298,7 +298,9 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
     from transformers import PreTrainedTokenizerBase
 
     if type(self) is not getattr(batching, kind):
-        raise Unfamiliar(f"the collator is a {type(self).__name__}")
+        # Axolotl's own collators of packs call that of rows; they have been replaced themselves.
+        is_inner = type(self).__module__ == batching.__name__
+        raise (NotAsked if is_inner else Unfamiliar)(f"the collator is a {type(self).__name__}")
     tensors = self.return_tensors if return_tensors is None else return_tensors
     if self.model is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
         raise Unfamiliar("the model prepares decoder_input_ids")

@@ -9,7 +9,7 @@ into Python objects; here the answers are read from Arrow's buffers:
 - Stock saves with ``save_to_disk(num_proc=…)``, whose spawned children import Axolotl again. Here
   the same shards go through the same ``ArrowWriter`` on threads of this process, byte for byte.
   They are written beside the folder, which appears only when all of them are complete: Axolotl
-  takes any folder that is not empty for a prepared dataset.
+  takes any folder that is not empty for a prepared dataset. See ``save_folder``.
 - A length is the difference of two offsets.
 
 Where rows cannot be proven to come out alike (formats, decoded features, other kinds of datasets,
@@ -28,10 +28,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.save_folder import folder_beside
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
@@ -218,9 +217,7 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
     names = [f"data-{index:05d}-of-{num_shards:05d}.arrow" for index in range(num_shards)]
     notes = _notes(dataset, names)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    beside.mkdir()
-    try:
+    with folder_beside(target) as beside:
         _write_shards(dataset, [beside / name for name in names])
         for name, text in notes.items():
             (beside / name).write_text(text, encoding="utf-8")
@@ -232,8 +229,6 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
             # The state comes last: it is what names the shards.
             for name in [*names, *notes]:
                 (beside / name).replace(target / name)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     if cfg.push_dataset_to_hub:
         shared.LOG.info(
             "Pushing merged prepared dataset to Huggingface hub at "
@@ -526,8 +521,8 @@ def _notes(dataset: Any, names: list[str]) -> dict[str, str]:
 
 
 def _write_shards(dataset: Any, paths: list[Path]) -> None:
-    from datasets import config
-    from datasets.arrow_writer import ArrowWriter
+    from datasets import Dataset, config
+    from datasets.arrow_writer import ArrowWriter, get_writer_batch_size_from_data_size
     from datasets.utils import tqdm
 
     features, num_rows, count = dataset.features, len(dataset), len(paths)
@@ -535,6 +530,10 @@ def _write_shards(dataset: Any, paths: list[Path]) -> None:
     edges = [share * index + min(index, rest) for index in range(count + 1)]
     # The rows of a record batch are stock's, so that the files are.
     step = config.DEFAULT_MAX_BATCH_SIZE
+    if "writer_batch_size" in Dataset._save_to_disk_single.__code__.co_varnames:  # datasets 5
+        num_bytes = dataset._estimate_nbytes()
+        if num_bytes > 0:
+            step = min(step, get_writer_batch_size_from_data_size(num_rows, num_bytes))
     with tqdm(unit=" examples", total=num_rows, desc=f"Saving the dataset ({count} shards)") as bar:
 
         def write(first: int, last: int) -> None:

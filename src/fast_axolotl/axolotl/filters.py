@@ -46,7 +46,12 @@ from fast_axolotl.axolotl.data import (
 )
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = ["handle_long_seq_in_dataset", "process_datasets_for_packing"]
+__all__ = [
+    "handle_long_seq_in_dataset",
+    "process_datasets_for_packing",
+    "require_unchanging",
+    "stock_fingerprint",
+]
 
 _ROWS_AT_ONCE = 16_384
 """Rows of which the kept ones are written in one step."""
@@ -182,7 +187,7 @@ class _Run:
 
         given = {} if self.num_proc is None else {"num_proc": self.num_proc}
         transform = "datasets.arrow_dataset.Dataset.filter@2.0.1"
-        fingerprint = _fingerprint(dataset, transform, function, batched, given)
+        fingerprint = stock_fingerprint(dataset, transform, function, batched, given)
 
         def build(start: int, stop: int) -> pa.Table:
             rows = np.flatnonzero(keeps()[start:stop]) + start
@@ -210,9 +215,9 @@ class _Run:
         from datasets import Features, config
         from datasets.arrow_dataset import transmit_format
 
-        _require_unchanging(dataset, columns)
+        require_unchanging(dataset, columns)
         transform = "datasets.arrow_dataset.Dataset._map_single"
-        fingerprint = _fingerprint(dataset, transform, function, batched, {"fn_kwargs": {}})
+        fingerprint = stock_fingerprint(dataset, transform, function, batched, {"fn_kwargs": {}})
 
         features = Features({**dataset.features, **columns})
         rows = config.DEFAULT_MAX_BATCH_SIZE
@@ -349,12 +354,16 @@ def _with_trainable_tokens(
     require_integers(column_of(dataset, "labels").type)
     if not len(dataset):
         raise Unfamiliar("the dataset is empty")
+    # Until 0.18 it compared a whole list with -100 and so kept every row.
+    keeps_all = function({"labels": [[_IGNORED]]})[0]
 
     @cache
     def keeps() -> Any:
         found = per_row(dataset, "labels", _judge_labels)
         if (found == _ODD).any():
             raise Unfamiliar("a label is null")
+        if keeps_all:
+            return np.ones(len(found), bool)
         return (found == _TRAINABLE) | ((found == _EMPTY) & (not batched))
 
     desc = "Drop Samples with Zero Trainable Tokens"
@@ -427,7 +436,7 @@ def _lengths_at_least(dataset: Any, least: int) -> Any:
     return lengths
 
 
-def _require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
+def require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
     """Raises where stock's way through Python objects could give a column another type."""
     from datasets.features.features import generate_from_arrow_type, get_nested_type
 
@@ -453,7 +462,7 @@ def _is_fragile(kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
 
 
-def _fingerprint(
+def stock_fingerprint(
     dataset: Any, transform: str, function: Callable[..., Any], batched: bool, given: dict[str, Any]
 ) -> str:
     """That of ``filter`` or ``map`` with stock's arguments, without those at their defaults."""

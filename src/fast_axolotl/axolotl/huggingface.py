@@ -38,6 +38,7 @@ from fast_axolotl.reading.reader import usable_threads
 try:
     from datasets import iterable_dataset as hf
     from datasets.formatting import PythonFormatter
+    from datasets.packaged_modules.json import json as json_files
     from datasets.utils.sharding import _merge_gen_kwargs, _shuffle_gen_kwargs, _split_gen_kwargs
 except ImportError as error:
     raise MissingExtraError(
@@ -181,6 +182,9 @@ def shard_sources(dataset: Any) -> list[str]:
         if getattr(config, setting, None) != getattr(usual, setting, None):
             raise Unfamiliar(f"{setting} is set")
     features = builder.info.features
+    traces = getattr(json_files, "AGENT_TRACES_FEATURES", None)
+    if name == "Json" and features is not None and features == traces:
+        raise Unfamiliar("datasets makes one row of each of these files")
     if features is None and name != "Text":
         raise Unfamiliar("datasets cannot tell the columns before it has read everything")
     for column, feature in (features or {}).items():
@@ -361,7 +365,8 @@ def _address(shard: dict[str, Any]) -> str:
         if len(shard["files"]) != 1 or shard.get("row_groups_list", [None]) != [None]:
             raise Unfamiliar("a shard is not one whole file")
         return str(shard["files"][0])
-    if set(shard) != {"files_iterables", "base_files"} or len(shard["base_files"]) != 1:
+    keys = set(shard) - {"original_files"}  # which datasets has since 4.8.5
+    if keys != {"files_iterables", "base_files"} or len(shard["base_files"]) != 1:
         raise Unfamiliar("a shard is not one whole file")
     inner, base = list(shard["files_iterables"][0]), str(shard["base_files"][0])
     if inner == [base]:

@@ -8,11 +8,12 @@ these sources; ``tools/fingerprints.py`` adds those of the Axolotl that is insta
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
-from fast_axolotl.axolotl.patching import Replacement
+from fast_axolotl.axolotl.patching import Reliance, Replacement, Unfamiliar, mismatch
 
-__all__ = ["KNOWN", "REPLACEMENTS"]
+__all__ = ["KNOWN", "RELIED_ON", "REPLACEMENTS", "STRATEGIES", "require_strategy"]
 
 _OURS = "fast_axolotl.axolotl"
 _UTILS = "axolotl.utils.data.utils"
@@ -26,9 +27,15 @@ _FETCHER = "axolotl.monkeypatch.data.batch_dataset_fetcher"
 _STREAMING = "axolotl.utils.data.streaming"
 _CHAT = "axolotl.prompt_strategies.chat_template"
 _COMPLETION = "axolotl.prompt_strategies.completion"
+_ORPO = "axolotl.prompt_strategies.orpo.chat_template"
+_REWARD = "axolotl.prompt_strategies.bradley_terry.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
+_LOCK = "axolotl.utils.data.lock"
+
+_TRL = "trl.trainer"
+_TRL_DATA = "trl.data_utils"
 
 _DATASET = "datasets.arrow_dataset:Dataset"
 _WRITER = "datasets.arrow_writer:ArrowWriter"
@@ -41,6 +48,7 @@ def _methods(owner: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{owner}.{name}" for name in names)
 
 
+_WRITES = _methods(_WRITER, "write_table", "write_batch", "_write_table", "_write_batch")
 _MAP_AND_FILTER = (
     *_methods(_DATASET, "map", "_map_single", "filter", "remove_columns", "_get_cache_file_path"),
     "datasets.arrow_dataset:transmit_format",
@@ -48,7 +56,7 @@ _MAP_AND_FILTER = (
     "datasets.arrow_dataset:_concatenate_map_style_datasets",
     "datasets.fingerprint:update_fingerprint",
     "datasets.fingerprint:format_kwargs_for_fingerprint",
-    *_methods(_WRITER, "write_table", "write_batch"),
+    *_WRITES,
 )
 """Hugging Face's ``map`` and ``filter``, with their caches and fingerprints."""
 
@@ -65,12 +73,19 @@ _TOKENIZER = (
 )
 """A call of a tokenizer."""
 
-_CHAT_ROWS = (
-    *_TOKENIZER,
+_TEMPLATES = (
     *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
     "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_alias_reasoning_fields",
+    "transformers.utils.chat_template_utils:_plain_template_data",
     "transformers.utils.chat_template_utils:_compile_jinja_template",
     "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A conversation on its way to text."""
+
+_CHAT_ROWS = (
+    *_TOKENIZER,
+    *_TEMPLATES,
     *_methods(
         f"{_CHAT}:ChatTemplateStrategy",
         "__init__",
@@ -161,6 +176,55 @@ _STREAMS = (
 )
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
+STRATEGIES = {
+    "chat_template:ChatTemplateStrategy": (
+        *_CHAT_ROWS,
+        f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
+    ),
+    "completion:CompletionPromptTokenizingStrategy": (
+        *_COMPLETIONS,
+        f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
+    ),
+    "input_output:RawInputOutputStrategy": (
+        "axolotl.prompt_strategies.input_output:RawInputOutputStrategy.tokenize_prompt",
+    ),
+    "stepwise_supervised:StepwiseSupervisedPromptTokenizingStrategy": (
+        "axolotl.prompt_strategies.stepwise_supervised:"
+        "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
+    ),
+    "orpo.chat_template:ORPOTokenizingStrategy": (
+        *_TEMPLATES,
+        f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
+        *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
+        f"{_TOKENIZER_BASE}.encode",
+    ),
+    "bradley_terry.chat_template:BTChatTemplateStrategy": (
+        *_CHAT_ROWS,
+        f"{_REWARD}:BTChatTemplateStrategy",
+    ),
+    "instructions": (
+        f"{_TOKENIZERS}:PromptTokenizingStrategy._tokenize",
+        f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
+        "axolotl.prompt_strategies.alpaca_w_system:"
+        "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
+    ),
+}
+"""What ``tokenize`` relies on for each of Axolotl's strategies, beside what it does for all."""
+
+_TRL_ROWS = (
+    f"{_TRL_DATA}:_tokenize",
+    f"{_TRL_DATA}:is_conversational",
+    f"{_TRL_DATA}:extract_prompt",
+    *_MAP_AND_FILTER,
+    "datasets.arrow_writer:OptimizedTypedSequence.__init__",
+    *_TOKENIZER,
+    *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
+    "transformers.utils.chat_template_utils:render_jinja_template",
+    "transformers.utils.chat_template_utils:_compile_jinja_template",
+    "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
+)
+"""A row of TRL's trainers on its way to tokens."""
+
 REPLACEMENTS: tuple[Replacement, ...] = (
     Replacement(
         name="dedupe",
@@ -183,13 +247,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             *_methods(
                 _DATASET, "save_to_disk", "_save_to_disk_single", "_estimate_nbytes", "shard"
             ),
-            *_methods(_WRITER, "write_table", "finalize", "_build_schema"),
+            "datasets.arrow_writer:get_writer_batch_size_from_data_size",
+            *_methods(_WRITER, "write_table", "_write_table", "finalize", "_build_schema"),
         ),
     ),
     Replacement(
         name="lengths",
         target=f"{_LENGTHS}:get_dataset_lengths",
         ours=f"{_OURS}.data:get_dataset_lengths",
+        is_pure=True,
         relies_on=("datasets.arrow_dataset:Column.__iter__",),
     ),
     Replacement(
@@ -220,12 +286,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="pack",
         target=f"{_MULTIPACK}:pack_parallel",
         ours=f"{_OURS}.sampler:pack_parallel",
+        is_pure=True,
         relies_on=(f"{_MULTIPACK}:pack_group", f"{_MULTIPACK}:_process_group"),
     ),
     Replacement(
         name="sampler",
         target=f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
         ours=f"{_OURS}.sampler:generate_batches",
+        is_pure=True,
         relies_on=_BATCHES,
     ),
     Replacement(
@@ -242,24 +310,28 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="collators",
         target=_PLAIN_COLLATOR,
         ours=f"{_OURS}.collators:collate",
+        is_pure=True,
         relies_on=_PADDING,
     ),
     Replacement(
         name="collators",
         target=_PACK_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_V2_COLLATOR,
         ours=f"{_OURS}.collators:collate_packs_v2",
+        is_pure=True,
         relies_on=(_PLAIN_COLLATOR, *_PADDING),
     ),
     Replacement(
         name="collators",
         target=_PRETRAINING_COLLATOR,
         ours=f"{_OURS}.collators:collate_pretraining",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             f"{_COLLATORS}:PretrainingBatchSamplerDataCollatorForSeq2Seq.__init__",
@@ -270,6 +342,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="fetch",
         target=f"{_FETCHER}:_MapDatasetFetcher.fetch",
         ours=f"{_OURS}.collators:fetch",
+        is_pure=True,
         relies_on=(
             _PLAIN_COLLATOR,
             _PACK_COLLATOR,
@@ -289,17 +362,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="spans",
         target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
         ours=f"{_OURS}.chat:diff_char_span",
+        is_pure=True,
     ),
     Replacement(
         name="chat",
         target=f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         ours=f"{_OURS}.chat:tokenize_prompt",
+        is_pure=True,
         relies_on=_CHAT_ROWS,
     ),
     Replacement(
         name="completion",
         target=f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
         ours=f"{_OURS}.prompts:tokenize_completions",
+        is_pure=True,
         relies_on=_COMPLETIONS,
     ),
     Replacement(
@@ -307,34 +383,47 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         target="axolotl.datasets:TokenizedPromptDataset.process",
         ours=f"{_OURS}.prompts:process",
         relies_on=(
-            *_CHAT_ROWS,
-            *(name for name in _COMPLETIONS if name not in _TOKENIZER),
-            f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
-            f"{_COMPLETION}:CompletionPromptTokenizingStrategy.tokenize_prompt",
-            f"{_TOKENIZERS}:InstructionPromptTokenizingStrategy.tokenize_prompt",
-            "axolotl.prompt_strategies.alpaca_w_system:"
-            "InstructionWSystemPromptTokenizingStrategy.tokenize_prompt",
-            "datasets.arrow_writer:ArrowWriter.write_batch",
-            "datasets.arrow_writer:ArrowWriter.write_table",
+            *_TOKENIZER,
+            *_WRITES,
             "datasets.arrow_writer:OptimizedTypedSequence.__init__",
             "datasets.arrow_dataset:Dataset._map_single",
         ),
     ),
     Replacement(
         name="rl",
+        target=f"{_RL}:_map_dataset",
+        ours=f"{_OURS}.preferences:map_dataset",
+        relies_on=(
+            *_TEMPLATES,
+            "axolotl.prompt_strategies.dpo.chat_template:default",
+            "axolotl.prompt_strategies.dpo.chat_template:argilla_chat",
+            f"{_ORPO}:argilla",
+            "axolotl.utils.chat_templates.base:get_chat_template",
+            *_methods(_DATASET, "map", "_map_single", "_get_cache_file_path"),
+            "datasets.fingerprint:update_fingerprint",
+            *_methods(f"{_FORMATTING}:LazyRow", "format"),
+            *_methods(f"{_FORMATTING}:LazyDict", "__init__", "__getitem__", "__setitem__"),
+            *_methods(_WRITER, "write", "write_examples_on_file", "write_batch"),
+        ),
+    ),
+    Replacement(
+        name="rl",
         target=f"{_RL}:_drop_long_sequences",
         ours=f"{_OURS}.tokenizers:drop_long_sequences",
+        is_pure=True,
         relies_on=(*_TOKENIZER, "axolotl.utils.schemas.enums:RLType"),
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_streaming",
         ours=f"{_OURS}.encoders:encode_streaming",
+        is_pure=True,
     ),
     Replacement(
         name="encode",
         target=f"{_STREAMING}:encode_packed_streaming",
         ours=f"{_OURS}.encoders:encode_packed_streaming",
+        is_pure=True,
         relies_on=(
             *_BATCHES,
             f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
@@ -375,6 +464,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ours=f"{_OURS}.streaming:merge_datasets",
         relies_on=_STREAMS,
     ),
+    *(
+        Replacement(
+            name=f"trl-{trainer.lower()}",
+            target=f"{_TRL}.{trainer.lower()}_trainer:{trainer}Trainer._prepare_dataset",
+            ours=f"{_OURS}.trl_datasets:prepare_dataset",
+            relies_on=_TRL_ROWS,
+        )
+        for trainer in ("SFT", "DPO", "KTO", "Reward")
+    ),
     Replacement(
         name="resume",
         target="transformers.trainer:Trainer._init_training_state",
@@ -391,6 +489,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ours=f"{_OURS}.resume:skip_first_batches",
     ),
     Replacement(
+        name="ranks",
+        target=f"{_LOCK}:FileLockLoader.load",
+        ours="fast_axolotl.integrations.ranks:load_in_turn",
+        relies_on=(
+            f"{_LOCK}:FileLockLoader.__init__",
+            f"{_LOCK}:FileLockLoader._increment_counter",
+        ),
+    ),
+    Replacement(
+        name="ranks",
+        target="axolotl.train:execute_training",
+        ours="fast_axolotl.integrations.ranks:compare_ranks",
+    ),
+    Replacement(
         name="keys",
         target=f"{_CONFIG}:prepare_plugins",
         ours="fast_axolotl.integrations.axolotl_plugin:prepare_plugins",
@@ -405,3 +517,24 @@ KNOWN = {
     ).items()
 }
 """``module:qualname`` → the fingerprints of the sources that ours was proven equal to."""
+
+RELIED_ON = sorted(
+    {name for item in REPLACEMENTS for name in (item.target, *item.relies_on)}.union(
+        *STRATEGIES.values()
+    )
+)
+"""Every function of the hosts whose behaviour matters."""
+
+
+def require_strategy(name: str) -> None:
+    """Unfamiliar, unless a strategy of Axolotl's is one that ours was proven equal to."""
+    reason, reliance = _strategy(name)
+    if reason:
+        raise Unfamiliar(reason)
+    reliance.check()
+
+
+@cache
+def _strategy(name: str) -> tuple[str, Reliance]:
+    names = STRATEGIES[name]
+    return mismatch(names, KNOWN), Reliance(names, "axolotl.datasets")

@@ -6,6 +6,12 @@ wrapper calls ours; where ours refuses (``Unfamiliar``) or fails, it notes the r
 original with the same arguments. Ours therefore changes nothing until it can no longer fail, and
 an error after that is ``Final``: the caller gets it.
 
+Where only a source differs and the function has no effects beyond its result (``is_pure``), ours is
+tried: in the first calls both run, the caller gets the original's result, and ours goes on alone
+once it was equal in ``_TRIAL_CALLS`` of them. One difference ends it for good. See ``trial``.
+
+What happened is counted, in worker processes too: see ``Ledger``.
+
 Two guards: the sources of all that ours relies on have known fingerprints, looked at when a module
 is patched; and the objects are those that these sources define, looked at in every call, since
 others patch at run time, too. Cost: a few milliseconds a function once, then some 50 ns. A
@@ -24,11 +30,17 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import json
 import logging
+import mmap
+import os
 import pkgutil
 import re
+import shutil
 import sys
+import tempfile
 import textwrap
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,8 +49,11 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ABSENT",
+    "LEDGER",
     "MARK",
     "Final",
+    "Ledger",
     "NotAsked",
     "Patch",
     "Patchwork",
@@ -46,6 +61,7 @@ __all__ = [
     "Replacement",
     "Unfamiliar",
     "fingerprint",
+    "is_first_rank",
     "mismatch",
     "tally",
 ]
@@ -55,8 +71,22 @@ LOG = logging.getLogger("fast_axolotl")
 MARK = "__fast_axolotl__"
 """The attribute by which a wrapper of ours is known."""
 
+ABSENT = "absent"
+"""Stands for a fingerprint where a release does not have a function that others have."""
+
 _MOST_REASONS = 20
 """Reasons kept for one replacement; more are counted under the last."""
+_MOST_WARNINGS = 5
+"""Reasons of one replacement that are told when they are met; the others, at the end."""
+
+_LEDGER_BYTES = 1 << 16
+"""What one worker may write: some hundred reasons."""
+
+_TRIAL_CALLS = 3
+_TRIAL_VALUES = 100
+"""Equal calls, and numbers or texts in their results, after which a trial is passed."""
+_TRIAL_MOST_CALLS = 500
+"""Calls after which a trial that has shown nothing ends: they cost more than without ours."""
 
 
 class Unfamiliar(Exception):
@@ -87,6 +117,9 @@ class Replacement:
     """``module:function`` of this package, loaded at the first call."""
     relies_on: tuple[str, ...] = ()
     """Other functions of the host, ``module:qualname``, whose behaviour ours reproduces."""
+    is_pure: bool = False
+    """Whether the host's function does nothing but give a result and change its arguments, so that
+    it may run beside ours: no files, no streams, no meeting of ranks."""
 
     @property
     def module(self) -> str:
@@ -106,17 +139,23 @@ class Patch(NamedTuple):
     """The switch, or the module where a hook failed."""
     state: str
     """``active``; ``waiting``: its module has not been imported; ``off``: switched off;
+    ``trial``: the host's code is unfamiliar, and both functions run until ours is seen to be equal;
     ``skipped``: the host's code is not what ours was proven equal to; ``lost``: another function
     took its place since; ``failed``: the hook raised, and the module stays as it was;
     ``ready``: told from the source files alone, it fits."""
     reason: str
-    """Why it is in this state; empty for ``active`` and ``waiting``."""
+    """Why it is in this state; empty for ``active``, unless after a trial, and ``waiting``."""
     target: str = ""
     """``module:function`` of the host."""
     calls: int = 0
-    """Calls that ours answered."""
+    """Calls that ours answered, in workers too."""
     fallbacks: tuple[tuple[str, int], ...] = ()
     """Reason and number of the calls that the host's own function answered."""
+    rows: tuple[tuple[str, int], ...] = ()
+    """Reason and number of the rows that the host's own function answered in calls of ours; of all
+    replacements of this name."""
+    trial: str = ""
+    """What a trial has shown so far; empty where there was none."""
 
 
 @dataclass(slots=True)
@@ -136,8 +175,8 @@ class _Record:
 
     state: str = "waiting"
     reason: str = ""
-    calls: int = 0
-    fallbacks: Counter[str] = field(default_factory=Counter)
+    trial: Counter[str] = field(default_factory=Counter)
+    """Of a trial: ``calls``, those that were ``equal``, and the ``values`` in their results."""
     applied: list[_Applied] = field(default_factory=list)
     """The last is the one in force; a reload leaves earlier ones on objects that live on."""
 
@@ -146,10 +185,18 @@ class Patchwork:
     """The replacements of one host, in place or not."""
 
     def __init__(
-        self, replacements: Iterable[Replacement], known: Mapping[str, tuple[str, ...]]
+        self,
+        replacements: Iterable[Replacement],
+        known: Mapping[str, tuple[str, ...]],
+        *,
+        trial: str = "",
+        ledger: Ledger | None = None,
     ) -> None:
+        """``trial``: ``1`` tries even what is known, ``0`` nothing; else what is unfamiliar."""
         self._replacements = tuple(replacements)
         self._known = known
+        self._trial = trial
+        self._ledger = ledger or Ledger()
         self._records = {item.target: _Record() for item in self._replacements}
 
     @property
@@ -164,49 +211,60 @@ class Patchwork:
             self._records[item.target].state = "off"
             self._records[item.target].reason = "switched off"
 
-    def apply(self, module: ModuleType, *, is_late: bool = False) -> None:
-        """Replace what the table names in a module; ``is_late`` where others may hold its names."""
-        pairs, skipped = {}, []
+    def apply(self, module: ModuleType, *, is_late: bool = False) -> bool:
+        """Replace what the table names in a module; ``is_late`` where others may hold its names.
+
+        Returns whether all of it could be replaced.
+        """
+        pairs, is_whole = {}, True
         for item in self._replacements:
             record = self._records[item.target]
             if item.module != module.__name__ or record.state == "off":
                 continue
-            if record.state == "active" and _is_in_place(item, record):
+            if _is_in_place(item, record):
                 continue
             applied = self._apply_one(item, module)
             if applied is None:
-                skipped.append(record.reason)
+                is_whole = False
             else:
                 record.applied.append(applied)
                 pairs[id(applied.original)] = applied.wrapper
-        if skipped:
-            reasons = "; ".join(dict.fromkeys(skipped))
-            LOG.warning("fast-axolotl leaves functions of %s alone: %s", module.__name__, reasons)
         if pairs:
             _sweep(pairs, prefix="" if is_late else module.__name__.partition(".")[0])
+        return is_whole
 
     def remove(self) -> None:
         """Put every original back, and forget what was counted."""
         for item in self._replacements:
             self._remove(item)
             self._records[item.target] = _Record()
+        self._ledger.clear()
 
     def patches(self) -> tuple[Patch, ...]:
         """What became of every replacement, in the order of the table."""
-        return tuple(self._patch(item) for item in self._replacements)
+        counts = self._ledger.read()
+        return tuple(self._patch(item, counts) for item in self._replacements)
 
     def check(self) -> tuple[Patch, ...]:
         """What would become of every replacement, told from source files alone."""
         found = []
         for item in self._replacements:
-            reason = mismatch(item, self._known)
             record = self._records[item.target]
+            state, reason = self._judge(item)
             if record.state == "off":
-                found.append(Patch(item.name, "off", record.reason, item.target))
-            else:
-                state = "skipped" if reason else "ready"
-                found.append(Patch(item.name, state, reason, item.target))
+                state, reason = "off", record.reason
+            state = "ready" if state == "active" else state
+            found.append(Patch(item.name, state, reason, item.target))
         return tuple(found)
+
+    def _judge(self, item: Replacement) -> tuple[str, str]:
+        """The state that a replacement is to be in, from source files alone, and why."""
+        reason = f"{item.target} is not there" if fingerprint(item.target) == ABSENT else ""
+        reason = reason or mismatch((item.target, *item.relies_on), self._known)
+        is_wanted = self._trial == "1" or (reason and self._trial != "0")
+        if is_wanted and item.is_pure and "is not there" not in reason:
+            return "trial", reason
+        return ("skipped" if reason else "active"), reason
 
     def _named(self, names: Iterable[str]) -> list[Replacement]:
         wanted = set(names)
@@ -214,8 +272,9 @@ class Patchwork:
 
     def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
         record = self._records[item.target]
-        record.state, record.reason = "skipped", mismatch(item, self._known)
-        if record.reason:
+        state, reason = self._judge(item)
+        record.state, record.reason = "skipped", reason
+        if state == "skipped":
             return None
         owner, attribute = _owner(item, module), item.path[-1]
         original = getattr(owner, "__dict__", {}).get(attribute)
@@ -224,15 +283,18 @@ class Patchwork:
             _as_written(item.target)
         except Unfamiliar as refusal:
             record.reason = str(refusal)
-            return None
         if hasattr(inner, MARK):
             record.reason = "another copy of this package has replaced it"
+        if record.reason != reason:
+            # Unlike unfamiliar code, this is not seen from the files, and so not told elsewhere.
+            self._ledger.tell("fast-axolotl leaves %s alone: %s", item.target, record.reason)
             return None
-        wrapper: Any = _wrap(inner, item, record)
+        wrapper: Any = _wrap(inner, item, record, self._ledger)
         if isinstance(original, classmethod):
             wrapper = classmethod(wrapper)
         setattr(owner, attribute, wrapper)
-        record.state, record.reason = "active", ""
+        record.state, record.reason = state, reason
+        record.trial.clear()
         return _Applied(owner, attribute, original, wrapper)
 
     def _remove(self, item: Replacement) -> None:
@@ -245,19 +307,27 @@ class Patchwork:
                 setattr(applied.owner, applied.attribute, applied.original)
             _sweep({id(applied.wrapper): applied.original})
 
-    def _patch(self, item: Replacement) -> Patch:
+    def _patch(self, item: Replacement, counts: Counter[_Key]) -> Patch:
         record = self._records[item.target]
         state, reason = record.state, record.reason
-        if state == "active" and not _is_in_place(item, record):
+        if state in ("active", "trial") and not _is_in_place(item, record):
             state = "lost"
             reason = "its module was reloaded or changed; install() puts it back"
+
+        def reasons(kind: str, name: str) -> tuple[tuple[str, int], ...]:
+            return tuple(
+                (key[2], count) for key, count in counts.items() if key[:2] == (kind, name)
+            )
+
         return Patch(
             item.name,
             state,
             reason,
             item.target,
-            record.calls,
-            tuple(record.fallbacks.items()),
+            counts["calls", item.target, ""],
+            reasons("fallbacks", item.target),
+            reasons("rows", item.name),
+            "; ".join(dict(reasons("trial", item.target))),
         )
 
 
@@ -268,7 +338,7 @@ class Reliance:
     """
 
     def __init__(self, names: Iterable[str], user: str) -> None:
-        self._waiting = list(names)
+        self._waiting = [name for name in names if fingerprint(name) != ABSENT]
         self._user = user
         self._found: list[tuple[str, Mapping[str, Any], str, Any]] = []
 
@@ -328,16 +398,17 @@ def _beneath(value: Any) -> Any:
     return inner.__wrapped__ if MARK in getattr(inner, "__dict__", {}) else value
 
 
-def mismatch(item: Replacement, known: Mapping[str, tuple[str, ...]]) -> str:
-    """Why a replacement does not fit the host that is installed; empty where it does."""
-    for name in (item.target, *item.relies_on):
+def mismatch(names: Iterable[str], known: Mapping[str, tuple[str, ...]]) -> str:
+    """Why ours does not fit these functions of the installed host; empty where it does."""
+    unfamiliar = ""
+    for name in names:
         accepted = known.get(name, ())
         found = fingerprint(name)
-        if not found:
+        if not found or (found == ABSENT and found not in accepted):
             return f"{name} is not there"
         if found not in accepted:
-            return f"{name} is unfamiliar code"
-    return ""
+            unfamiliar = unfamiliar or f"{name} is unfamiliar code"
+    return unfamiliar
 
 
 def _owner(item: Replacement, module: Any) -> Any:
@@ -354,34 +425,71 @@ def _is_in_place(item: Replacement, record: _Record) -> bool:
     return bool(record.applied) and held is record.applied[-1].wrapper
 
 
-def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
+def _wrap(
+    original: Callable[..., Any], item: Replacement, record: _Record, ledger: Ledger
+) -> Callable[..., Any]:
     load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     reliance = Reliance(item.relies_on, item.module)
+
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        reliance.check()
+        return load()(*args, **kwargs)
+
+    def refuse(refusal: Exception) -> None:
+        if not isinstance(refusal, NotAsked):
+            is_bug = not isinstance(refusal, Unfamiliar)
+            text = f"{type(refusal).__name__}: {refusal}" if is_bug else str(refusal)
+            ledger.add("fallbacks", item.target, text)
+
+    def try_both(*args: Any, **kwargs: Any) -> Any:
+        """A call on trial: the caller gets what the original gives."""
+        from fast_axolotl.axolotl.trial import run_both
+
+        outcome, trial = run_both(original, ours, args, kwargs), record.trial
+        refuse(outcome.refusal or Unfamiliar(_ON_TRIAL))
+        trial["calls"] += 1
+        trial["equal"] += outcome.num_values > 0
+        trial["values"] += outcome.num_values
+        verdict = ""
+        if outcome.difference:
+            verdict, record.state = f"differs: {outcome.difference}", "skipped"
+            ledger.tell(
+                "fast-axolotl was tried in the place of %s and %s. Axolotl's own function "
+                "answered, and goes on doing so; please report this",
+                item.target,
+                verdict,
+            )
+        elif trial["equal"] >= _TRIAL_CALLS and trial["values"] >= _TRIAL_VALUES:
+            verdict, record.state = f"equal in {trial['equal']} calls", "active"
+        elif trial["calls"] >= _TRIAL_MOST_CALLS:
+            verdict, record.state = f"nothing shown in {trial['calls']} calls", "skipped"
+        if verdict:
+            record.reason = "; ".join(filter(None, (record.reason, f"tried: {verdict}")))
+            ledger.add("trial", item.target, verdict)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if record.state != "active":
-            return original(*args, **kwargs)
+            # Other threads may draw random numbers, too: a trial is for the main one.
+            is_main = threading.current_thread() is threading.main_thread()
+            is_tried = record.state == "trial" and is_main
+            return (try_both if is_tried else original)(*args, **kwargs)
         error: Exception | None = None
         try:
-            reliance.check()
-            result = load()(*args, **kwargs)
-        except NotAsked:
-            reason = ""
+            result = ours(*args, **kwargs)
         except Final as final:
-            reason, error = "", final.error
-        except Unfamiliar as refusal:
-            reason = str(refusal)
-        except Exception as mistake:  # noqa: BLE001
+            error = final.error
+        except Exception as refusal:  # noqa: BLE001
             # Whatever went wrong in ours, the host's own function decides what the caller sees.
-            reason = f"{type(mistake).__name__}: {mistake}"
+            refuse(refusal)
         else:
-            record.calls += 1
+            ledger.add("calls", item.target)
             return result
         if error is not None:
             raise error
-        if reason:
-            _note(item, record, reason)
         return original(*args, **kwargs)
 
     setattr(call, MARK, item.name)
@@ -393,19 +501,125 @@ def tally(name: str, reason: str, count: int) -> None:
 
     ``name`` is the switch of the replacement.
     """
-    _TALLIES[name, reason] += count
+    LEDGER.add("rows", name, reason, count)
 
 
-_TALLIES: Counter[tuple[str, str]] = Counter()
+def is_first_rank() -> bool:
+    """Whether this process is no other rank of several, as launchers tell it."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def _note(item: Replacement, record: _Record, reason: str) -> None:
-    reason = " ".join(reason.split())[:300]
-    if reason not in record.fallbacks and len(record.fallbacks) >= _MOST_REASONS:
-        reason = "other reasons"
-    if reason not in record.fallbacks:
-        LOG.info("fast-axolotl lets Axolotl's own %s run: %s", item.target, reason)
-    record.fallbacks[reason] += 1
+_Key = tuple[str, str, str]
+"""What is counted, the target or name, and the reason."""
+
+
+class Ledger:
+    """Counts of a process and its workers, which write theirs to a folder, a file each.
+
+    Workers are often killed, so every count is written as it changes, into a file that is mapped
+    to memory: about 1 µs. A line has the count in 20 digits, and what is counted. The folder's name
+    reaches forked workers in memory and spawned ones by the environment; the first that needs the
+    folder makes it, and the process it belongs to removes it. What cannot be written is not told.
+    """
+
+    def __init__(self) -> None:
+        self.is_worker = False
+        self._folder: Path | None = None
+        self._counts: Counter[_Key] = Counter()
+        self._map: mmap.mmap | None = None
+        self._places: dict[_Key, int] = {}
+        self._size = 0
+
+    def share(self, inherited: str | None) -> str:
+        """The folder to name to children; ``inherited``: the one that was named to this process."""
+        if self._folder is None:
+            os.register_at_fork(after_in_child=self._enter_worker)
+            is_spawned = any(mark in text for mark in _WORKERS for text in sys.orig_argv)
+            self.is_worker = is_spawned and inherited is not None
+            name = f"fast-axolotl-{os.getpid()}-{os.urandom(8).hex()}"
+            own = Path(tempfile.gettempdir(), name)
+            self._folder = Path(inherited) if self.is_worker and inherited else own
+        return str(self._folder)
+
+    def add(self, kind: str, name: str, reason: str = "", count: int = 1) -> None:
+        """Count; what goes to the host's own function is told the first time."""
+        key = (kind, name, reason)
+        if key not in self._counts:
+            key = (kind, name, " ".join(reason.split())[:300])
+        if key not in self._counts:
+            num_reasons = sum(other[:2] == key[:2] for other in list(self._counts))
+            if num_reasons >= _MOST_REASONS:
+                key = (kind, name, "other reasons")
+            if kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS:
+                self.tell(_TOLD[kind], name, key[2])
+        self._counts[key] += count
+        if self.is_worker and self._folder is not None:
+            try:
+                self._write(key, self._folder)
+            except OSError:
+                self._folder = None
+
+    def read(self) -> Counter[_Key]:
+        """What this process and all its workers have counted so far."""
+        found = self._counts.copy()
+        files = self._folder.glob("*.counts") if self._folder and not self.is_worker else ()
+        for line in (line for path in files for line in path.read_bytes().splitlines(True)):
+            if line.endswith(b"\n"):
+                kind, name, reason = json.loads(line[20:])
+                found[kind, name, reason] += int(line[:20])
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._counts.clear()
+        if self._folder is not None and not self.is_worker:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, key: _Key, folder: Path) -> None:
+        if self._map is None:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with (folder / f"{os.urandom(8).hex()}.counts").open("x+b") as file:
+                # Written, so that a full disk is an error here and no signal later.
+                file.write(bytes(_LEDGER_BYTES))
+                file.flush()
+                self._map = mmap.mmap(file.fileno(), 0)
+        line = b"%020d" % self._counts[key]
+        if key not in self._places:
+            line += json.dumps(key).encode() + b"\n"
+            self._places[key], self._size = self._size, self._size + len(line)
+        place = self._places[key]
+        if place + len(line) <= _LEDGER_BYTES:
+            self._map[place : place + len(line)] = line
+
+    def tell(self, text: str, *values: str) -> None:
+        """Warn, if no process of this ledger has done so; other ranks than the first do not."""
+        is_first = is_first_rank()
+        if is_first and self._folder is not None:
+            mark = self._folder / hashlib.sha256(repr((text, values)).encode()).hexdigest()
+            try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                mark.touch(exist_ok=False)
+            except OSError:
+                is_first = not mark.exists()
+        if is_first:
+            LOG.warning(text, *values)
+
+    def _enter_worker(self) -> None:
+        self.is_worker, self._map, self._size = True, None, 0
+        self._counts, self._places = Counter(), {}
+
+
+_WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiprocess.forkserver")
+"""What the command line has of a process that ``multiprocessing`` spawned, or ``multiprocess``."""
+
+_ON_TRIAL = "on trial"
+_TOLD = {
+    "fallbacks": "fast-axolotl lets Axolotl's own %s run: %s",
+    "rows": "fast-axolotl gives rows of %s to Axolotl's own function: %s",
+}
+
+LEDGER = Ledger()
+"""That of the Axolotl in this process."""
 
 
 def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:
@@ -423,14 +637,16 @@ def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:
 
 @functools.cache
 def fingerprint(name: str) -> str:
-    """SHA-256 of what ``module:qualname`` does, decorators included; empty if not found.
+    """SHA-256 of what ``module:qualname`` does, decorators included.
+
+    ``ABSENT`` where the module does not have it, empty where the module has no source file.
 
     Of its syntax tree, read from the file without importing it. Comments, docstrings, annotations
     and lines that only write to the log do not count, nor does the Python that parses.
     """
     text = textwrap.dedent("".join(_definition(name)))
     if not text:
-        return ""
+        return ABSENT if _source_path(name.partition(":")[0]) else ""
     parts: list[str] = []
     _describe(ast.parse(text).body[0], parts)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]

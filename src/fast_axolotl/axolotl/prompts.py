@@ -1,24 +1,29 @@
-"""Rows of instructions and of plain text tokenised a batch at a time, and written as Arrow columns.
+"""Rows of prompts tokenised a batch at a time, and written as Arrow columns.
 
-Axolotl maps an instruction dataset row by row, with two tokenizer calls each, and a completion
-dataset in batches but with a call per text. All end in lists of Python integers, which HF datasets
-walks again to find their type. ``process`` stands in for ``TokenizedPromptDataset.process``: it
-makes the same ``map`` over batches of 1,000 rows (the size in which ``map`` writes rows to disk in
-any case) with a function that gives a table of the types that HF datasets would have found: int32
-for ids, int8 for the mask, int64 for labels.
+Axolotl maps an instruction dataset row by row, with two tokenizer calls each, preferences with up
+to six calls and renders of the chat template, and a completion dataset in batches but with a call
+per text. All end in lists of Python integers, which HF datasets walks again to find their type.
+``process`` stands in for ``TokenizedPromptDataset.process``: it makes the same ``map`` over batches
+of 1,000 rows (the size in which ``map`` writes rows to disk in any case) with a function that gives
+a table of the types that HF datasets would have found: int32 for ids, int8 for the mask, int64 for
+labels and for columns of other names.
 
-Equal, because prompts are taken from rows and built by the strategy's own methods, in order, and
-the texts go through the same Rust tokenizer in the same state (see ``tokenizers``). A row
-whose prompt or answer is empty or no ``str`` goes through the strategy's own ``tokenize_prompt``;
-a batch of conversations that is unfamiliar does so as a whole, so one odd row costs no more.
+A batch goes three steps: each row is *read* by the strategy's own methods into the texts it is made
+of, all texts that differ are tokenised in one call (see ``tokenizers``), and each row is *built*
+from its ids, in order, as the strategy's ``tokenize_prompt`` would. Equal, because the texts go
+through the same Rust tokenizer in the same state. A row that cannot be read or built goes through
+``tokenize_prompt`` itself, at its place in the order, and is counted; so one odd row costs no more
+than itself, and its error is stock's.
 
-Unfamiliar are: strategies with a ``tokenize_prompt`` or ``_tokenize`` of their own, rows filtered
-by the strategy, formatted or indexed datasets, and those with columns named like the results.
+Unfamiliar are: strategies of other kinds, or with a ``tokenize_prompt`` or ``_tokenize`` of their
+own, rows filtered by the strategy, formatted or indexed datasets, and those with columns named like
+the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -27,62 +32,76 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patches import STRATEGIES, require_strategy
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.preferences import ChatTemplates, lazy_rows
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
     is_set,
     set_truncation,
+    too_long,
 )
 
 __all__ = [
     "chat_table",
     "completion_table",
     "instruction_table",
+    "orpo_table",
     "process",
+    "reward_table",
+    "segment_table",
+    "step_table",
     "tokenize_completions",
 ]
 
 _BATCH_ROWS = 1000
 _IGNORED = -100
 _TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
-"""What HF datasets makes of these columns when they are lists of integers."""
+"""What HF datasets makes of these columns when they are lists of integers; of others int64."""
 
 Lists = list[list[int]]
+Columns = dict[str, str | float | None]
+"""Names of results, in order: None for one that is built, the name of another for ones in the
+place of its values, and a number that is the same for all rows."""
+
+_INSTRUCTION: Columns = {"input_ids": None, "attention_mask": "input_ids", "labels": None}
+_SEGMENTS: Columns = {"input_ids": None, "labels": None, "attention_mask": "input_ids"}
+_STEPS: Columns = {"labels": None, "input_ids": None, "attention_mask": "input_ids"}
+_ORPO: Columns = {
+    "rejected_ids": None,
+    "rejected_labels": None,
+    "rejected_attention_mask": "rejected_ids",
+    "input_ids": None,
+    "labels": None,
+    "attention_mask": "input_ids",
+    "prompt_attention_mask": None,
+}
+_REWARD: Columns = {
+    "chosen_ids": None,
+    "attention_mask_chosen": "chosen_ids",
+    "labels_chosen": 1.0,
+    "rejected_ids": None,
+    "attention_mask_rejected": "rejected_ids",
+    "labels_rejected": 0.0,
+}
 
 
 def process(self: Any, dataset: Any) -> Any:
     """Stands in for ``TokenizedPromptDataset.process``."""
-    from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
-    from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
-    from axolotl.prompt_strategies.completion import CompletionPromptTokenizingStrategy
-    from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
     from datasets import Dataset
 
     strategy = self.prompt_tokenizer
-    to_table: Callable[..., Any]
-    if type(strategy) is ChatTemplateStrategy:
-        check_chat(strategy)
-        to_table = chat_table
-    elif type(strategy) is CompletionPromptTokenizingStrategy:
-        _check_completion(strategy)
-        to_table = completion_table
-    else:
-        owner = _owner(type(strategy), "tokenize_prompt")
-        if owner not in (
-            InstructionPromptTokenizingStrategy,
-            InstructionWSystemPromptTokenizingStrategy,
-        ):
-            raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
-        if strategy.supports_batched:
-            raise Unfamiliar("the strategy takes batches")
-        _check_tokenize(strategy)
-        to_table = instruction_table
+    to_table, columns = _find_table(strategy)
     if type(dataset) is not Dataset or not len(dataset):
         raise Unfamiliar("the dataset is empty or of another kind")
     if dataset._format_type is not None or dataset.list_indexes():
         raise Unfamiliar("the dataset is formatted or indexed")
-    if not _TYPES.keys().isdisjoint(dataset.column_names):
+    own = {field.name: field.type for field in dataset.data.schema}
+    if to_table is step_table and own.get("labels") == pa.list_(pa.int64()):
+        # Steps come with labels, which keep their place in front.
+        del own["labels"]
+    if not own.keys().isdisjoint(columns):
         raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
@@ -95,6 +114,44 @@ def process(self: Any, dataset: Any) -> Any:
         batched=True,
         batch_size=_BATCH_ROWS,
     )
+
+
+def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
+    """What makes tables for a strategy, and their columns; unfamiliar if nothing does."""
+    from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
+    from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
+
+    kind = type(strategy)
+    name = _name(kind)
+    require_strategy(name if name in STRATEGIES else "instructions")
+    if name == "chat_template:ChatTemplateStrategy":
+        check_chat(strategy)
+        return chat_table, _SEGMENTS
+    if name == "completion:CompletionPromptTokenizingStrategy":
+        _check_completion(strategy)
+        return completion_table, _INSTRUCTION
+    if name == "input_output:RawInputOutputStrategy":
+        _check_parts(strategy, prompter="input_output:RawInputOutputPrompter")
+        return segment_table, _SEGMENTS
+    if name == "stepwise_supervised:StepwiseSupervisedPromptTokenizingStrategy":
+        _check_parts(strategy)
+        return step_table, _STEPS
+    if name == "orpo.chat_template:ORPOTokenizingStrategy":
+        _check_parts(
+            strategy,
+            prompter="orpo.chat_template:ORPOPrompter",
+            dataset_parser="orpo.chat_template:ORPODatasetParsingStrategy",
+        )
+        return orpo_table, _ORPO
+    if name == "bradley_terry.chat_template:BTChatTemplateStrategy":
+        _check_parts(strategy, prompter="chat_template:ChatTemplatePrompter")
+        _check_reward(strategy)
+        return reward_table, _REWARD
+    instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
+    if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
+        raise Unfamiliar(f"{kind.__name__} is a strategy of its own")
+    _check_tokenize(strategy)
+    return instruction_table, _INSTRUCTION
 
 
 def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -113,39 +170,153 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
 
     with_system = isinstance(strategy, InstructionWSystemPromptTokenizingStrategy)
-    rows = [_RowView(batch, index) for index in range(len(batch[next(iter(batch))]))]
-    texts: list[str] = []
-    is_plain = []
-    for row in rows:
+    bos, eos = _special_tokens(strategy)
+
+    def read(row: Any) -> tuple[list[str], None]:
         if with_system:
             instruction, context, answer, system = strategy.parse_instruction_fields(row)
             prompts = strategy.prompter.build_prompt_w_system(system, instruction, context)
         else:
             instruction, context, answer = strategy.parse_instruction_fields(row)
             prompts = strategy.prompter.build_prompt(instruction, context)
-        pair = next(iter(prompts)), answer
-        is_plain.append(all(type(text) is str and text for text in pair))
-        if is_plain[-1]:
-            texts += pair
-    encoded = iter(_encode(strategy, texts))
-    bos, eos = _special_tokens(strategy, num_reads=len(texts))
-    ids, labels = [], []
-    for row, plain in zip(rows, is_plain, strict=True):
-        prompt_ids, answer_ids = (next(encoded), next(encoded)) if plain else ([], [])
-        if not prompt_ids or not answer_ids:
-            result = strategy.tokenize_prompt(row)
-            if list(result) != ["input_ids", "attention_mask", "labels"]:
-                raise Unfamiliar("a row has other columns than the others")
-            ids.append(result["input_ids"])
-            labels.append(result["labels"])
-            continue
-        _end(strategy, answer_ids, eos)
-        if answer_ids[0] == bos:
-            del answer_ids[0]
-        ids.append(prompt_ids + answer_ids)
-        prompt_labels = prompt_ids if strategy.train_on_inputs else [_IGNORED] * len(prompt_ids)
-        labels.append(prompt_labels + answer_ids)
-    return _table({"input_ids": ids, "attention_mask": None, "labels": labels})
+        texts = [next(iter(prompts)), answer]
+        if not all(texts):
+            raise Unfamiliar("a prompt or an answer is empty")
+        return texts, None
+
+    def build(ids: Lists, _: None) -> tuple[list[int], ...]:
+        prompt, answer = ids
+        if not prompt or not answer:
+            raise Unfamiliar("a prompt or an answer has no tokens")
+        if bos is None:
+            _miss_first_token(strategy, num_reads=2)
+        answer = _ended(strategy, answer, eos)
+        if answer[0] == bos:
+            answer = answer[1:]
+        before = prompt if strategy.train_on_inputs else [_IGNORED] * len(prompt)
+        return prompt + answer, before + answer
+
+    return _rows_table(batch, strategy, read, build, _INSTRUCTION, is_cut=True)
+
+
+def segment_table(batch: Mapping[str, Any], strategy: Any) -> Any:
+    """A batch of texts in segments (``input_output``), for ``map``."""
+
+    def read(row: Any) -> tuple[list[str], list[bool]]:
+        segments = list(strategy.prompter.build_prompt(row["segments"]))
+        is_trained = [bool(label or strategy.train_on_inputs) for label, _ in segments]
+        return [text for _, text in segments], is_trained
+
+    def build(ids: Lists, is_trained: list[bool]) -> tuple[list[int], ...]:
+        _note_lengths(strategy.tokenizer, ids)
+        labels: list[int] = []
+        for part, trains in zip(ids, is_trained, strict=True):
+            labels += part if trains else [_IGNORED] * len(part)
+        return list(chain.from_iterable(ids)), labels
+
+    return _rows_table(batch, strategy, read, build, _SEGMENTS)
+
+
+def step_table(batch: Mapping[str, Any], strategy: Any) -> Any:
+    """A batch of solutions in steps (``stepwise_supervised``), for ``map``."""
+    tokenizer, most = strategy.tokenizer, strategy.max_completion_length or None
+
+    def read(row: Any) -> tuple[list[str], list[int]]:
+        verdicts = [int(label) for label in row["labels"]]
+        if strategy.train_on_last_step_only:
+            verdicts[:-1] = [_IGNORED] * len(verdicts[:-1])
+            verdicts[-1]  # An error in stock, too.
+        return [row["prompt"], *row["completions"], strategy.step_separator], verdicts
+
+    def build(ids: Lists, verdicts: list[int]) -> tuple[list[int], ...]:
+        _note_lengths(tokenizer, ids)
+        prompt, *steps, separator = ids
+        steps = [step + separator for step in steps]
+        labels: list[int] = []
+        for step, verdict in zip(steps, verdicts, strict=False):
+            labels += [*[_IGNORED] * (len(step) - 1), verdict]
+        bos = tokenizer.bos_token_id
+        if bos is not None:
+            prompt = [bos, *prompt]
+        end = strategy.sequence_len or None
+        solution = list(chain.from_iterable(steps))[:most]
+        return ([_IGNORED] * len(prompt) + labels[:most])[:end], (prompt + solution)[:end]
+
+    return _rows_table(batch, strategy, read, build, _STEPS)
+
+
+def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
+    """A batch of pairs of conversations (``orpo.chat_template``), for ``map``."""
+    from axolotl.prompt_strategies.orpo.chat_template import ORPOPrompter
+
+    parser, own = strategy.dataset_parser, strategy.prompter
+    prompter = ORPOPrompter(own.chat_template, ChatTemplates(own.tokenizer))
+
+    def read(row: Any) -> tuple[list[str], list[list[bool]]]:
+        threads = (
+            parser.get_rejected_conversation_thread(row),
+            parser.get_chosen_conversation_thread(row),
+        )
+        parts = [[part for part in prompter.build_prompt(thread) if part[0]] for thread in threads]
+        texts = [text for thread in parts for text, _ in thread]
+        return texts, [[is_trained for _, is_trained in thread] for thread in parts]
+
+    def build(ids: Lists, threads: list[list[bool]]) -> tuple[list[int], ...]:
+        _note_lengths(strategy.tokenizer, ids)
+        texts, results, prompt_length = iter(ids), [], 0
+        for number, thread in enumerate(threads):
+            grown: list[int] = []
+            labels: list[int] = []
+            for is_trained in thread:
+                # A text is one more turn than that before it; its tokens go on where those ended.
+                more = next(texts)[len(grown) :]
+                grown += more
+                labels += more if is_trained else [_IGNORED] * len(more)
+                if not is_trained and number == 0:
+                    prompt_length = len(grown)
+            results += [grown, labels]
+        return *results, [1] * prompt_length + [0] * (len(results[-1]) - prompt_length)
+
+    return _rows_table(batch, strategy, read, build, _ORPO)
+
+
+def reward_table(batch: Mapping[str, Any], strategy: Any) -> Any:
+    """A batch of pairs of answers (``bradley_terry.chat_template``), for ``map``."""
+    from axolotl.prompt_strategies.bradley_terry.chat_template import LOG
+    from axolotl.utils.dict import remove_none_values
+
+    prompter = strategy.prompter
+    most = prompter.max_length
+    render = partial(
+        ChatTemplates(strategy.tokenizer).apply_chat_template, chat_template=prompter.chat_template
+    )
+
+    def read(row: Any) -> tuple[list[str], None]:
+        prompt, texts = remove_none_values(row), []
+        for name in ("chosen", "rejected"):
+            messages = [
+                {"role": "user", "content": prompt["input"]},
+                {"role": "assistant", "content": prompt[name]},
+            ]
+            if prompt["system"]:
+                messages.insert(0, {"role": "system", "content": prompt["system"]})
+            turns = strategy.get_conversation_thread({**prompt, "messages": messages})
+            texts += [render(turns[:-1], add_generation_prompt=True), render(turns)]
+        return texts, None
+
+    def build(ids: Lists, _: None) -> tuple[list[int], ...]:
+        results = []
+        for name, (start, whole) in zip(("chosen", "rejected"), (ids[:2], ids[2:]), strict=True):
+            _note_lengths(strategy.tokenizer, (start, whole))
+            result = start + whole[len(start) :]
+            if len(result) > most:
+                LOG.warning(
+                    f"To-be-trimmed {name} sequence exceeds max sequence length: {len(result)}"
+                )
+            results.append(result[:most])
+        return tuple(results)
+
+    return _rows_table(batch, strategy, read, build, _REWARD)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -173,79 +344,165 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
     texts, length = prompt[strategy.field], strategy.sequence_len
     if len({len(values) for values in prompt.values()}) != 1:
         raise Unfamiliar("the columns of a batch have different lengths")
-    if not all(type(text) is str and text for text in texts) or not texts:
-        raise Unfamiliar("a text is empty or no str")
-    encoded = _encode(strategy, texts)
-    if not all(encoded):
-        raise Unfamiliar("a text has no tokens")
-    eos = _special_tokens(strategy, num_reads=len(texts))[1]
-    pieces = []
-    for ids in encoded:
-        _end(strategy, ids, eos)
-        pieces += [ids[start : start + length] for start in range(0, len(ids), length)]
+    plain = [text for text in texts if type(text) is str and text]
+    encoded = dict(zip(plain, _encode(strategy, plain, is_cut=True), strict=True))
+    if not any(encoded.values()):
+        raise Unfamiliar("no text of a batch has tokens")
+    bos, eos = _special_tokens(strategy)
+    pieces: Lists = []
+    num_odd = 0
+    for index, text in enumerate(texts):
+        ids = encoded.get(text, []) if type(text) is str else []
+        if ids:
+            if bos is None:
+                _miss_first_token(strategy, num_reads=1)
+            ids = _ended(strategy, ids, eos)
+            pieces += [ids[start : start + length] for start in range(0, len(ids), length)]
+        else:
+            num_odd += 1
+            row = {name: values[index : index + 1] for name, values in prompt.items()}
+            pieces += strategy.tokenize_prompt(row).get("input_ids", [])
+    if num_odd:
+        tally("tokenize", "a text is empty or no str", num_odd)
     return pieces
 
 
-def _end(strategy: Any, ids: list[int], eos: int) -> None:
-    if ids[-1] != eos and len(ids) < strategy.max_length:
-        ids.append(eos)
+def _rows_table(
+    batch: Mapping[str, Any],
+    strategy: Any,
+    read: Callable[[Any], tuple[list[str], Any]],
+    build: Callable[[Lists, Any], tuple[list[int], ...]],
+    columns: Columns,
+    *,
+    is_cut: bool = False,
+) -> pa.Table:
+    """The table of a batch.
+
+    ``read`` gives the texts of a row and what ``build`` has to know beside their ids; ``build``
+    gives its values in the columns that are built, and changes nothing before it raises. Texts are
+    cut at the strategy's greatest length and framed by special tokens, or neither.
+    """
+    readings: list[tuple[list[str], Any] | Exception] = []
+    for row in lazy_rows(batch):
+        try:
+            texts, details = read(row)
+            if not all(type(text) is str for text in texts):
+                raise Unfamiliar("a text is no str")
+            readings.append((texts, details))
+        except Exception as odd:  # noqa: BLE001  whatever it is, the strategy itself deals with it
+            readings.append(odd)
+    # Pairs begin with the same prompt.
+    distinct = dict.fromkeys(
+        text for reading in readings if type(reading) is tuple for text in reading[0]
+    )
+    encoded = dict(zip(distinct, _encode(strategy, list(distinct), is_cut=is_cut), strict=True))
+    built: dict[str, Lists] = {name: [] for name, source in columns.items() if source is None}
+    values: Sequence[list[int]]
+    for row, reading in zip(lazy_rows(batch), readings, strict=True):
+        try:
+            if isinstance(reading, Exception):
+                raise reading
+            values = build([encoded[text] for text in reading[0]], reading[1])
+        except Exception as odd:  # noqa: BLE001  as above
+            result = strategy.tokenize_prompt(row)
+            if result.keys() != columns.keys():
+                raise Unfamiliar("a row has other columns than the others") from None
+            values = [result[name] for name in built]
+            reason = str(odd) if isinstance(odd, Unfamiliar) else f"{type(odd).__name__} in a row"
+            tally("tokenize", reason, 1)
+        for lists, value in zip(built.values(), values, strict=True):
+            lists.append(value)
+    return _table({name: built.get(name, source) for name, source in columns.items()})
 
 
-def _special_tokens(strategy: Any, num_reads: int) -> tuple[int | None, int]:
-    """Ids of the first and the end token; each read of an id that is not set logs an error."""
-    tokenizer, bos = strategy.tokenizer, None
-    for _ in range(1 if is_set(tokenizer, "bos_token") else num_reads):
-        bos = tokenizer.bos_token_id
+def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:
+    return [*ids, eos] if ids[-1] != eos and len(ids) < strategy.max_length else ids
+
+
+def _special_tokens(strategy: Any) -> tuple[int | None, int]:
+    """Ids of the first and the end token."""
+    tokenizer = strategy.tokenizer
     eos: int = tokenizer.eos_token_id
-    return bos, eos
+    return (tokenizer.bos_token_id if is_set(tokenizer, "bos_token") else None), eos
 
 
-def _encode(strategy: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text, as ``tokenizer(text, truncation=True, max_length=...)`` gives them."""
-    set_truncation(strategy.tokenizer, strategy.max_length)
-    backend = strategy.tokenizer._tokenizer
-    return [encoding.ids for encoding in encode_texts(backend, texts, add_special_tokens=True)]
+def _miss_first_token(strategy: Any, num_reads: int) -> None:
+    """Each read of an id that is not set logs an error."""
+    for _ in range(num_reads):
+        assert strategy.tokenizer.bos_token_id is None
 
 
-def _table(columns: dict[str, Lists | None]) -> pa.Table:
-    """Lists of integers as Arrow columns; None stands for ones in the place of the ids."""
-    ids = columns["input_ids"]
-    assert ids is not None
-    arrays = {}
+def _note_lengths(tokenizer: Any, encoded: Iterable[list[int]]) -> None:
+    """Let transformers warn, once, of a text that is longer than the model takes."""
+    for ids in encoded:
+        if too_long(tokenizer, len(ids)):
+            tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
+
+
+def _encode(strategy: Any, texts: Sequence[str], *, is_cut: bool) -> list[list[int]]:
+    """Ids of each text: ``tokenizer(text, truncation=True, max_length=...)``, or not cut and with
+    ``add_special_tokens=False``."""
+    if texts:
+        set_truncation(strategy.tokenizer, strategy.max_length if is_cut else None)
+    encodings = encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=is_cut)
+    return [encoding.ids for encoding in encodings]
+
+
+def _table(columns: Mapping[str, Lists | str | float | None]) -> pa.Table:
+    """Lists of integers as Arrow columns, the others as in ``Columns``; None is for ones, too."""
+    arrays: dict[str, Any] = {}
+    num_rows = next(len(rows) for rows in columns.values() if isinstance(rows, list))
     for name, rows in columns.items():
-        ends = np.fromiter(accumulate(map(len, rows or ids)), np.int32, len(ids))
-        offsets = np.concatenate([np.zeros(1, np.int32), ends])
+        if isinstance(rows, float):
+            arrays[name] = pa.array(np.full(num_rows, rows))
+            continue
+        lists = rows if isinstance(rows, list) else columns[rows or "input_ids"]
+        assert isinstance(lists, list)
+        kind = _TYPES.get(name, np.int64)
+        ends = np.fromiter(accumulate(map(len, lists)), np.int32, num_rows)
+        num_values = int(ends[-1]) if num_rows else 0
+        if not num_values:
+            raise Unfamiliar("a batch has no tokens, so its types are not known")
         values = (
-            np.ones(int(ends[-1]), np.int8)
-            if rows is None
-            else np.fromiter(chain.from_iterable(rows), _TYPES[name], int(ends[-1]))
+            np.fromiter(chain.from_iterable(lists), kind, num_values)
+            if isinstance(rows, list)
+            else np.ones(num_values, kind)
         )
+        offsets = np.concatenate([np.zeros(1, np.int32), ends])
         arrays[name] = pa.ListArray.from_arrays(offsets, values)
-    if not len(arrays["input_ids"].values) or not len(arrays["labels"].values):
-        raise Unfamiliar("a batch has no tokens, so its types are not known")
     return pa.table(arrays)
 
 
-class _RowView(Mapping[str, Any]):
-    """One row of a batch whose columns are read when they are asked for."""
+def _name(kind: type) -> str:
+    """Module and name of a class, short for those that come with Axolotl's strategies."""
+    return f"{kind.__module__}:{kind.__qualname__}".removeprefix("axolotl.prompt_strategies.")
 
-    __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: Mapping[str, Any], index: int) -> None:
-        self._batch = batch
-        self._index = index
+def _check_parts(strategy: Any, **parts: str) -> None:
+    """Whether a strategy and its parts, by attribute and name, are Axolotl's, and nothing else."""
+    check_tokenizer(strategy.tokenizer)
+    owners = [strategy, *(getattr(strategy, name) for name in parts)]
+    if [_name(type(part)) for part in owners[1:]] != [*parts.values()]:
+        raise Unfamiliar("the strategy has parts of its own")
+    if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
+        raise Unfamiliar("the strategy or a part of it has been altered")
+    for owner in owners:
+        if hasattr(owner, "chat_template"):
+            ChatTemplates(owner.tokenizer).renderer(owner.chat_template, True)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._batch[name][self._index]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._batch)
+def _check_reward(strategy: Any) -> None:
+    from axolotl.prompt_strategies.chat_template import LOG
 
-    def __len__(self) -> int:
-        return len(self._batch)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._batch
+    prompter = strategy.prompter
+    is_own = prompter.tokenizer is not strategy.tokenizer
+    if prompter.processor or prompter.chat_template_kwargs or is_own:
+        raise Unfamiliar("the prompter has a processor, a tokenizer or template arguments")
+    marks = (prompter.message_field_training, prompter.message_field_training_detail)
+    if any((strategy.roles_to_train, strategy.train_on_eos, strategy.train_on_eot, *marks)):
+        raise Unfamiliar("turns are marked for training, which a reward model does not use")
+    if LOG.isEnabledFor(logging.DEBUG):
+        raise Unfamiliar("debug messages are written")
 
 
 def _check_completion(strategy: Any) -> None:

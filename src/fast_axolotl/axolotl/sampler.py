@@ -19,6 +19,7 @@ type and settings that Axolotl would stumble over are left to Axolotl before any
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -148,14 +149,18 @@ def _pack(self: Any, multipack: Any) -> _Packed:
     plan = _plan(self, lengths)
     used: Any = plan.total_length if self.sequential else lengths.sum()
     whole, rest = divmod(len(plan), self.batch_size)
-    kept = len(plan)
+    kept = counted = len(plan)
     if self.drop_last and rest:
         kept -= rest
-        dropped = int(lengths[plan.indices[plan.offsets[kept] :]].sum())
-        if dropped > _MOST_INT32 or (self.sequential and used > _MOST_INT32):
-            return _pack_slowly(self, multipack, indices.tolist())
-        # Axolotl subtracts a sum of int32, which makes an int32 of the int of sequential packing.
-        used -= np.int32(dropped)
+        if _counts_dropped(multipack):
+            counted = kept
+            dropped = int(lengths[plan.indices[plan.offsets[kept] :]].sum())
+            if dropped > _MOST_INT32 or (self.sequential and used > _MOST_INT32):
+                return _pack_slowly(self, multipack, indices.tolist())
+            # Axolotl subtracts a sum of int32, which makes an int32 of sequential packing's int.
+            used -= np.int32(dropped)
+        elif not (kept or self.sequential):
+            return _pack_slowly(self, multipack, indices.tolist())  # which fails
     if not self.sequential:
         _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
     batch_size = self.batch_size
@@ -169,7 +174,7 @@ def _pack(self: Any, multipack: Any) -> _Packed:
     return _Packed(
         num_batches=whole + (kept > whole * self.batch_size),
         used=used,
-        slots=kept * self.batch_max_len,
+        slots=counted * self.batch_max_len,
         make=make,
     )
 
@@ -202,11 +207,21 @@ def _pack_slowly(self: Any, multipack: Any, indices: _Indices) -> _Packed:
     packs = [[indices[member] for member in pack] for pack in found]
     size = self.batch_size
     batches = [packs[start : start + size] for start in range(0, len(packs), size)]
-    if self.drop_last and batches and len(batches[-1]) < size:
+    is_counted = _counts_dropped(multipack)
+    if self.drop_last and (batches or not is_counted) and len(batches[-1]) < size:
         dropped = batches.pop()
-        slots -= len(dropped) * self.batch_max_len
-        used -= sum(self.lengths[index] for pack in dropped for index in pack)
+        if is_counted:
+            slots -= len(dropped) * self.batch_max_len
+            used -= sum(self.lengths[index] for pack in dropped for index in pack)
+        elif not self.sequential:  # nothing, or an error where no batch is left
+            slots -= (size - len(batches[-1])) * self.batch_max_len
     return _Packed(len(batches), used, slots, lambda: batches)
+
+
+def _counts_dropped(multipack: Any) -> bool:
+    """Whether a last batch that is dropped leaves the statistics, too; until 0.18 it does not."""
+    code = inspect.unwrap(multipack.MultipackBatchSampler.generate_batches).__code__
+    return "dropped_batch" in code.co_varnames
 
 
 def _draw(sampler: Any) -> _Indices:

@@ -66,7 +66,7 @@ _MARK = f"\x00\ue0a1{secrets.token_hex(8)}"
 """Begins a hole in what a template writes; no text and no template can know it."""
 _WRITTEN = re.compile(f"{_MARK}([^\x00]*)\x00")
 
-NOT_SHOWN = frozenset({"training", "training_detail", "reasoning_training_detail"})
+NOT_SHOWN = frozenset({"label", "training", "training_detail", "reasoning_training_detail"})
 """Keys of a message that its stand-in does not have; a template that reads them is no plan."""
 
 _DATES = re.compile(r"(?:[^%]|%-?[aAbBdeFhjmuUVwWxyYGg%])*")
@@ -82,7 +82,7 @@ _TEXT_METHODS = (
 )
 
 _MOST_PLANS = 1024
-_MOST_RENDERERS = 8
+_MOST_RENDERERS = 64
 _COMPARED = 256
 """Plans of a template that are all compared with a real render; later ones now and then."""
 _TRIES = 64
@@ -211,9 +211,8 @@ class Renderer:
             messages=messages,
             tools=tools,
             documents=None,
-            add_generation_prompt=False,
             **({"strftime_now": clock} if self.asks_clock else {}),
-            **self.arguments,
+            **{"add_generation_prompt": False, **self.arguments},
         )
 
     def _make_plan(self, shape: Any, inputs: Inputs) -> Plan | None:

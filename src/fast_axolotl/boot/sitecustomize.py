@@ -6,9 +6,12 @@ only the environment reaches them all. This file imports ``fast_axolotl`` when `
 as ever. Where a run is measured, it does so when something that trains is first looked for. Without
 a switch in the environment it only runs the ``sitecustomize`` it stands in front of.
 
-Standard library only. Not seen by interpreters started with ``-S``, ``-E`` or ``-I``.
+Standard library only, and for every Python from 3.6 on: the tree may hold older ones than this
+package needs. Not seen by interpreters started with ``-S``, ``-E`` or ``-I``.
 """
 
+import _imp
+import _thread
 import importlib.machinery
 import importlib.util
 import os
@@ -17,20 +20,41 @@ from collections.abc import Callable
 
 
 class _Finder:
-    """Does something before one of some modules is found, once."""
+    """Does something before one of some modules is found, once.
 
-    def __init__(self, names: set[str], action: Callable[[], None], otherwise: str) -> None:
-        self.names, self.action, self.otherwise = names, action, otherwise
+    It stays in ``sys.meta_path``: other threads may be walking through the list.
+    """
+
+    def __init__(self, names: "set[str]", action: "Callable[[], None]", otherwise: str) -> None:
+        self.names, self.otherwise = names, otherwise
+        self.action = action  # type: "Callable[[], None] | None"
+        self.lock, self.is_done = _thread.RLock(), False
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name not in self.names:
+        if self.is_done or name not in self.names:
             return None
-        sys.meta_path.remove(self)
+        # Finders are asked under the lock of all imports. To import under it would wait for ever
+        # for a module that another thread is importing, and that thread for the lock.
+        depth = 0
         try:
-            self.action()
+            while depth < 99:
+                _imp.release_lock()
+                depth += 1
+        except (AttributeError, RuntimeError):
+            pass
+        try:
+            # Another thread that looks for one of the names waits until all is in place.
+            with self.lock:
+                action, self.action = self.action, None
+                if action is not None:
+                    action()
         except Exception as error:  # noqa: BLE001
             # The program has to run where this package is missing or broken.
             print(f"fast-axolotl: {self.otherwise}: {error}", file=sys.stderr)
+        finally:
+            self.is_done = True
+            for _ in range(depth):
+                _imp.acquire_lock()
         return importlib.util.find_spec(name)
 
 

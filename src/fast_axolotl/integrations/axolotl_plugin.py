@@ -7,13 +7,14 @@ imported by name are swept; see ``patching``.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fast_axolotl.axolotl import RUN, SWITCH, install, status, uninstall
+from fast_axolotl.axolotl import RUN, SKIP, SWITCH, install, status, uninstall
 from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.launch import Order, order, status_line
@@ -32,6 +33,7 @@ __all__ = [
     "FastAxolotlArgs",
     "FastAxolotlPlugin",
     "measure_order",
+    "name_unknown_keys",
     "prepare_plugins",
     "recorded_settings",
 ]
@@ -138,6 +140,7 @@ class FastAxolotlPlugin(BasePlugin):
 
     def register(self, cfg: Any) -> None:
         """Install, or not, as the configuration says; one line on stderr tells."""
+        name_unknown_keys(cfg)
         if cfg.get("fast_axolotl") is False:
             uninstall()
             _say("Axolotl runs as it is: the configuration has fast_axolotl: false")
@@ -203,12 +206,36 @@ def prepare_plugins(cfg: Any) -> NoReturn:
     """Before Axolotl's ``prepare_plugins``: our plugin, where the configuration has keys of ours.
 
     Someone who imports ``fast_axolotl`` or uses ``fast-axolotl run`` may set our keys without
-    naming the plugin; Axolotl would drop them.
+    naming the plugin; Axolotl would drop them. With ``use_ray`` it always comes, with what the
+    environment asks for: workers of a running cluster get the configuration, not the environment.
     """
+    name_unknown_keys(cfg)
+    if cfg.get("use_ray"):
+        skip = [*(cfg.get("fast_axolotl_skip") or ()), *os.environ.get(SKIP, "").split(",")]
+        cfg["fast_axolotl_skip"] = list(dict.fromkeys(filter(None, skip))) or None
+        if cfg.get("fast_axolotl_measure") is None and (asked := order()):
+            cfg["fast_axolotl_measure"] = asked.run_dir
     listed = list(cfg.get("plugins") or [])
-    if PLUGIN not in listed and any(cfg.get(key) is not None for key in KEYS):
+    has_keys = any(cfg.get(key) is not None for key in KEYS)
+    if PLUGIN not in listed and (has_keys or cfg.get("use_ray")):
         cfg["plugins"] = [*listed, PLUGIN]
     raise NotAsked
+
+
+def name_unknown_keys(cfg: Any) -> None:
+    """Say of keys that are meant for this package and that it does not know; once each."""
+    for key in map(str, cfg):
+        plain = key.lower().replace("-", "_")
+        is_ours = plain.startswith(("fast_axolotl", "dataset_use_rust"))
+        near = difflib.get_close_matches(plain, KEYS, 1, 0.6 if is_ours else 0.9)
+        if key in KEYS or key in _NAMED or not (is_ours or near):
+            continue
+        _NAMED.add(key)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
+        _say(f"the configuration has {key}, which is no key of this package; {meant}")
+
+
+_NAMED: set[str] = set()
 
 
 def _say(line: str) -> None:

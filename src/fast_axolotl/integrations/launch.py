@@ -25,11 +25,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from fast_axolotl.axolotl import RUN, SKIP, SWITCH, check
+from fast_axolotl.axolotl import RUN, SKIP, SWITCH, axolotl_version, check, inactive_line
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,26 +152,20 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     if version is None:
         return "Axolotl is not installed beside this package: nothing to accelerate here"
     found = check() if patches is None else tuple(patches)
-    parts = [f"Axolotl {version}"]
+    loud = inactive_line(found)
+    parts = [f"WARNING: {loud}" if loud else f"Axolotl {version}"]
     fit = _names(found, "active", "waiting", "ready")
     parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
-    off = _names(found, "off")
-    if off:
-        parts.append(f"switched off: {', '.join(off)}")
+    for state, text in (("trial", "on trial"), ("off", "switched off")):
+        names = _names(found, state)
+        if names:
+            parts.append(f"{text}: {', '.join(names)}")
     left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
     if left:
         # Without the module, which ``fast-axolotl status`` shows.
         reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
         parts.append(f"left alone: {', '.join(dict.fromkeys(reasons))}")
     return "; ".join(parts)
-
-
-def axolotl_version() -> str | None:
-    """The version of the installed Axolotl."""
-    try:
-        return metadata.version("axolotl")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _names(patches: Iterable[Patch], *states: str) -> list[str]:

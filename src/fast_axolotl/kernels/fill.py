@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from fast_axolotl.kernels.jit import (
-    INT32,
-    INT64,
-    MUTABLE_INT32,
-    MUTABLE_INT64,
-    inlined,
-    kernel,
-)
+from fast_axolotl.kernels.jit import INT32, INT64, MUTABLE_INT32, MUTABLE_INT64, inlined, kernel
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 

@@ -19,7 +19,7 @@ a mean step: shorter ones cannot matter.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -29,7 +29,7 @@ from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import SkippedBatches, Step
 from fast_axolotl.record import Histogram, SlowFetch, StepBlock
-from fast_axolotl.record.schema import PhaseName
+from fast_axolotl.record.schema import COUNTED, SAMPLED, PhaseName
 from fast_axolotl.record.stall import WaitTotals, encode_waits
 
 __all__ = ["BlockBuilder", "StepQueue"]
@@ -168,8 +168,9 @@ class _Block(_StepSums):
         self.step_waits.append(host_wait if device_wait is None else device_wait)
 
     def line(self, t: float, *, with_singles: bool, **values: Any) -> StepBlock:
-        waits = self.waits
-        counted = self.counted or BatchCount()
+        waits, counted = self.waits, self.counted or BatchCount()
+        counts: dict[str, Any] = {name: getattr(counted, name) for name in COUNTED}
+        counts |= {name: getattr(counted, name) or None for name in SAMPLED[:3]}
         has_device = self.first.device_waits is not None
         with_singles = with_singles and waits.steps <= _MOST_SINGLES
         return StepBlock(
@@ -182,15 +183,7 @@ class _Block(_StepSums):
             wall_seconds=_round(waits.wall_seconds),
             host_wait_seconds=_round(waits.host_wait_seconds),
             device_wait_seconds=_round(waits.device_wait_seconds) if has_device else None,
-            samples=counted.samples,
-            rows=counted.rows,
-            real_tokens=counted.real_tokens,
-            trainable_tokens=counted.trainable_tokens,
-            padded_tokens=counted.padded_tokens,
-            num_bytes=counted.num_bytes,
-            sequences=counted.sequences or None,
-            sequence_tokens=counted.sequence_tokens or None,
-            sequence_squares=counted.sequence_squares or None,
+            **counts,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
             produced=self.produced if self.producing_seconds else None,
@@ -218,7 +211,7 @@ class BlockBuilder:
         self._begin_steady = begin_steady
         self._journal = journal
         self._block: _Block | None = None
-        self._sums: dict[PhaseName, _StepSums] = {}
+        self._sums = defaultdict[PhaseName, _StepSums](_StepSums)
         self._taken: tuple[PhaseName | None, _StepSums] = (None, _StepSums())
         """The phase and its sums when the figures of an interval were last taken."""
         self._skipped = SkippedBatches()
@@ -267,8 +260,6 @@ class BlockBuilder:
         wall = step.end - step.start - step.removed_seconds - self._owed_seconds
         self._owed_seconds = max(0.0, -wall)
         wall = max(0.0, wall)
-        if step.phase not in self._sums:
-            self._sums[step.phase] = _StepSums()
         host_wait, device_wait = step.host_wait_seconds, step.device_wait_seconds
         self._sums[step.phase].add(step, wall, host_wait, device_wait)
         block.add(step, wall, host_wait, device_wait)
@@ -340,9 +331,8 @@ class BlockBuilder:
 
     def current(self) -> dict[str, float]:
         """The figures so far: of the steady phase, else of the warm-up."""
-        steady = self._sums.get("steady")
-        if steady is not None:
-            return steady.figures()
+        if "steady" in self._sums:
+            return self._sums["steady"].figures()
         warmup = self._sums.get("warmup")
         return {} if warmup is None else warmup.figures() | {"is_warming": 1.0}
 
@@ -385,14 +375,10 @@ class StepQueue:
 
     def record(self) -> Any:
         """An event behind all that is queued on the device; ``None`` where there is no device."""
-        if self._events is None:
-            if not self._is_sought:
-                return None
+        if self._events is None and self._is_sought:
             self._is_sought = False
             self._events = self._find_events()
-            if self._events is None:
-                return None
-        return self._events.record()
+        return None if self._events is None else self._events.record()
 
     def pair(self, first: Any) -> EventPair | None:
         """The event recorded earlier, and one recorded now."""

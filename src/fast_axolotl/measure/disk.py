@@ -146,10 +146,7 @@ class _Reads:
 
 
 def _read_blocks(
-    blocks: list[tuple[Path, int]],
-    block_bytes: int,
-    max_seconds: float,
-    clock: Callable[[], float],
+    blocks: list[tuple[Path, int]], block_bytes: int, max_seconds: float, clock: Callable[[], float]
 ) -> _Reads:
     """Read blocks of files until there are no more of them, or the time is up."""
     found, lock, left, start = _Reads(), threading.Lock(), iter(blocks), clock()

@@ -241,10 +241,7 @@ class Straggler:
 
 
 def find_straggler(
-    ranks: Sequence[RankFigures],
-    job: JobStall,
-    seen: Communication,
-    clocks: Mapping[int, float],
+    ranks: Sequence[RankFigures], job: JobStall, seen: Communication, clocks: Mapping[int, float]
 ) -> Straggler:
     """The rank that costs the others most."""
     steady = [rank for rank in ranks if rank.steady.steps]

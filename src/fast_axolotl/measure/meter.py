@@ -42,14 +42,8 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import (
-    FreeRun,
-    ModelShape,
-    ProfileWindow,
-    RunSummary,
-    SystemSample,
-    read_run,
-)
+from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, SystemSample
+from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.system import READING_LISTENERS, describe
 
@@ -235,9 +229,7 @@ class Meter:
         self._working_set_bytes: int | None = None
         self._fetch_start: float | None = None
         self._fetch_event: Any = None
-        self._is_fetching = False
-        """Whether a fetch has begun and not ended."""
-        self._is_early = False
+        self._is_fetching = self._is_early = False
         """Whether the wait began before the fetch: at the end of the loop before."""
         self._is_watch_fetch = False
         self._is_ready = False
@@ -373,8 +365,8 @@ class Meter:
 
         From here on the first batch of the next epoch is waited for, spans taken out.
         """
-        now = self._clock()
         if self._is_fetching:
+            now = self._clock()
             self._tracker.fail_fetch(*self._end_wait(now))
             self._begin_early_wait(now)
 
@@ -388,9 +380,8 @@ class Meter:
     @_guarded
     def fetch_failed(self, error: BaseException | None = None) -> None:
         """The loader raised instead of giving a batch. Instead of ``fetch_end``."""
-        now = self._clock()
         if self._is_fetching:
-            self._tracker.fail_fetch(*self._end_wait(now))
+            self._tracker.fail_fetch(*self._end_wait(self._clock()))
             text = "" if error is None else f" {type(error).__name__}: {error}"
             self.mark("error", f"the loader raised{text}")
 
@@ -553,26 +544,22 @@ class Meter:
                 f"free_run was given an iterator ({type(loader).__name__}), and draining it would "
                 "use up the training data: give it the loader itself"
             )
-        counter = BatchCounter()
-        total = BatchCount(num_bytes=0)
-        batches = 0
+        counter, total, batches = BatchCounter(), BatchCount(num_bytes=0), 0
         with self.span("free_run"):
+            iterator = iter(loader)
+            next(iterator, None)
             start = now = self._clock()
-            for batch in loader:
+            for batches, batch in enumerate(iterator, 1):  # noqa: B007
                 now = self._clock()
-                if batches == 0:
-                    start = now
-                else:
-                    total += counter.count(batch)
-                batches += 1
+                total += counter.count(batch)
                 if now - start >= seconds:
                     break
         found = FreeRun(
             t=self._journal.since_start(now),
             seconds=round(now - start, 6),
-            batches=max(0, batches - 1),
+            batches=batches,
             samples=total.samples,
-            num_bytes=total.num_bytes if batches > 1 else None,
+            num_bytes=total.num_bytes if batches else None,
         )
         if not self.is_quiet:
             self._journal.write(found)
@@ -598,20 +585,12 @@ class Meter:
         ``padded_``), ``bytes_per_second``, ``working_set_bytes``: of the steady phase once it has
         begun; before that of the warm-up, with ``is_warming`` 1.
         """
-        self._fold(write=False)
-        found = self._blocks.current()
-        if self._working_set_bytes is not None:
-            found["working_set_bytes"] = float(self._working_set_bytes)
-        return found
+        return self._log_figures(self._blocks.current)
 
     def interval(self) -> dict[str, float]:
         """The figures since the last call, by the same names: what a trainer's log shows over
         time. Nothing is there where no step has ended since."""
-        self._fold(write=False)
-        found = self._blocks.take_interval()
-        if self._working_set_bytes is not None:
-            found["working_set_bytes"] = float(self._working_set_bytes)
-        return found
+        return self._log_figures(self._blocks.take_interval)
 
     def summary(self) -> RunSummary:
         """Every figure of the run so far, from its record."""
@@ -641,6 +620,11 @@ class Meter:
         self.is_quiet = self._is_closed = True
 
     # Inside.
+
+    def _log_figures(self, take: Callable[[], dict[str, float]]) -> dict[str, float]:
+        self._fold(write=False)
+        size = self._working_set_bytes
+        return take() | ({} if size is None else {"working_set_bytes": float(size)})
 
     def _fetches(self, iterable: Iterable[Any]) -> Iterator[Any]:
         try:
@@ -715,22 +699,22 @@ class Meter:
         )
 
     def _take(self, step: Step | None) -> None:
-        if step is not None:
-            if step.number == 0:
-                self._journal.mark("first_step", at=step.end, step=0)
-                self.note_replacements()
-            elif step.number == WARMUP_STEPS - 1:
-                self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
-            self._queue.add(step)
+        if step is None:
+            return
+        if step.number == 0:
+            self._journal.mark("first_step", at=step.end, step=0)
+            self.note_replacements()
+        elif step.number == WARMUP_STEPS - 1:
+            self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
+        self._queue.add(step)
 
     def _begin_steady(self) -> None:
         self._journal.end_phase("warmup")
-        self.settings(**_read_cuda())
-        self._explain_no_device()
+        self._note_device()
 
-    def _explain_no_device(self) -> None:
-        reason = self._queue.no_device_reason
-        if reason:
+    def _note_device(self) -> None:
+        self.settings(**_read_cuda())
+        if reason := self._queue.no_device_reason:
             self._journal.reason("device_stall_fraction", reason)
 
     @_guarded
@@ -776,8 +760,7 @@ class Meter:
         self._take(self._tracker.finish())
         self._queue.finish()
         self._note_reasons()
-        self._explain_no_device()
-        self.settings(**_read_cuda())
+        self._note_device()
         self._journal.end_phase(self._name_phase())
 
 

@@ -26,34 +26,17 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fast_axolotl.measure import procfs
 from fast_axolotl.measure.procfs import ProcessMemory, ProcessPss, ProcessStat
+from fast_axolotl.record import SystemSample
 from fast_axolotl.system import PROC
 
-__all__ = ["ProcessTree", "TreeSample"]
+__all__ = ["ProcessTree"]
 
 _FORGET_EVERY = 60
 """Samples after which foreign pids are looked at anew: a pid may have been given out again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeSample:
-    """Sums over the living processes; counters hold what ended ones did, too."""
-
-    processes: int
-    """Zombies are not counted."""
-    memory: ProcessMemory | None
-    """``None`` once the root has ended."""
-    largest_anon_bytes: int | None = None
-    """Of the process that holds most."""
-    read_bytes: int | None = None
-    """``None`` while a process of the tree may not be read."""
-    read_chars: int | None = None
-    cpu_seconds: float
-    cpu_wait_seconds: float | None = None
-    """Between two samples, what the process waited for a processor that waited most; summed."""
 
 
 class _Counters(NamedTuple):
@@ -124,8 +107,13 @@ class ProcessTree:
             self._joining.add(pid)
             self._foreign.clear()
 
-    def sample(self) -> TreeSample:
-        """The tree of now."""
+    def sample(self) -> SystemSample:
+        """Sums over the living processes, at ``t`` 0; counters hold what ended ones did, too.
+
+        Zombies are not counted. There is no memory once the root has ended, and no bytes while a
+        process may not be read. Of the waiting for a processor, that of the process that waited
+        most between two samples.
+        """
         # Everybody is read anew, parents before children.
         gone = {}
         for pid, member in list(self._members.items()):
@@ -136,7 +124,30 @@ class ProcessTree:
         self._samples += 1
         root = self._members.get(self.root_pid)
         self.is_alive = root is not None and root.stat.is_alive
-        return self._sum()
+        living = self._members.values()
+        counters = self._ended
+        for member in living:
+            counters = counters.plus(member.counters)
+        # A child that is waited for while the tree is being read is in two sums for one sample.
+        counters = self._highest = counters.less(self._before).at_least(self._highest)
+        delays = [member.new_delay for member in living if member.new_delay is not None]
+        if delays:
+            self._waited = (self._waited or 0.0) + max(delays)
+        is_readable = all(member.is_io_readable for member in living)
+        memory: dict[str, Any] = {}
+        if self.is_alive:
+            names = [field.name for field in fields(ProcessMemory)]
+            memory = {name: sum(getattr(m.memory, name) for m in living) for name in names}
+            memory["largest_anon_bytes"] = max(member.memory.anon_bytes for member in living)
+        return SystemSample(
+            t=0.0,
+            processes=sum(member.stat.is_alive for member in living),
+            **memory,
+            read_bytes=int(counters.read_bytes) if is_readable else None,
+            read_chars=int(counters.read_chars) if is_readable else None,
+            cpu_seconds=round(counters.cpu_seconds, 2),
+            cpu_wait_seconds=None if self._waited is None else round(self._waited, 3),
+        )
 
     def read_pss(self) -> ProcessPss | None:
         """ΣPSS over the processes of the last sample; ``None`` when one of them may not be read."""
@@ -149,9 +160,8 @@ class ProcessTree:
                 sizes.append(pss)
             elif procfs.read_stat(pid, proc=self._proc) is not None:
                 return None
-        parts = [(size.anon_bytes, size.file_bytes, size.shared_bytes) for size in sizes]
-        sums = (None if None in column else sum(column) for column in zip(*parts, strict=True))
-        return ProcessPss(sum(size.total_bytes for size in sizes), *sums)
+        sums: list[Any] = [None if None in part else sum(part) for part in zip(*sizes, strict=True)]
+        return ProcessPss(*sums)
 
     def _read_member(self, member: _Member) -> bool:
         stat = procfs.read_stat(member.stat.pid, proc=self._proc)
@@ -224,17 +234,15 @@ class ProcessTree:
             heir = self._heir(member, gone)
             estates[heir] = estates.get(heir, _Counters()).plus(member.counters)
         for pid, estate in estates.items():
-            left = estate if pid is None else estate.less(self._growth(pid))
-            self._ended = self._ended.plus(left)
-
-    def _growth(self, pid: int) -> _Counters:
-        """What a member has grown by since its children of the sample before were all there."""
-        heir = self._members[pid]
-        # Read once more: a child may have been waited for after its parent was read.
-        stat = procfs.read_stat(pid, proc=self._proc)
-        if stat is not None and stat.start_ticks == heir.stat.start_ticks:
-            self._read_counters(heir, stat)
-        return heir.counters.less(heir.earlier)
+            if pid is not None:
+                # Read once more: a child may have been waited for after its parent was read. What
+                # the parent has grown by since all its children were there, it has taken over.
+                living = self._members[pid]
+                stat = procfs.read_stat(pid, proc=self._proc)
+                if stat is not None and stat.start_ticks == living.stat.start_ticks:
+                    self._read_counters(living, stat)
+                estate = estate.less(living.counters.less(living.earlier))
+            self._ended = self._ended.plus(estate)
 
     def _heir(self, member: _Member, gone: dict[int, _Member]) -> int | None:
         """The nearest living ancestor, when everybody up to it waits for children."""
@@ -245,30 +253,3 @@ class ProcessTree:
             parent_pid = parent.stat.parent_pid
         living = self._members.get(parent_pid)
         return None if living is None or living.ignores_children else parent_pid
-
-    def _sum(self) -> TreeSample:
-        living = self._members.values()
-        counters = self._ended
-        for member in living:
-            counters = counters.plus(member.counters)
-        # A child that is waited for while the tree is being read is in two sums for one sample.
-        counters = self._highest = counters.less(self._before).at_least(self._highest)
-        delays = [member.new_delay for member in living if member.new_delay is not None]
-        if delays:
-            self._waited = (self._waited or 0.0) + max(delays)
-        is_readable = all(member.is_io_readable for member in living)
-        names = [field.name for field in fields(ProcessMemory)]
-        memory = ProcessMemory(
-            **{name: sum(getattr(member.memory, name) for member in living) for name in names}
-        )
-        return TreeSample(
-            processes=sum(member.stat.is_alive for member in living),
-            memory=memory if self.is_alive else None,
-            largest_anon_bytes=max(member.memory.anon_bytes for member in living)
-            if self.is_alive
-            else None,
-            read_bytes=int(counters.read_bytes) if is_readable else None,
-            read_chars=int(counters.read_chars) if is_readable else None,
-            cpu_seconds=counters.cpu_seconds,
-            cpu_wait_seconds=None if self._waited is None else round(self._waited, 3),
-        )

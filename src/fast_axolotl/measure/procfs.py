@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fast_axolotl.system import PROC, read_bytes_of
 
@@ -45,7 +45,7 @@ _SIGCHLD_BIT = 1 << 16
 """Signal 17 in the masks of ``status``, on every architecture but alpha, mips and sparc."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProcessMemory:
     """What a process holds, in bytes."""
 
@@ -62,15 +62,14 @@ class ProcessMemory:
     swap_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessPss:
-    """Proportional set size in bytes: a page that n processes share counts for one n-th of it."""
+class ProcessPss(NamedTuple):
+    """Proportional set size: a page that n processes share counts for one n-th of it."""
 
-    total_bytes: int = 0
-    anon_bytes: int | None = 0
+    pss_bytes: int = 0
+    pss_anon_bytes: int | None = 0
     """``None`` where the kernel (before 5.3) does not divide the total; so are the next two."""
-    file_bytes: int | None = 0
-    shared_bytes: int | None = 0
+    pss_file_bytes: int | None = 0
+    pss_shared_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +115,8 @@ def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> ProcessMemory 
 
 def memory_of(status: Mapping[bytes, bytes]) -> ProcessMemory:
     """The memory lines of a ``status``; a zombie has none, and holds nothing."""
-    return ProcessMemory(
-        rss_bytes=_kilobytes(status, b"VmRSS"),
-        anon_bytes=_kilobytes(status, b"RssAnon"),
-        file_bytes=_kilobytes(status, b"RssFile"),
-        shared_bytes=_kilobytes(status, b"RssShmem"),
-        hwm_bytes=_kilobytes(status, b"VmHWM"),
-        swap_bytes=_kilobytes(status, b"VmSwap"),
-    )
+    lines = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmHWM", b"VmSwap")
+    return ProcessMemory(*(int(status.get(name, b"0").split()[0]) * 1024 for name in lines))
 
 
 def reset_high_water(pid: int | str = "self", *, proc: Path = PROC) -> bool:
@@ -134,14 +127,12 @@ def reset_high_water(pid: int | str = "self", *, proc: Path = PROC) -> bool:
     """
     try:
         opened = os.open(f"{proc}/{pid}/clear_refs", os.O_WRONLY)
+        try:
+            return os.write(opened, b"5") == 1
+        finally:
+            os.close(opened)
     except OSError:
         return False
-    try:
-        return os.write(opened, b"5") == 1
-    except OSError:
-        return False
-    finally:
-        os.close(opened)
 
 
 def read_status(pid: int | str, *, proc: Path = PROC) -> dict[bytes, bytes] | None:
@@ -204,12 +195,8 @@ def read_pss(pid: int | str, *, proc: Path = PROC) -> ProcessPss | None:
             found[name] = int(size) * 1024
     if b"Pss:" not in found:
         return None
-    return ProcessPss(
-        found[b"Pss:"],
-        found.get(b"Pss_Anon:"),
-        found.get(b"Pss_File:"),
-        found.get(b"Pss_Shmem:"),
-    )
+    parts = (found.get(name) for name in (b"Pss_Anon:", b"Pss_File:", b"Pss_Shmem:"))
+    return ProcessPss(found[b"Pss:"], *parts)
 
 
 def read_run_delay(pid: int | str, *, proc: Path = PROC) -> float | None:
@@ -278,7 +265,3 @@ def read_pressure_seconds(path: str | Path, who: Literal["full", "some"] = "full
             total = line.rpartition(b"total=")[2]
             return int(total) / _MICROSECONDS if total.isdigit() else None
     return None
-
-
-def _kilobytes(status: Mapping[bytes, bytes], name: bytes) -> int:
-    return int(status.get(name, b"0").split()[0]) * 1024

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -226,9 +226,7 @@ class SystemSampler:
         the sample before is lost.
         """
         # A forked child holds a copy of this object; the record is its parent's.
-        if os.getpid() != self._owner_pid:
-            return
-        if self._is_closed:
+        if os.getpid() != self._owner_pid or self._is_closed:
             return
         self._is_closed = True
         self._stopping.set()
@@ -267,7 +265,6 @@ class SystemSampler:
         for pid in self._ranks.find_new() if self._ranks is not None else ():
             self._tree.add_root(pid)
         tree = self._tree.sample()
-        memory = asdict(tree.memory) if tree.memory is not None else {}
         counters = procfs.read_vmstat(proc=self._proc)
         usage = procfs.read_usage(self._processors, proc=self._proc)
         kills, hits = (None, None) if self._cgroup is None else self._cgroup.events()
@@ -278,15 +275,10 @@ class SystemSampler:
         if read_bytes is not None and os.getpid() in self._tree.pids:
             # Inside the run, reads of the probe are not the run's.
             read_bytes = max(0, read_bytes - self._probed_bytes)
-        sample = SystemSample(
+        sample = replace(
+            tree,
             t=round(begin - self._start, 3),
-            processes=tree.processes,
-            **memory,
-            largest_anon_bytes=tree.largest_anon_bytes,
             read_bytes=read_bytes,
-            read_chars=tree.read_chars,
-            cpu_seconds=round(tree.cpu_seconds, 2),
-            cpu_wait_seconds=tree.cpu_wait_seconds,
             swap_in_bytes=counters.get(b"pswpin"),
             swap_out_bytes=counters.get(b"pswpout"),
             cgroup_bytes=None if self._cgroup is None else self._cgroup.used_bytes(),
@@ -310,13 +302,7 @@ class SystemSampler:
             pss_begin = self._clock()
             pss = self._tree.read_pss()
             if pss is not None:
-                sample = replace(
-                    sample,
-                    pss_bytes=pss.total_bytes,
-                    pss_anon_bytes=pss.anon_bytes,
-                    pss_file_bytes=pss.file_bytes,
-                    pss_shared_bytes=pss.shared_bytes,
-                )
+                sample = replace(sample, **pss._asdict())
             pss_end = self._clock()
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause

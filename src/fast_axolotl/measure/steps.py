@@ -191,9 +191,9 @@ class StepTracker:
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
         self.queue_room: int | None = None
+        """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self.others_most: int | None = None
         """Batches that all workers but one can have ready: with more, the next one is there."""
-        """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self._accumulation = accumulation
         self._is_told = is_told
         # How many fetches make a step is looked for where nobody said it.
@@ -210,8 +210,7 @@ class StepTracker:
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
-        self.has_begun = True
-        self.is_new_epoch = False
+        self.has_begun, self.is_new_epoch = True, False
         since, self.waits_since = self.waits_since, None
         start = now if since is None else since
         if since is not None:
@@ -285,18 +284,15 @@ class StepTracker:
 
     def begin_replay(self) -> None:
         """From now on one batch comes again and again; what has not ended is left out."""
-        self._is_replay = True
-        self._open = None
+        self._is_replay, self.is_new_epoch = True, False
+        self._open = self.waits_since = None
         self._early_waits.clear()
-        self.waits_since = None
-        self.is_new_epoch = False
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
         if not self._is_told:
             # What was taken for steps until now were fetches of this one: warm up from here.
-            self._is_told = True
-            self._warm_steps = 0
+            self._is_told, self._warm_steps = True, 0
         if len(self._fetches_at_tell) <= _STEPS_LOOKED_AT:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None

@@ -79,19 +79,18 @@ def judge(evidence: Evidence) -> Verdict:
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
         expected = f"Expect up to +{100 * verdict.gain:,.0f} % {rate}."
         verdict = replace(verdict, action=f"{verdict.action} {expected}")
+    line = ""
     if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
         line = (
             f"the record has no end, and {format_share(figures.limit_share)} of the memory limit "
             "were in use: if the run is over, it was probably killed for want of memory"
         )
-        is_told = verdict.kind == "memory"
-        return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
-    if figures.end_reason != "exception":
+    elif figures.end_reason != "exception":
         return verdict
     text = next(iter(figures.error.strip().splitlines()), "it left no message")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
-    if verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
-        line = f"the run ended with an error: {error}"
+    if line or verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
+        line = line or f"the run ended with an error: {error}"
         is_told = verdict.kind == "memory"
         return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
@@ -123,13 +122,9 @@ def _unseen(evidence: Evidence) -> Verdict | None:
         return _slow_disk(evidence, line)
     what = "no step was" if not figures.steps else "steps were seen, but no fetch was"
     seen = "" if figures.ranks else ", and the process was watched from outside only"
-    return Verdict(
-        kind="inconclusive",
-        subtype="unseen",
-        headline=f"There is nothing to judge the data by: {what} recorded{seen}.",
-        evidence=("0 fetches of a training loop were timed", *evidence.system_lines()),
-        action=advice.see_fetches(evidence),
-    )
+    headline = f"There is nothing to judge the data by: {what} recorded{seen}."
+    lines = ("0 fetches of a training loop were timed",)
+    return _inconclusive(evidence, "unseen", headline, lines, advice.see_fetches(evidence))
 
 
 def _warming(evidence: Evidence) -> Verdict | None:
@@ -142,17 +137,9 @@ def _warming(evidence: Evidence) -> Verdict | None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
     done = count_words(figures.warmup_steps, "step")
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _least_time(pace, 1.0)
-    return Verdict(
-        kind="inconclusive",
-        subtype="warming",
-        headline=f"The run was still warming up when it ended, after {done}.",
-        evidence=(
-            f"0 steps after the warm-up, which takes {WARMUP_STEPS}",
-            *evidence.system_lines(),
-        ),
-        action=_run_longer(needed),
-        seconds_needed=needed,
-    )
+    headline = f"The run was still warming up when it ended, after {done}."
+    lines = (f"0 steps after the warm-up, which takes {WARMUP_STEPS}",)
+    return _inconclusive(evidence, "warming", headline, lines, _run_longer(needed), needed)
 
 
 def _short(evidence: Evidence) -> Verdict | None:
@@ -164,17 +151,9 @@ def _short(evidence: Evidence) -> Verdict | None:
     stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
     took = about_seconds(figures.measured_seconds)
     count = count_words(figures.fetches, "fetch")
-    return Verdict(
-        kind="inconclusive",
-        subtype="short",
-        headline=f"Too short to judge: {count} in {took}.",
-        evidence=(
-            f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",
-            *evidence.system_lines(),
-        ),
-        action=_run_longer(needed),
-        seconds_needed=needed,
-    )
+    headline = f"Too short to judge: {count} in {took}."
+    lines = (f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",)
+    return _inconclusive(evidence, "short", headline, lines, _run_longer(needed), needed)
 
 
 def _draining(evidence: Evidence) -> Verdict | None:
@@ -215,14 +194,7 @@ def _draining(evidence: Evidence) -> Verdict | None:
             f"{stalled} were hidden until the queue was empty",
         )
         action = f"Let it run about {about_seconds(needed)} longer."
-    return Verdict(
-        kind="inconclusive",
-        subtype="draining",
-        headline=headline,
-        evidence=(*lines, *evidence.system_lines()),
-        action=action,
-        seconds_needed=needed,
-    )
+    return _inconclusive(evidence, "draining", headline, lines, action, needed)
 
 
 def _contradiction(evidence: Evidence) -> Verdict | None:
@@ -239,18 +211,32 @@ def _contradiction(evidence: Evidence) -> Verdict | None:
         if apart > 0
         else "the waits hide work that is done anyway, or other batches cost less than the cached"
     )
+    lines = (
+        f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
+        f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
+        f"more than {100 * thresholds.MOST_CONTRADICTION:.0f} points apart (ours: half of "
+        f"MLPerf Storage's 10 %): {why}",
+    )
+    headline = "Two ways of measuring the stall contradict each other."
+    action = advice.resolve_contradiction(evidence, apart)
+    return _inconclusive(evidence, "contradiction", headline, lines, action)
+
+
+def _inconclusive(
+    evidence: Evidence,
+    subtype: str,
+    headline: str,
+    lines: tuple[str, ...],
+    action: str,
+    needed: float | None = None,
+) -> Verdict:
     return Verdict(
         kind="inconclusive",
-        subtype="contradiction",
-        headline="Two ways of measuring the stall contradict each other.",
-        evidence=(
-            f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
-            f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
-            f"more than {100 * thresholds.MOST_CONTRADICTION:.0f} points apart (ours: half of "
-            f"MLPerf Storage's 10 %): {why}",
-            *evidence.system_lines(),
-        ),
-        action=advice.resolve_contradiction(evidence, apart),
+        subtype=subtype,
+        headline=headline,
+        evidence=(*lines, *evidence.system_lines()),
+        action=action,
+        seconds_needed=needed,
     )
 
 
@@ -316,8 +302,7 @@ def _swap(evidence: Evidence) -> Verdict | None:
     lines = evidence.memory_lines()
     if not lines:
         return None
-    is_swapping = figures.is_swap_sustained
-    how = "it swaps" if is_swapping else "its tasks wait for memory to be freed"
+    how = "it swaps" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
     if figures.limit_share is not None:
         share = format_share(figures.limit_share)
         lines.append(f"the working set reached {share} of the memory it may take")
@@ -511,11 +496,10 @@ def _communication(evidence: Evidence) -> Verdict | None:
         "communication ran (threshold 20 %: ours, twice the line of data)"
     ]
     if figures.pure_communication_fraction is not None:
+        pure, skew = figures.pure_communication_fraction, evidence.skew_share
         lines.append(
-            f"every collective at its shortest across ranks takes "
-            f"{format_share(figures.pure_communication_fraction)}; "
-            f"{format_share(evidence.skew_share)} of the "
-            "communication is waiting for the last rank"
+            f"every collective at its shortest across ranks takes {format_share(pure)}; "
+            f"{format_share(skew)} of the communication is waiting for the last rank"
         )
     headline = "Communication between the ranks is the limit."
     if _is_skewed(evidence):

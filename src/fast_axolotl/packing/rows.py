@@ -98,10 +98,7 @@ def pack_sequences(
         rows = list(rules.cut(rows))
     flat = flatten(rows, rules.held)
     tokens = rules.cut_flat(flat)
-    columns = {
-        "input_ids": _Column(tokens, pad, eos),
-        "labels": _Column(tokens, label_pad, eos),
-    }
+    columns = {"input_ids": _Column(tokens, pad, eos), "labels": _Column(tokens, label_pad, eos)}
     return rules.fill(columns, {"sequences": flat})
 
 

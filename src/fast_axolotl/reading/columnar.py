@@ -68,13 +68,10 @@ _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetFile:
-    """A Parquet file whose footer has been read."""
-
+class _Columnar:
     source: Source
     label: str
     """The path to show in messages: that of the file before it was spooled."""
-    metadata: pq.FileMetaData
     schema: pa.Schema
     columns: list[str]
     """The ones that are read."""
@@ -82,6 +79,13 @@ class ParquetFile:
     """All columns of the file."""
     options: ReadOptions
     keep_alive: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetFile(_Columnar):
+    """A Parquet file whose footer has been read."""
+
+    metadata: pq.FileMetaData
     row_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     """What a row of each of the groups before took, decoded."""
 
@@ -229,22 +233,13 @@ class _Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrowFile:
+class ArrowFile(_Columnar):
     """An Arrow IPC file or stream."""
 
-    source: Source
-    label: str
-    schema: pa.Schema
-    columns: list[str]
-    """The ones that are read."""
-    names: list[str]
-    """All columns of the file."""
     full_schema: pa.Schema
     """That of all columns."""
-    options: ReadOptions
     num_batches: int | None
     """``None`` for the stream form, which has no index."""
-    keep_alive: Any = None
     walked: list[list[_Message] | None] = field(default_factory=list)
     """What ``messages`` found."""
 
@@ -279,9 +274,8 @@ class ArrowFile:
     def blocks(self, unit: Unit) -> Iterator[Block]:
         messages = self.messages()
         if messages is not None or self.num_batches is not None:
-            rows = None
-            if messages is not None:
-                rows = sum(item.num_rows for item in messages[unit.start : unit.stop])
+            own = None if messages is None else messages[unit.start : unit.stop]
+            rows = None if own is None else sum(item.num_rows for item in own)
             yield _BatchRange(file=self, unit=unit, weight=unit.num_bytes, num_rows=rows)
             return
         with _named(self.label, "stream"):
@@ -394,7 +388,7 @@ def _first_of(parts: Iterator[pa.Table], num_rows: int | None) -> Decoded:
     first = next(parts, None)
     if first is None:
         return Decoded(pa.table({}))
-    return Decoded(first) if first.num_rows == num_rows else Decoded(first, more=others())
+    return Decoded(first, more=() if first.num_rows == num_rows else others())
 
 
 def _walk(source: Source, offset: int) -> list[_Message] | None:
@@ -480,17 +474,7 @@ def open_parquet(
                     path=label,
                     place=f"row group {index}",
                 )
-    columns = _selected(schema, options, label)
-    return ParquetFile(
-        source=source,
-        label=label,
-        metadata=metadata,
-        schema=pa.schema([schema.field(name) for name in columns], schema.metadata),
-        columns=columns,
-        names=schema.names,
-        options=options,
-        keep_alive=keep_alive,
-    )
+    return ParquetFile(**_common(source, label, schema, options, keep_alive), metadata=metadata)
 
 
 def open_arrow(
@@ -510,28 +494,29 @@ def open_arrow(
         else:
             with pa.ipc.open_stream(source.open_arrow()) as stream:
                 schema, count = stream.schema, None
-    columns = _selected(schema, options, label)
-    return ArrowFile(
-        source=source,
-        label=label,
-        schema=pa.schema([schema.field(name) for name in columns], schema.metadata),
-        columns=columns,
-        names=schema.names,
-        full_schema=schema,
-        options=options,
-        num_batches=count,
-        keep_alive=keep_alive,
-    )
+    common = _common(source, label, schema, options, keep_alive)
+    return ArrowFile(**common, full_schema=schema, num_batches=count)
 
 
-def _selected(schema: pa.Schema, options: ReadOptions, label: str) -> list[str]:
+def _common(
+    source: Source, label: str, schema: pa.Schema, options: ReadOptions, keep_alive: Any
+) -> dict[str, Any]:
     with _named(label, "schema"):
         _check_fields(schema, label)
     names: list[str] = schema.names
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise DataError(f"two columns are called {min(repeated)!r}; rename one", path=label)
-    return names if options.columns is None else [c for c in names if c in options.columns]
+    columns = [name for name in names if options.columns is None or name in options.columns]
+    return {
+        "source": source,
+        "label": label,
+        "schema": pa.schema([schema.field(name) for name in columns], schema.metadata),
+        "columns": columns,
+        "names": names,
+        "options": options,
+        "keep_alive": keep_alive,
+    }
 
 
 def _check_fields(fields: Iterable[pa.Field], label: str) -> None:

@@ -158,9 +158,7 @@ class _CsvBlock:
                     use_threads=False, block_size=stop - start + 1, column_names=names
                 ),
                 parse_options=pacsv.ParseOptions(
-                    delimiter=dialect.delimiter,
-                    quote_char=dialect.quote,
-                    newlines_in_values=True,
+                    delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=True
                 ),
                 convert_options=pacsv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False

@@ -86,16 +86,16 @@ def find_files(
                 ".arrow, .jsonl, .json, .csv, .txt or their compressed forms",
                 path=path,
             )
-        sources += _choose([(_split_of(name), source) for name, source in data], split, path)
+        by_split = []
+        for name, source in data:
+            # The split that the name tells, by its last word that says one.
+            words = reversed(re.split(r"[^a-z]+", name.lower()))
+            told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
+            by_split.append((next(told, ""), source))
+        sources += _choose(by_split, split, path)
         taken = {source.path for _, source in data}
         ignored += [source.path for source in found if source.path not in taken]
     return sources, ignored
-
-
-def _split_of(name: str) -> str:
-    """The split that a file's name tells, by its last word that says one; else nothing."""
-    words = reversed(re.split(r"[^a-z]+", name.lower()))
-    return next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "")
 
 
 def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> list[_Item]:

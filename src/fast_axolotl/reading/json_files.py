@@ -21,7 +21,7 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
 from fast_axolotl.reading.json_exact import JsonRows, line_spans
 from fast_axolotl.reading.json_fast import JsonBlock
-from fast_axolotl.reading.lines import BOM, Lines, line_at, line_blocks, line_units, whole_file
+from fast_axolotl.reading.lines import BOM, LineFile, Lines, line_at, whole_file
 from fast_axolotl.reading.storage import Source, Supply, start_of
 
 __all__ = ["JsonDocument", "JsonLinesFile"]
@@ -37,28 +37,18 @@ _STEP[[ord("]"), ord("}")]] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonLinesFile:
+class JsonLinesFile(LineFile):
     """One object per line."""
 
-    source: Source
-    compression: str | None
-    options: ReadOptions
-    least_unit_bytes: int = 0
-    """Units are at least as long, by the length of the first lines."""
     schema: pa.Schema | None = None
 
-    def units(self, file: int) -> list[Unit]:
-        unit_bytes = max(self.options.unit_bytes, self.least_unit_bytes)
-        return line_units(self.source, self.compression, file, unit_bytes)
-
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        source, compression, options = self.source, self.compression, self.options
-        for weight, load in line_blocks(source, compression, unit, options.block_bytes):
+        for weight, load in self.lines(unit):
             yield JsonBlock(
-                path=source.path,
+                path=self.source.path,
                 weight=weight,
                 load=lambda load=load: self._rows(load()),  # type: ignore[misc]
-                options=options,
+                options=self.options,
             )
 
     def sample(self, num_bytes: int) -> Block:

@@ -28,13 +28,12 @@ from fast_axolotl.reading.storage import Source, check_record, open_chunks
 
 __all__ = [
     "BOM",
+    "LineFile",
     "Lines",
     "TextFile",
     "count_newlines",
     "least_unit_bytes",
     "line_at",
-    "line_blocks",
-    "line_units",
     "whole_file",
 ]
 
@@ -96,54 +95,12 @@ def least_unit_bytes(head: bytes) -> int:
     return _LINES_IN_UNIT * max(map(len, head.split(b"\n")))
 
 
-def line_units(source: Source, compression: str | None, file: int, unit_bytes: int) -> list[Unit]:
-    """Byte ranges of a plain file, or the whole of a compressed one."""
-    if compression is not None:
-        return whole_file(source, compression, file)
-    edges = [*range(0, source.num_bytes, unit_bytes), source.num_bytes]
-    return [
-        Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
-        for start, stop in pairwise(edges)
-    ]
-
-
 def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]:
     """One unit for a file that can only be read from its beginning."""
     if source.num_bytes == 0:
         return []
     weight = source.num_bytes * (_COMPRESSED_EXPANSION if compression else 1)
     return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
-
-
-def line_blocks(
-    source: Source, compression: str | None, unit: Unit, block_bytes: int
-) -> Iterator[tuple[int, Callable[[], Lines]]]:
-    """Each block's weight, and its lines: those of a plain file are read when they are asked for.
-
-    ``offset`` of the lines of a compressed file is that of the decompressed one.
-    """
-    block_bytes = min(block_bytes, _MOST_BLOCK_BYTES)
-    if compression is None:
-        for start in range(unit.start, unit.stop, block_bytes):
-            stop = min(start + block_bytes, unit.stop)
-            yield stop - start, lambda start=start, stop=stop: _read_range(source, start, stop)  # type: ignore[misc]
-        return
-    offset, pieces = 0, list[bytes]()
-    for chunk in open_chunks(source, compression, block_bytes):
-        pieces.append(chunk)
-        if b"\n" not in chunk:
-            check_record(sum(map(len, pieces)), source.path, offset)
-            continue
-        data = b"".join(pieces)
-        start = len(BOM) if offset == 0 and data.startswith(BOM) else 0
-        stop = data.rfind(b"\n") + 1
-        if stop > start:
-            lines = Lines(data, start, stop, offset + start)
-            yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
-        offset, pieces = offset + stop, [data[stop:]]
-    if held := b"".join(pieces):
-        start = len(BOM) if offset == 0 and held.startswith(BOM) else 0
-        yield len(held) - start, lambda: Lines(held, start, len(held), offset + start)
 
 
 def _read_range(source: Source, start: int, stop: int) -> Lines:
@@ -171,24 +128,60 @@ def _read_range(source: Source, start: int, stop: int) -> Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFile:
-    """A text file."""
+class LineFile:
+    """A file whose rows are lines."""
 
     source: Source
     compression: str | None
     options: ReadOptions
     least_unit_bytes: int = 0
     """Units are at least as long; see the function of this name."""
+
+    def units(self, file: int) -> list[Unit]:
+        """Byte ranges of a plain file, or the whole of a compressed one."""
+        if self.compression is not None:
+            return whole_file(self.source, self.compression, file)
+        num_bytes, step = self.source.num_bytes, max(self.options.unit_bytes, self.least_unit_bytes)
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
+            for start, stop in pairwise([*range(0, num_bytes, step), num_bytes])
+        ]
+
+    def lines(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Lines]]]:
+        """Each block's weight, and its lines: those of a plain file are read when they are asked
+        for. ``offset`` of the lines of a compressed file is that of the decompressed one."""
+        source, compression = self.source, self.compression
+        block_bytes = min(self.options.block_bytes, _MOST_BLOCK_BYTES)
+        if compression is None:
+            for start in range(unit.start, unit.stop, block_bytes):
+                stop = min(start + block_bytes, unit.stop)
+                yield stop - start, lambda start=start, stop=stop: _read_range(source, start, stop)  # type: ignore[misc]
+            return
+        offset, pieces = 0, list[bytes]()
+        for chunk in open_chunks(source, compression, block_bytes):
+            pieces.append(chunk)
+            if b"\n" not in chunk:
+                check_record(sum(map(len, pieces)), source.path, offset)
+                continue
+            data = b"".join(pieces)
+            start = len(BOM) if offset == 0 and data.startswith(BOM) else 0
+            stop = data.rfind(b"\n") + 1
+            if stop > start:
+                lines = Lines(data, start, stop, offset + start)
+                yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
+            offset, pieces = offset + stop, [data[stop:]]
+        if held := b"".join(pieces):
+            start = len(BOM) if offset == 0 and held.startswith(BOM) else 0
+            yield len(held) - start, lambda: Lines(held, start, len(held), offset + start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile(LineFile):
     schema: pa.Schema = _TEXT_SCHEMA
     names: tuple[str, ...] = ("text",)
 
-    def units(self, file: int) -> list[Unit]:
-        unit_bytes = max(self.options.unit_bytes, self.least_unit_bytes)
-        return line_units(self.source, self.compression, file, unit_bytes)
-
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        block_bytes = self.options.block_bytes
-        for weight, load in line_blocks(self.source, self.compression, unit, block_bytes):
+        for weight, load in self.lines(unit):
             yield _TextBlock(file=self, weight=weight, load=load)
 
 

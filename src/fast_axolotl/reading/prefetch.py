@@ -188,14 +188,14 @@ def _work(shared: _Shared[_Task, _Result]) -> None:
         del slot, result, error
 
 
-def _is_over_budget(shared: _Shared[_Task, _Result]) -> bool:
-    return shared.reserved >= shared.budget or shared.ready >= shared.budget // 2
-
-
 def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
     """The next task, once there is room for it."""
     with shared.changed:
-        while _is_over_budget(shared) and shared.reserved and not shared.stopped:
+        while (
+            shared.reserved
+            and not shared.stopped
+            and (shared.reserved >= shared.budget or shared.ready >= shared.budget // 2)
+        ):
             shared.changed.wait()
         if shared.stopped or shared.exhausted:
             return None

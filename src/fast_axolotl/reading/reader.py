@@ -222,11 +222,10 @@ class Reader:
         _check_at_least("epoch", epoch, 0)
         if shuffle is not None:
             _check_at_least("shuffle", shuffle, 0)
-        self._dataset = dataset
+        self._dataset, self._memory_budget = dataset, memory_budget
         self._batch_size = batch_size
         num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
         self._num_threads = num_threads
-        self._memory_budget = memory_budget
         self._shard = shard
         self._base = first_schema(
             dataset,
@@ -408,9 +407,7 @@ class Reader:
         self._restored = True
 
     def _shard_rows(self) -> list[int]:
-        """The rows that each shard has."""
-        order = self._order
-        rows = order.rows
+        order, rows = self._order, self._order.rows
         if rows is None:
             rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
         return [deal.count(rows) for deal in order.deal(self._shard[1])]

@@ -95,15 +95,16 @@ def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
         inner = join(known.value_type, found.value_type, f"{path}[]")
         large = pa.types.is_large_list(known) or pa.types.is_large_list(found)
         return pa.large_list(inner) if large else pa.list_(inner)
-    return _join_leaves(_plain(known), _plain(found), path)
+    kinds = [_plain(known), _plain(found)]
+    schemas = [pa.schema([("", kind)]) for kind in kinds]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        raise TypeClash(path, *kinds) from None
 
 
 def join_schemas(
-    known: pa.Schema,
-    found: pa.Schema,
-    *,
-    text_wins: bool = False,
-    settled: pa.Schema | None = None,
+    known: pa.Schema, found: pa.Schema, *, text_wins: bool = False, settled: pa.Schema | None = None
 ) -> pa.Schema:
     """Known columns in their order, then new ones; types joined.
 
@@ -242,12 +243,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if kind.equals(pa.string_view()):
         return pa.string()
     return pa.binary() if kind.equals(pa.binary_view()) else kind
-
-
-def _join_leaves(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
-    schemas = [pa.schema([("", kind)]) for kind in (known, found)]
-    try:
-        merged = pa.unify_schemas(schemas, promote_options="permissive")
-    except pa.ArrowException:
-        raise TypeClash(path, known, found) from None
-    return merged.field(0).type

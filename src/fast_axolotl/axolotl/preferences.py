@@ -1,0 +1,173 @@
+"""Preference datasets brought into shape a batch at a time: chat templates without a tokenizer.
+
+Axolotl maps the rows of a DPO, KTO or ORPO dataset one by one to prompt, chosen and rejected text.
+Half of the time goes into fetching a row from its Arrow table, column by column, and the other half
+into ``apply_chat_template``, three times a row. ``map_dataset`` stands in for ``_map_dataset``: the
+same ``map`` over batches, in which Axolotl's own transform is called with row after row. Rows
+(``lazy_rows``) are those that HF datasets would have made, but take their values from columns that
+were fetched once. The tokenizer that the transform is given is a ``ChatTemplates``, which renders
+what the real one does, by the plan of a conversation's shape (see ``templates``).
+
+Unfamiliar are: transforms that are not Axolotl's, formatted or indexed datasets, and rows that end
+in different columns. Costs 10 to 30 µs a row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.templates import Renderer, find_renderer
+from fast_axolotl.axolotl.tokenizers import check_tokenizer
+
+__all__ = ["ChatTemplates", "lazy_rows", "map_dataset", "transform_rows"]
+
+_BATCH_ROWS = 1000
+"""As many as ``map`` writes to disk at once in any case."""
+
+_TRANSFORMS = tuple(f"axolotl.prompt_strategies.{name}." for name in ("dpo", "kto", "orpo"))
+
+
+class ChatTemplates:
+    """A tokenizer of which only the chat template is asked for."""
+
+    __slots__ = ("_renderers", "_tokenizer")
+
+    def __init__(self, tokenizer: Any) -> None:
+        check_tokenizer(tokenizer)
+        self._tokenizer = tokenizer
+        self._renderers: dict[tuple[str, bool], Renderer] = {}
+
+    @property
+    def chat_template(self) -> Any:
+        """The tokenizer's own."""
+        return self._tokenizer.chat_template
+
+    def renderer(self, chat_template: str, add_generation_prompt: bool) -> Renderer:
+        """The renderer of a template; unfamiliar where two renders may differ."""
+        key = chat_template, add_generation_prompt
+        if key not in self._renderers:
+            arguments = self._tokenizer.special_tokens_map
+            template = self._tokenizer.get_chat_template(chat_template, None)
+            self._renderers[key] = find_renderer(
+                template, {**arguments, "add_generation_prompt": add_generation_prompt}
+            )
+        return self._renderers[key]
+
+    def apply_chat_template(
+        self,
+        conversation: list[Any],
+        *,
+        chat_template: str,
+        add_generation_prompt: bool = False,
+        tokenize: bool = False,
+    ) -> str:
+        """What ``tokenizer.apply_chat_template`` gives for these arguments."""
+        if tokenize or type(chat_template) is not str or type(add_generation_prompt) is not bool:
+            raise Unfamiliar("the chat template is applied in another way")
+        if not conversation or any(type(message) is not dict for message in conversation):
+            raise Unfamiliar("a conversation is empty or no list of messages")
+        renderer = self.renderer(chat_template, add_generation_prompt)
+        inputs = conversation, None, renderer.clock()
+        plan = renderer.plan(inputs)
+        return renderer.render(inputs) if plan is None else plan.fill(inputs)
+
+
+class _Cell:
+    """One row's table and formatter, as a ``LazyRow`` asks them: a value is in its column."""
+
+    __slots__ = ("_batch", "_index", "column_names")
+
+    def __init__(self, batch: Mapping[str, Any], names: list[str], index: int) -> None:
+        self._batch = batch
+        self._index = index
+        self.column_names = names
+
+    def select(self, names: list[str]) -> list[str]:
+        return names
+
+    def format_column(self, names: list[str]) -> list[Any]:
+        return [self._batch[names[0]][self._index]]
+
+
+def lazy_rows(batch: Mapping[str, Any]) -> list[Any]:
+    """The rows of a batch, as ``map`` would hand over each."""
+    from datasets.formatting.formatting import LazyRow
+
+    names = list(batch)
+    cells = (_Cell(batch, names, index) for index in range(len(batch[names[0]])))
+    return [LazyRow(cell, cell) for cell in cells]
+
+
+def map_dataset(
+    cfg: Any,
+    dataset: Any,
+    ds_transform_fn: Callable[..., Any],
+    tokenizer: Any | None = None,
+    **map_kwargs: Any,
+) -> Any:
+    """Stands in for ``axolotl.utils.data.rl._map_dataset``."""
+    from datasets import Dataset, DatasetDict
+    from datasets.fingerprint import update_fingerprint
+
+    function = ds_transform_fn
+    if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
+        raise Unfamiliar("the transform is not one of Axolotl's")
+    if "tokenizer" in inspect.signature(function).parameters:
+        ChatTemplates(tokenizer)
+        ds_transform_fn = partial(function, tokenizer=tokenizer)
+    else:
+        tokenizer = None
+    if isinstance(dataset, DatasetDict):
+        dataset = dataset["train"]
+    if type(dataset) is not Dataset or not len(dataset):
+        raise Unfamiliar("the dataset is empty or of another kind")
+    if dataset._format_type is not None or dataset.list_indexes():
+        raise Unfamiliar("the dataset is formatted or indexed")
+    if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
+        raise Unfamiliar("the dataset is mapped in another way")
+    # That of the map which is not made, so a cache serves both.
+    fingerprint = update_fingerprint(
+        dataset._fingerprint,
+        "datasets.arrow_dataset.Dataset._map_single",
+        {
+            "function": ds_transform_fn,
+            "fn_kwargs": {},
+            "fingerprint_name": "new_fingerprint",
+            **map_kwargs,
+        },
+    )
+    return dataset.map(
+        partial(transform_rows, function=function, tokenizer=tokenizer),
+        num_proc=cfg.dataset_num_proc,
+        load_from_cache_file=not cfg.is_preprocess,
+        desc="Mapping RL Dataset",
+        batched=True,
+        batch_size=_BATCH_ROWS,
+        new_fingerprint=fingerprint,
+        **map_kwargs,
+    )
+
+
+def transform_rows(
+    batch: Mapping[str, Any], function: Callable[..., Any], tokenizer: Any
+) -> dict[str, list[Any]]:
+    """A batch of rows transformed one after the other, for ``map``."""
+    from datasets.formatting.formatting import LazyDict
+
+    given = {} if tokenizer is None else {"tokenizer": ChatTemplates(tokenizer)}
+    results = []
+    for row in lazy_rows(batch):
+        result = function(row, **given)
+        if isinstance(result, LazyDict):
+            untouched = result.keys_to_format
+            result = {name: value for name, value in result.data.items() if name not in untouched}
+        results.append(result)
+    names = list(results[0])
+    if any(list(result) != names for result in results):
+        raise Unfamiliar("rows end in different columns")
+    return {name: [result[name] for result in results] for name in names}
