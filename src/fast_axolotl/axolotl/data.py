@@ -40,6 +40,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.tokenized_shards import note_saved
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
@@ -234,6 +235,7 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
                 (beside / name).replace(target / name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+    note_saved()
     if cfg.push_dataset_to_hub:
         shared.LOG.info(
             "Pushing merged prepared dataset to Huggingface hub at "

@@ -5,7 +5,8 @@ dataset in batches but with a call per text. All end in lists of Python integers
 walks again to find their type. ``process`` stands in for ``TokenizedPromptDataset.process``: it
 makes the same ``map`` over batches of 1,000 rows (the size in which ``map`` writes rows to disk in
 any case) with a function that gives a table of the types that HF datasets would have found: int32
-for ids, int8 for the mask, int64 for labels.
+for ids, int8 for the mask, int64 for labels. ``tokenized_shards`` makes that map continue after an
+interruption.
 
 Equal, because prompts are taken from rows and built by the strategy's own methods, in order, and
 the texts go through the same Rust tokenizer in the same state (see ``tokenizers``). A row
@@ -28,6 +29,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
@@ -43,7 +45,6 @@ __all__ = [
     "tokenize_completions",
 ]
 
-_BATCH_ROWS = 1000
 _IGNORED = -100
 _TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
 """What HF datasets makes of these columns when they are lists of integers."""
@@ -86,14 +87,11 @@ def process(self: Any, dataset: Any) -> Any:
         raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
-    return dataset.map(
+    return tokenize_in_shards(
+        dataset,
         partial(to_table, strategy=strategy),
         num_proc=self.process_count,
-        remove_columns=dataset.features.keys(),
         keep_in_memory=self.keep_in_memory,
-        desc="Tokenizing Prompts",
-        batched=True,
-        batch_size=_BATCH_ROWS,
     )
 
 
