@@ -44,7 +44,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import LOG, Unfamiliar
+from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
 
 __all__ = ["describe", "note_saved", "tokenize_in_shards"]
 
@@ -352,7 +352,11 @@ def _describe(value: Any, seen: dict[int, Any]) -> str:
     if isinstance(value, MethodType):
         return f"method {inner((value.__func__, value.__self__))}"
     if isinstance(value, FunctionType):
-        return f"{value.__qualname__} {_file_digest(value.__module__)} {_held_by(value, seen)}"
+        if hasattr(value, MARK):
+            return inner(value.__wrapped__)  # a wrapper of ours, which changes no result
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        held = inner([value.__defaults__, value.__kwdefaults__, cells])
+        return f"{value.__qualname__} {_file_digest(value.__module__)} {held}"
     if isinstance(value, type):
         return _describe_class(value, seen)
     if package == "tokenizers" and name == "Tokenizer":
@@ -361,25 +365,24 @@ def _describe(value: Any, seen: dict[int, Any]) -> str:
         return f"{rust} {value.encode_special_tokens}"
     if package not in ("axolotl", "transformers") or not hasattr(value, "__dict__"):
         raise Unfamiliar(f"an object of type {kind.__module__}.{name}")
-    held = {key: item for key, item in vars(value).items() if key not in _PASSING}
-    return f"{_describe_class(kind, seen)} {inner(held)}"
+    attributes = {key: item for key, item in vars(value).items() if key not in _PASSING}
+    return f"{_describe_class(kind, seen)} {inner(attributes)}"
 
 
 def _describe_class(kind: type, seen: dict[int, Any]) -> str:
-    """Its name and bases with their source files, and what its methods hold."""
+    """Its name and bases with their source files, and methods that say more than these."""
     parts = []
     for base in kind.__mro__:
         if base.__module__ in ("builtins", "abc", "typing", "enum"):
             continue
         functions = (item for item in vars(base).values() if isinstance(item, FunctionType))
-        held = [_held_by(item, seen) for item in functions if item.__closure__]
-        parts.append(f"{base.__qualname__} {_file_digest(base.__module__)} {held}")
+        more = [
+            _describe(item, seen)
+            for item in functions
+            if item.__closure__ or item.__module__ != base.__module__
+        ]
+        parts.append(f"{base.__qualname__} {_file_digest(base.__module__)} {more}")
     return f"class {parts}"
-
-
-def _held_by(function: FunctionType, seen: dict[int, Any]) -> str:
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return _describe([function.__defaults__, function.__kwdefaults__, cells], seen)
 
 
 @cache
