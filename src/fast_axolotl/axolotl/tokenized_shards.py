@@ -353,7 +353,7 @@ def _describe(value: Any, seen: dict[int, Any]) -> str:
         return f"method {inner((value.__func__, value.__self__))}"
     if isinstance(value, FunctionType):
         if hasattr(value, MARK):
-            return inner(value.__wrapped__)  # a wrapper of ours, which changes no result
+            return inner(vars(value)["__wrapped__"])  # ours, which changes no result
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         held = inner([value.__defaults__, value.__kwdefaults__, cells])
         return f"{value.__qualname__} {_file_digest(value.__module__)} {held}"
