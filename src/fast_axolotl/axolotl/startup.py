@@ -4,11 +4,11 @@ Most of a short preprocess is the import of packages for training. ``begin`` run
 only, when ``axolotl`` is first looked for, and does three things. ``FAST_AXOLOTL_SKIP=imports``
 leaves all of them out.
 
-- ``_DEFERRED`` names modules and the package that each imports for functions which a preprocess
-  does not call. In such a module, and nowhere else, the import of that package gives objects that
+- ``_DEFERRED`` names modules and the packages that each imports for functions which a preprocess
+  does not call. In such a module, and nowhere else, the import of such a package gives objects that
   stand for it: called, read, subclassed or compared with ``isinstance``, they import the real one
   and pass the request on. ``sys.modules`` has nothing of them, so whoever else imports the package
-  gets it, and a package that is loaded already is used as it is. A package that is installed and
+  gets it, and a module that is loaded already is used as it is. A package that is installed and
   fails to import says so at its first use, not before.
 - The garbage collector looks at young objects every 100,000 of them, not every 700: while 5,000
   modules are imported, it runs 1,900 times and finds little. What waits is at most some megabytes.
@@ -35,12 +35,16 @@ __all__ = ["SWITCH_NAME", "begin", "is_preprocess"]
 SWITCH_NAME = "imports"
 """By which ``FAST_AXOLOTL_SKIP`` and ``--skip`` know all of this."""
 
+_DETECTION = ("deformable_detr", "for_object_detection", "grounding_dino", "lw_detr", "rf_detr")
 _DEFERRED = {
-    "transformers.generation.candidate_generator": "sklearn",
-    "transformers.quantizers.quantizer_torchao": "torchao",
-    "peft.helpers": "bitsandbytes",
+    "accelerate.commands.config.sagemaker": ("boto3",),
+    "peft.helpers": ("bitsandbytes",),
+    "transformers.data.metrics": ("scipy", "sklearn"),
+    "transformers.generation.candidate_generator": ("sklearn",),
+    **{f"transformers.loss.loss_{name}": ("scipy",) for name in (*_DETECTION, "rt_detr")},
+    "transformers.quantizers.quantizer_torchao": ("torchao",),
 }
-"""Module to the package that it imports without need."""
+"""Module to the packages that it imports without need."""
 
 _THRESHOLDS = (100_000, 20, 100)
 
@@ -110,8 +114,8 @@ class _DeferredModule(_Deferred):
 class _Loader:
     """Runs a module with an ``__import__`` of its own, and is its own loader in all else."""
 
-    def __init__(self, loader: Any, package: str) -> None:
-        self._loader, self._package = loader, package
+    def __init__(self, loader: Any, packages: Sequence[str]) -> None:
+        self._loader, self._packages = loader, packages
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -130,9 +134,11 @@ class _Loader:
             fromlist: Sequence[str] | None = (),
             level: int = 0,
         ) -> Any:
-            package = name.partition(".")[0]
-            if is_running and not level and package == self._package not in sys.modules:
-                return _DeferredModule(name if fromlist else package)
+            package = next((p for p in self._packages if f"{name}.".startswith(f"{p}.")), None)
+            # ``import a.b`` gives a, which is there already or is deferred itself.
+            is_whole = bool(fromlist) or package == name == name.partition(".")[0]
+            if package and is_running and is_whole and not level and name not in sys.modules:
+                return _DeferredModule(name)
             return original(name, globals, locals, fromlist or (), level)
 
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
@@ -150,12 +156,12 @@ class _Finder:
         self._waiting = dict(_DEFERRED)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        package = self._waiting.pop(name, None)
-        if package is None or package in sys.modules:
+        packages = self._waiting.pop(name, None)
+        if packages is None:
             return None
         spec = importlib.util.find_spec(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, package)  # type: ignore[assignment]
+            spec.loader = _Loader(spec.loader, packages)  # type: ignore[assignment]
         return spec
 
 
