@@ -29,7 +29,7 @@ startup._DEFERRED["user"] = ("heavy",)
 before = importlib.metadata.packages_distributions
 print(startup.begin(), gc.get_threshold()[0] > 700, end=" ")
 import user
-print("heavy" in sys.modules, user.__builtins__ is __builtins__, end=" ")
+print("heavy" in sys.modules, user.__builtins__ is vars(__builtins__), end=" ")
 other = __import__("other")
 print("heavy" in sys.modules, type(other.double).__name__)
 print(user.use())

@@ -146,7 +146,7 @@ class _Loader:
             self._loader.exec_module(module)
         finally:
             is_running = False
-            vars(module)["__builtins__"] = builtins
+            vars(module)["__builtins__"] = vars(builtins)
 
 
 class _Finder:
