@@ -173,9 +173,7 @@ def test_a_root_that_joins_counts_from_then_on_and_once(tmp_path: Path) -> None:
         assert alone.read_chars is not None
         # What it read before it joined would look like one second of very fast reads.
         assert both.read_chars == pytest.approx(alone.read_chars, abs=100_000)
-        assert alone.memory is not None
-        assert both.memory is not None
-        assert both.memory.rss_bytes > 1.8 * alone.memory.rss_bytes
+        assert (both.rss_bytes or 0) > 1.8 * (alone.rss_bytes or 0) > 0
         second.communicate(b"\n")
         assert tree.sample().processes == 1
         first.communicate(b"\n")
