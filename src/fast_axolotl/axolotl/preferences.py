@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -72,26 +73,25 @@ class ChatTemplates:
         if not conversation or any(type(message) is not dict for message in conversation):
             raise Unfamiliar("a conversation is empty or no list of messages")
         renderer = self.renderer(chat_template, add_generation_prompt)
+        # A clock for each render, as stock has it: a day may end between two rows.
         inputs = conversation, None, renderer.clock()
         plan = renderer.plan(inputs)
         return renderer.render(inputs) if plan is None else plan.fill(inputs)
 
 
+@dataclass(frozen=True, slots=True)
 class _Cell:
     """One row's table and formatter, as a ``LazyRow`` asks them: a value is in its column."""
 
-    __slots__ = ("_batch", "_index", "column_names")
-
-    def __init__(self, batch: Mapping[str, Any], names: list[str], index: int) -> None:
-        self._batch = batch
-        self._index = index
-        self.column_names = names
+    batch: Mapping[str, Any]
+    column_names: list[str]
+    index: int
 
     def select(self, names: list[str]) -> list[str]:
         return names
 
     def format_column(self, names: list[str]) -> list[Any]:
-        return [self._batch[names[0]][self._index]]
+        return [self.batch[names[0]][self.index]]
 
 
 def lazy_rows(batch: Mapping[str, Any]) -> list[Any]:
@@ -130,17 +130,9 @@ def map_dataset(
         raise Unfamiliar("the dataset is formatted or indexed")
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped in another way")
-    # That of the map which is not made, so a cache serves both.
-    fingerprint = update_fingerprint(
-        dataset._fingerprint,
-        "datasets.arrow_dataset.Dataset._map_single",
-        {
-            "function": ds_transform_fn,
-            "fn_kwargs": {},
-            "fingerprint_name": "new_fingerprint",
-            **map_kwargs,
-        },
-    )
+    # The fingerprint is that of the map which is not made, so a cache serves both.
+    given = {"function": ds_transform_fn, "fn_kwargs": {}, "fingerprint_name": "new_fingerprint"}
+    transform = "datasets.arrow_dataset.Dataset._map_single"
     return dataset.map(
         partial(transform_rows, function=function, tokenizer=tokenizer),
         num_proc=cfg.dataset_num_proc,
@@ -148,7 +140,9 @@ def map_dataset(
         desc="Mapping RL Dataset",
         batched=True,
         batch_size=_BATCH_ROWS,
-        new_fingerprint=fingerprint,
+        new_fingerprint=update_fingerprint(
+            dataset._fingerprint, transform, {**given, **map_kwargs}
+        ),
         **map_kwargs,
     )
 
