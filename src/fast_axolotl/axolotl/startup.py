@@ -13,7 +13,7 @@ leaves all of them out.
 - The garbage collector looks at young objects every 100,000 of them, not every 700: while 5,000
   modules are imported, it runs 1,900 times and finds little. What waits is at most some megabytes.
 - transformers and TRL both ask which distribution every installed package is of, reading all of
-  their file lists. The answer is remembered while the path is the same.
+  their file lists. The answer is remembered.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import builtins
 import gc
 import importlib.metadata
 import importlib.util
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +47,10 @@ _DEFERRED = {
 """Module to the packages that it imports without need."""
 
 _THRESHOLDS = (100_000, 20, 100)
+_COMMAND = re.compile(
+    r"(?:^|[\0/])(?:axolotl[./]cli[./]preprocess(?:\.py)?|"
+    r"(?:axolotl|axolotl[./]cli[./]main(?:\.py)?)\0preprocess)(?:\0|$)"
+)
 
 
 def begin() -> bool:
@@ -55,28 +59,21 @@ def begin() -> bool:
         return False
     if gc.isenabled() and gc.get_threshold()[0] < _THRESHOLDS[0]:
         gc.set_threshold(*_THRESHOLDS)
-    importlib.metadata.packages_distributions = _remembered(
-        importlib.metadata.packages_distributions
-    )
+    ask = cache(importlib.metadata.packages_distributions)
+    importlib.metadata.packages_distributions = lambda: {
+        name: list(found) for name, found in ask().items()
+    }
     sys.meta_path.insert(0, _Finder())
     return True
 
 
 def is_preprocess(arguments: Sequence[str]) -> bool:
     """Whether a command line is Axolotl's preprocess, started in any of its ways."""
-    for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
-        program = Path(argument)
-        if argument == "axolotl.cli.preprocess" or program.parts[-2:] == ("cli", "preprocess.py"):
-            return True
-        if following == "preprocess" and (
-            argument == "axolotl.cli.main" or program.name in ("axolotl", "main.py")
-        ):
-            return True
-    return False
+    return _COMMAND.search("\0".join(arguments)) is not None
 
 
 class _Deferred:
-    """Stands for a module or for something in it."""
+    """Stands for a module, or for something in it."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self._module, self._name = module, name
@@ -87,7 +84,9 @@ class _Deferred:
         return getattr(module, self._name) if self._name else module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        if self._name or name.startswith("__") or self._module in sys.modules:
+            return getattr(self._real, name)
+        return _Deferred(self._module, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self._real(*arguments, **options)
@@ -102,15 +101,6 @@ class _Deferred:
         return issubclass(subclass, self._real)
 
 
-class _DeferredModule(_Deferred):
-    """What ``import`` gives: ``from`` it come deferred names."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self._module in sys.modules:
-            return getattr(self._real, name)
-        return _Deferred(self._module, name)
-
-
 class _Loader:
     """Runs a module with an ``__import__`` of its own, and is its own loader in all else."""
 
@@ -120,26 +110,19 @@ class _Loader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
     def exec_module(self, module: ModuleType) -> None:
         original, is_running = builtins.__import__, True
 
         def import_(
-            name: str,
-            globals: Mapping[str, object] | None = None,
-            locals: Mapping[str, object] | None = None,
-            fromlist: Sequence[str] | None = (),
-            level: int = 0,
+            name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
         ) -> Any:
-            package = next((p for p in self._packages if f"{name}.".startswith(f"{p}.")), None)
-            # ``import a.b`` gives a, which is there already or is deferred itself.
-            is_whole = bool(fromlist) or package == name == name.partition(".")[0]
-            if package and is_running and is_whole and not level and name not in sys.modules:
-                return _DeferredModule(name)
-            return original(name, globals, locals, fromlist or (), level)
+            package = name.partition(".")[0]
+            # ``import a.b`` gives a, not what is asked for.
+            is_whole = bool(fromlist) or package == name
+            is_named = package in self._packages and not level
+            if is_running and is_named and is_whole and name not in sys.modules:
+                return _Deferred(name)
+            return original(name, globals, locals, fromlist, level)
 
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
         try:
@@ -157,23 +140,7 @@ class _Finder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         packages = self._waiting.pop(name, None)
-        if packages is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
+        spec = None if packages is None else importlib.util.find_spec(name)
+        if spec is not None and packages is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader, packages)  # type: ignore[assignment]
         return spec
-
-
-def _remembered(
-    ask: Callable[[], Mapping[str, list[str]]],
-) -> Callable[[], Mapping[str, list[str]]]:
-    answers: dict[tuple[str, ...], Mapping[str, list[str]]] = {}
-
-    def packages_distributions() -> Mapping[str, list[str]]:
-        path = tuple(sys.path)
-        if path not in answers:
-            answers[path] = ask()
-        return {name: list(found) for name, found in answers[path].items()}
-
-    return packages_distributions

@@ -1,25 +1,24 @@
 """Tokenised rows in shards on disk, so that an interrupted preprocess goes on where it was.
 
-``Dataset.map`` writes one file per process, which is worth nothing until it is complete, and names
-it by a hash of pickled objects, which another process does not find again; ``axolotl preprocess``
-turns its cache off altogether. Here ``tokenize_in_shards`` makes the same rows in pieces of 1,000
-to 50,000, each through ``Dataset._map_single``, which renames a file into place when it is
-complete. How rows are cut into shards follows from their number alone, not from the processes.
+``Dataset.map`` writes one file per process, worth nothing until it is complete, under a hash of
+pickled objects that another process does not find again; ``axolotl preprocess`` turns its cache off
+altogether. ``tokenize_in_shards`` makes the same rows in shards of 1,000 to 50,000, by their number
+alone, each through ``Dataset._map_single``, which renames a file into place when it is complete.
 
-A shard's name is a digest of the rows that went in. Its folder's name is a digest of what turned
-them into tokens: the function, the strategy with its options and prompter, the tokenizer (its Rust
-part as JSON, its template, its special tokens), the source files of their classes, the day where a
-template asks for it, and the versions of the packages. What cannot be described the same way in
-every process is refused, and ``map`` runs as ever. So a shard that is found is the one that would
-be made: after a crash, after rows were appended or corrected, with another number of processes.
+A shard's name is a digest of the rows that went in. Its folder's is one of all that turns them into
+tokens: function, strategy and prompter with their options, the tokenizer (its Rust part as JSON,
+template, special tokens), the source files of their classes, the day where a template asks for it,
+and versions. What cannot be described the same way in every process is refused, and ``map`` runs.
+So a shard that is found is the one that would be made: after a crash, after rows were appended or
+corrected, with another number of processes.
 
-The folders lie in the cache of HF datasets. A process holds a lock on the one it uses. A folder
-goes when its owner ends after the prepared dataset was saved; one that a killed process left goes
-with the next preprocess if it was saved, or after a week. On disk there is one copy of the tokens,
-as with ``map``. Cost: one pass over the rows at memory speed, and some milliseconds a shard.
+The folders lie in the cache of HF datasets, each locked by the process that uses it. A folder goes
+when that process ends after the prepared dataset was saved; one that a killed process left goes
+with the next preprocess if it was saved, or after a week. As with ``map``, the tokens are on disk
+once. Cost: a pass over the rows at 1 GB/s or more, and some milliseconds a shard.
 
 Workers are forked and inherit everything: nothing is pickled, and there is no manager process. A
-worker that dies ends the whole, with an error; what is finished stays.
+worker that dies ends the whole with an error; what is finished stays.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import cache, partial
 from importlib import metadata
+from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -52,16 +52,19 @@ _BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
 _LEAST_ROWS = 5000
 """Fewer are done again in a few seconds."""
-_MOST_SHARDS = 64
-"""Of a dataset whose shards have room to grow: what is lost is at most this part, per worker."""
+_SHARDS = 64
+"""Of most datasets: an interruption costs this part of the work, for each worker."""
 _MOST_SHARD_ROWS = 50_000
 _MOST_AGE_SECONDS = 7 * 24 * 3600.0
-_SAVED = "saved"
-_LOCK = "lock"
+_SAVED, _LOCK = "saved", "lock"
+_DESC = "Tokenizing Prompts"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "jinja2", "fast-axolotl")
 _PASSING = {"deprecation_warnings", "_in_target_context_manager"}
 """Attributes of tokenizers that say what has happened, not what will."""
+
+_Job = tuple[Path, tuple[int, int]]
+"""A shard, and where its rows begin and end."""
 
 _held: dict[Path, IO[bytes]] = {}
 """Folders that this process uses, with the lock of each."""
@@ -71,19 +74,21 @@ def tokenize_in_shards(
     dataset: Any, function: Callable[..., Any], *, num_proc: int | None, keep_in_memory: bool | None
 ) -> Any:
     """``dataset.map(function, ...)`` over batches, continued if an earlier process began it."""
-    try:
-        if keep_in_memory or len(dataset) < _LEAST_ROWS:
-            raise Unfamiliar("the rows are few or stay in memory")
-        folder = _work_folder(_key(dataset, function))
-        return _map(dataset, function, num_proc, folder)
-    except (Unfamiliar, OSError) as refusal:
-        LOG.info("fast-axolotl cannot continue this tokenisation if it is interrupted: %s", refusal)
+    folder = None
+    if len(dataset) >= _LEAST_ROWS and not keep_in_memory:
+        try:
+            folder = _work_folder(_key(dataset, function))
+        except (Unfamiliar, OSError) as refusal:
+            LOG.info("fast-axolotl cannot continue this if it is interrupted: %s", refusal)
+    made = None if folder is None else _map(dataset, function, num_proc, folder)
+    if made is not None:
+        return made
     return dataset.map(
         function,
         num_proc=num_proc,
         remove_columns=dataset.features.keys(),
         keep_in_memory=keep_in_memory,
-        desc="Tokenizing Prompts",
+        desc=_DESC,
         batched=True,
         batch_size=_BATCH_ROWS,
     )
@@ -99,47 +104,40 @@ def note_saved() -> None:
             (folder / _SAVED).touch()
 
 
-def describe(value: Any) -> str:
-    """A text that is the same in every process for what behaves the same."""
-    return _describe(value, {})
-
-
 # Shards.
 
 
 def _map(dataset: Any, function: Callable[..., Any], num_proc: int | None, folder: Path) -> Any:
+    """The whole, of shards that are there and shards that are made; None if their types differ."""
     from datasets import Dataset, concatenate_datasets
     from datasets.utils import tqdm
 
     num_rows = len(dataset)
-    wanted = -(-num_rows // (_MOST_SHARDS * _BATCH_ROWS)) * _BATCH_ROWS
-    step = min(wanted, _MOST_SHARD_ROWS)
+    step = min(-(-num_rows // (_SHARDS * _BATCH_ROWS)) * _BATCH_ROWS, _MOST_SHARD_ROWS)
     parts = [(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
     rows = dataset.with_format("arrow")
     paths = [folder / f"{_digest(rows[slice(*part)])}.arrow" for part in parts]
-    # Shards of equal rows are one.
-    shards = {path: part for path, part in zip(paths, parts, strict=True) if not _is_whole(path)}
-    left = sum(stop - start for start, stop in shards.values())
-    if left < num_rows:
-        done = f"{num_rows - left:,} of {num_rows:,} rows"
-        print(f"fast-axolotl: tokenising continues after {done}", file=sys.stderr)
-    desc = "Tokenizing Prompts" + (f" (num_proc={num_proc})" if num_proc else "")
-    with tqdm(unit=" examples", initial=num_rows - left, total=num_rows, desc=desc) as bar:
-        jobs = list(shards.items())
+    whole = set(filter(_is_whole, paths))
+    shards = list(zip(paths, parts, strict=True))
+    done = sum(stop - start for path, (start, stop) in shards if path in whole)
+    if done:
+        line = f"tokenising continues after {done:,} of {num_rows:,} rows"
+        print(f"fast-axolotl: {line}", file=sys.stderr)
+    desc = _DESC + (f" (num_proc={num_proc})" if num_proc else "")
+    with tqdm(unit=" examples", initial=done, total=num_rows, desc=desc) as bar:
+        # Shards of equal rows are one.
+        jobs = [(path, part) for path, part in dict(shards).items() if path not in whole]
         if num_proc:
             _in_processes(dataset, function, jobs, min(num_proc, len(jobs)), bar.update)
         else:
             for count in _make_shards(dataset, function, jobs):
                 bar.update(count)
     made = [Dataset.from_file(str(path)) for path in paths]
-    if any(shard.features != made[0].features for shard in made):
-        raise Unfamiliar("shards have different types")
-    return concatenate_datasets(made)
+    is_alike = all(shard.features == made[0].features for shard in made)
+    return concatenate_datasets(made) if is_alike else None
 
 
-def _make_shards(
-    dataset: Any, function: Callable[..., Any], jobs: Sequence[tuple[Path, tuple[int, int]]]
-) -> Iterator[int]:
+def _make_shards(dataset: Any, function: Callable[..., Any], jobs: Sequence[_Job]) -> Iterator[int]:
     """Writes shards and gives the number of rows done since it last did."""
     from datasets import Dataset
 
@@ -159,14 +157,14 @@ def _make_shards(
 def _in_processes(
     dataset: Any,
     function: Callable[..., Any],
-    jobs: Sequence[tuple[Path, tuple[int, int]]],
+    jobs: Sequence[_Job],
     num_workers: int,
     update: Callable[[int], Any],
 ) -> None:
     """Every worker makes each ``num_workers``-th shard, and tells of its rows through a pipe."""
     context: Any = multiprocessing.get_context("fork")
 
-    def work(sender: Any, mine: Sequence[tuple[Path, tuple[int, int]]]) -> None:
+    def work(sender: Any, mine: Sequence[_Job]) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         for lock in _held.values():
             lock.close()  # an orphan must not hold what its owner has lost
@@ -174,21 +172,16 @@ def _in_processes(
             for count in _make_shards(dataset, function, mine):
                 sender.send(count)
         except Exception as error:  # noqa: BLE001  the owner raises it
-            try:
-                sender.send(error)
-            except Exception:  # noqa: BLE001  an error that cannot be pickled
-                sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
+            sender.send(error)
 
     workers: dict[Any, Any] = {}
     try:
         for number in range(num_workers):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(
-                target=work, args=(sender, jobs[number::num_workers]), daemon=True
-            )
-            process.start()
+            arguments = (sender, jobs[number::num_workers])
+            workers[receiver] = context.Process(target=work, args=arguments, daemon=True)
+            workers[receiver].start()
             sender.close()
-            workers[receiver] = process
         running = list(workers)
         while running:
             ready: list[Any] = wait(running)
@@ -198,10 +191,10 @@ def _in_processes(
                 except EOFError:
                     running.remove(receiver)
                     workers[receiver].join()
-                    if workers[receiver].exitcode:
-                        code = workers[receiver].exitcode
-                        raise RuntimeError(f"a tokenising worker died: exit code {code}") from None
-                    continue
+                    code = workers[receiver].exitcode
+                    content = RuntimeError(f"a tokenising worker died: exit code {code}")
+                    if not code:
+                        continue
                 if isinstance(content, Exception):
                     raise content
                 update(content)
@@ -211,28 +204,12 @@ def _in_processes(
             process.join()
 
 
-class _Sink:
-    """A file that passes on what is written."""
-
-    closed = False
-
-    def __init__(self, write: Callable[[Any], Any]) -> None:
-        self.write = write
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def _digest(table: pa.Table) -> str:
     """Of all values and types of a table, not of its metadata, which differ from run to run."""
-    digest = hashlib.sha256()
     plain = table.replace_schema_metadata(None)
-    sink = pa.PythonFile(_Sink(digest.update), mode="w")
-    with pa.ipc.new_stream(sink, plain.schema) as writer:
-        writer.write_table(plain, max_chunksize=_BATCH_ROWS)
+    digest = hashlib.sha256(str(plain.schema).encode())
+    for batch in plain.to_batches(max_chunksize=_BATCH_ROWS):
+        digest.update(batch.serialize())
     return digest.hexdigest()[:32]
 
 
@@ -327,26 +304,25 @@ def _key(dataset: Any, function: Callable[..., Any]) -> str:
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _describe(value: Any, seen: dict[int, Any]) -> str:
-    """Told once for each object: from then on by its number."""
+def describe(value: Any, seen: dict[int, Any] | None = None) -> str:
+    """A text that is the same in every process for what behaves the same."""
+    seen = {} if seen is None else seen
     kind = type(value)
     package, name = kind.__module__.partition(".")[0], kind.__qualname__
-    if value is None or kind in (bool, int, float, str, bytes):
-        return repr(value)
-    if package == "tokenizers" and name == "AddedToken":
+    if value is None or kind in (bool, int, float, str, bytes) or name == "AddedToken":
         return repr(value)
     if id(value) in seen:
         return f"#{list(seen).index(id(value))}"
     seen[id(value)] = value  # kept, so that no other object gets its id
-    inner = partial(_describe, seen=seen)
+    inner = partial(describe, seen=seen)
     if isinstance(value, Enum):
         return f"{_describe_class(kind, seen)}.{value.name}"
-    if isinstance(value, list | tuple):
-        return f"{name}[{', '.join(map(inner, value))}]"
     if isinstance(value, set | frozenset):
-        return f"{name}[{', '.join(sorted(map(inner, value)))}]"
+        return f"{name}({', '.join(sorted(map(inner, value)))})"
+    if isinstance(value, list | tuple):
+        return f"{name}({', '.join(map(inner, value))})"
     if isinstance(value, Mapping):
-        return f"{name}{[(inner(key), inner(item)) for key, item in value.items()]}"
+        return f"{name}({', '.join(map(inner, chain(*value.items())))})"
     if isinstance(value, partial):
         return f"partial {inner((value.func, value.args, value.keywords))}"
     if isinstance(value, MethodType):
@@ -377,12 +353,12 @@ def _describe_class(kind: type, seen: dict[int, Any]) -> str:
             continue
         functions = (item for item in vars(base).values() if isinstance(item, FunctionType))
         more = [
-            _describe(item, seen)
+            describe(item, seen)
             for item in functions
             if item.__closure__ or item.__module__ != base.__module__
         ]
-        parts.append(f"{base.__qualname__} {_file_digest(base.__module__)} {more}")
-    return f"class {parts}"
+        parts += [base.__qualname__, _file_digest(base.__module__), *more]
+    return f"class {' '.join(parts)}"
 
 
 @cache
