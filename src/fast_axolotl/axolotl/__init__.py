@@ -33,6 +33,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fast_axolotl.axolotl.legacy_modules import LENDERS, LegacyModules
+from fast_axolotl.axolotl.startup import SWITCH_NAME, begin
 
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch, Patchwork
@@ -230,6 +231,8 @@ class _Trigger:
         if name not in HOSTS:
             return None
         if _remove_trigger():
+            if SWITCH_NAME not in _STATE.skip:
+                _guarded(SWITCH_NAME, begin)
             _guarded(name, _hook_all)
         return importlib.util.find_spec(name)
 
@@ -293,7 +296,7 @@ def _new_patchwork() -> Patchwork:
 def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
     wanted = set(_STATE.skip if names is None else names) - {""}
     patchwork.switch_off(wanted)
-    unknown = wanted - {patch.name for patch in patchwork.patches()}
+    unknown = wanted - {patch.name for patch in patchwork.patches()} - {SWITCH_NAME}
     if unknown:
         LOG.warning("fast-axolotl has no replacement named %s", ", ".join(sorted(unknown)))
 
@@ -345,7 +348,7 @@ def _is_being_imported(module: ModuleType | None) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-def _guarded(name: str, action: Callable[[], None]) -> None:
+def _guarded(name: str, action: Callable[[], object]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001

@@ -98,15 +98,6 @@ _RESERVED = frozenset(
 """Names that ``apply_chat_template`` would not hand through to the template."""
 
 _PLAIN = (str, bool, int, float)
-_MAKE_TURNS = (
-    "_convert_content_parts",
-    "_get_messages",
-    "_get_tools",
-    "get_conversation_thread",
-    "transform_message",
-)
-"""Methods between a row and its turns."""
-
 _LAST_IS_NOT_TRAINED = (
     "Last turn is not trainable, skipping having to find the turn indices. "
     "This may cause incorrect last EOT/EOS token to be unmasked."
@@ -265,7 +256,6 @@ class _Batch:
         arguments = {**tokenizer.special_tokens_map, **options}
         template = tokenizer.get_chat_template(prompter.chat_template, None)
         note = _Log(chat_template.LOG)
-        names = {**vars(chat_template), "LOG": note}
         renderer = find_renderer(template, arguments)
         return cls(
             strategy=strategy,
@@ -279,8 +269,8 @@ class _Batch:
             compares_tokens=compares_tokens,
             aliases=getattr(chat_template_utils, "_REASONING_FIELDS", ()),
             note=note,
-            to_turns=_with_names(strategy, _MAKE_TURNS, names),
-            to_details=_with_names(prompter, ("adjust_train_details",), names),
+            to_turns=_with_log(strategy, chat_template, note),
+            to_details=_with_log(prompter, chat_template, note),
             clock=renderer.clock(),
         )
 
@@ -301,24 +291,20 @@ class _Batch:
 
         prompter = self.strategy.prompter
         fields = (prompter.field_messages, prompter.field_system, prompter.field_tools)
-        messages, system, tools = [
-            columns[name][number] if name in columns else None for name in fields
-        ]
-        turns = _plain_turns(self.strategy, messages)
-        if turns is None or (system is not None and type(system) is not str):
-            row = {n: remove_none_values(columns[n][number]) for n in fields if n in columns}
+        row = {name: columns[name][number] for name in fields if name in columns}
+        turns = _plain_turns(self.strategy, row[fields[0]])
+        if turns is None:
+            row = {name: remove_none_values(value) for name, value in row.items()}
             turns = self.to_turns.get_conversation_thread(row)
-            tools = self.to_turns._get_tools(row) or None
         else:
-            if fields[1] in columns and turns[0]["role"] != "system":
+            if fields[1] in row and turns[0]["role"] != "system":
+                system = remove_none_values(row[fields[1]])
                 turns.insert(0, {"role": "system", "content": system})
             if prompter.drop_system_message and turns[0]["role"] == "system":
                 del turns[0]
-            if tools is not None and tools != []:
-                row = {fields[2]: remove_none_values(tools)}
-                tools = self.to_turns._get_tools(row) or None
-            else:
-                tools = None
+        tools = row.get(fields[2])
+        if tools is not None:
+            tools = self.to_turns._get_tools({fields[2]: remove_none_values(tools)}) or None
         if not turns or (tools and not all(type(tool) is dict for tool in tools)):
             raise Unfamiliar("a conversation has no turns, or tools that are no dicts")
         if any(key in turn for key in self.aliases for turn in turns):
@@ -337,20 +323,15 @@ class _Batch:
         return plan, text
 
 
-def _with_names(owner: Any, methods: tuple[str, ...], names: dict[str, Any]) -> Any:
-    """The same object with methods that know other global names."""
-    changed: dict[str, Any] = {}
-    for name in methods:
-        method = vars(type(owner))[name]
-        function = method.__func__ if isinstance(method, staticmethod) else method
-        if type(function) is not FunctionType:
-            raise Unfamiliar(f"{name} is no plain function")
-        copy = FunctionType(
-            function.__code__, names, name, function.__defaults__, function.__closure__
-        )
-        changed[name] = staticmethod(copy) if isinstance(method, staticmethod) else copy
-    kind = type(type(owner).__name__, (type(owner),), changed)
-    other: Any = object.__new__(kind)
+def _with_log(owner: Any, module: Any, log: Any) -> Any:
+    """The same object with the methods of its class, but for their log."""
+    names, methods = {**vars(module), "LOG": log}, {}
+    for name, method in vars(type(owner)).items():
+        code = method.__func__ if type(method) is staticmethod else method
+        if type(code) is FunctionType:
+            copy = FunctionType(code.__code__, names, name, code.__defaults__, code.__closure__)
+            methods[name] = staticmethod(copy) if code is not method else copy
+    other: Any = object.__new__(type(type(owner).__name__, (type(owner),), methods))
     other.__dict__ = owner.__dict__
     return other
 

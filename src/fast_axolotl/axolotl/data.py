@@ -39,6 +39,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.save_folder import folder_beside
+from fast_axolotl.axolotl.tokenized_shards import note_saved
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch
@@ -229,6 +230,7 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
             # The state comes last: it is what names the shards.
             for name in [*names, *notes]:
                 (beside / name).replace(target / name)
+    note_saved()
     if cfg.push_dataset_to_hub:
         shared.LOG.info(
             "Pushing merged prepared dataset to Huggingface hub at "

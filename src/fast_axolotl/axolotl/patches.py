@@ -105,7 +105,14 @@ _CHAT_ROWS = (
         "_get_tools",
         "_get_messages",
     ),
-    *_methods(f"{_CHAT}:ChatTemplatePrompter", "__init__", "build_prompt", "build_prompt_text"),
+    *_methods(
+        f"{_CHAT}:ChatTemplatePrompter",
+        "__init__",
+        "build_prompt",
+        "build_prompt_text",
+        "get_offsets_for_train_detail",
+        "adjust_train_details",
+    ),
     "axolotl.utils.dict:remove_none_values",
 )
 """A conversation on its way to tokens and labels."""

@@ -6,7 +6,8 @@ per text. All end in lists of Python integers, which HF datasets walks again to 
 ``process`` stands in for ``TokenizedPromptDataset.process``: it makes the same ``map`` over batches
 of 1,000 rows (the size in which ``map`` writes rows to disk in any case) with a function that gives
 a table of the types that HF datasets would have found: int32 for ids, int8 for the mask, int64 for
-labels and for columns of other names.
+labels and for columns of other names. ``tokenized_shards`` makes that map continue after an
+interruption.
 
 A batch goes three steps: each row is *read* by the strategy's own methods into the texts it is made
 of, all texts that differ are tokenised in one call (see ``tokenizers``), and each row is *built*
@@ -35,6 +36,7 @@ from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.patches import STRATEGIES, require_strategy
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.preferences import ChatTemplates, lazy_rows
+from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
@@ -55,7 +57,6 @@ __all__ = [
     "tokenize_completions",
 ]
 
-_BATCH_ROWS = 1000
 _IGNORED = -100
 _TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
 """What HF datasets makes of these columns when they are lists of integers; of others int64."""
@@ -105,14 +106,11 @@ def process(self: Any, dataset: Any) -> Any:
         raise Unfamiliar("the dataset has a column named like a result")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
-    return dataset.map(
+    return tokenize_in_shards(
+        dataset,
         partial(to_table, strategy=strategy),
         num_proc=self.process_count,
-        remove_columns=dataset.features.keys(),
         keep_in_memory=self.keep_in_memory,
-        desc="Tokenizing Prompts",
-        batched=True,
-        batch_size=_BATCH_ROWS,
     )
 
 

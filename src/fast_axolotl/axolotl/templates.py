@@ -15,7 +15,7 @@ Why: by induction over the run, each value in it is the value that a real run on
 has, or a hole that stands for it, since a way can only be chosen by an answer. Ways out are closed:
 holes are no ``str``, so C code refuses them, and their methods are those given here; output that
 is captured (macros, block assignments) becomes a hole again in ``_concat``, through which jinja's
-compiler sends it; ``~`` is rewritten as ``+``; filters that make ``Markup`` do not exist in the
+compiler sends it; ``~`` is compiled as ``+``; filters that make ``Markup`` do not exist in the
 run, nor does random choice; a message shows only the values of its keys. Besides, the first plans
 are compared with real renders, and then every sixteenth.
 
@@ -34,7 +34,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, partialmethod
 from itertools import count
 from typing import Any, NoReturn
 
@@ -220,7 +220,7 @@ class Renderer:
             return None
         if (self.num_plans + self.num_failed) % _MOST_PLANS == _MOST_PLANS - 1:
             self.trees.clear()
-        run = _Run(inputs, shape)
+        run = _Run(inputs)
         plan = None
         try:
             plan = run.plan(self._run(self.stand_in, run.stand_ins()))
@@ -292,7 +292,19 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     beside.tests = {k: v for k, v in environment.tests.items() if k != "sameas"}
     for name in ("sequence", "iterable"):
         beside.tests[name] = partial(_is_sequence, environment.tests[name])
-    parsed = _without_tildes(beside.parse(chat_template), nodes)
+
+    class CodeGenerator(beside.code_generator_class):  # type: ignore[name-defined,misc]
+        """``a ~ b`` as a sum of texts."""
+
+        def visit_Concat(self, node: Any, frame: Any) -> None:
+            for index, term in enumerate(node.nodes):
+                self.write(f"{' + ' if index else '('}environment.filters['string'](")
+                self.visit(term, frame)
+                self.write(")")
+            self.write(")")
+
+    beside.code_generator_class = CodeGenerator
+    parsed = beside.parse(chat_template)
     for output in parsed.find_all(nodes.Output):
         # Nothing is escaped, so what is safe is written as it is.
         output.nodes = [
@@ -302,26 +314,6 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     with suppress(Exception):  # it may name something that the stand-in lacks
         renderer.stand_in = beside.from_string(parsed)
     return renderer
-
-
-def _without_tildes(node: Any, nodes: Any) -> Any:
-    """The tree of a template in which ``a ~ b`` is ``a|string + b|string``."""
-    for name, value in list(node.iter_fields()):
-        if isinstance(value, nodes.Node):
-            setattr(node, name, _without_tildes(value, nodes))
-        elif isinstance(value, list):
-            setattr(
-                node,
-                name,
-                [_without_tildes(v, nodes) if isinstance(v, nodes.Node) else v for v in value],
-            )
-    if not isinstance(node, nodes.Concat):
-        return node
-    terms = [nodes.Filter(term, "string", [], [], None, None) for term in node.nodes]
-    whole = terms[0]
-    for term in terms[1:]:
-        whole = nodes.Add(whole, term)
-    return whole.set_lineno(node.lineno).set_environment(node.environment)
 
 
 def _kind(value: Any) -> str:
@@ -350,8 +342,8 @@ def _shape(inputs: Inputs) -> Any:
 class _Run:
     """A run of the template on stand-ins of a conversation."""
 
-    def __init__(self, inputs: Inputs, shape: Any) -> None:
-        self.inputs, self.shape = inputs, shape
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
         self.questions: list[tuple[_Get, Any, int]] = []
         self.written: list[_Part] = []
         self.contents: list[_Get] = []
@@ -474,8 +466,10 @@ class _Hole:
             return kind  # for isinstance, and so jinja's ``is string``
         if kind is str and name in _TEXT_METHODS.split():
             return partial(_call, self, name)
-        if kind is dict and name in _MAPPING:
-            return partial(_MAPPING[name], self)
+        if kind is dict and name == "get":
+            return partial(_get, self)
+        if kind is dict and name in ("items", "keys", "values"):
+            return lambda: getattr({key: self[key] for key in self}, name)()
         if name.startswith("_") or hasattr(kind, name):
             raise _LooksInside
         raise AttributeError(name)
@@ -495,18 +489,12 @@ class _Hole:
         return int(_ask(self, len))
 
     def __contains__(self, item: Any) -> bool:
-        return bool(_ask(self, lambda value, item: item in value, item))
-
-    def __eq__(self, other: object) -> bool:
-        return bool(_ask(self, lambda value, other: value == other, other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+        return bool(_ask(self, operator.contains, item))
 
     def __getitem__(self, key: Any) -> Any:
         run, kind, _ = _inside(self)
         get, messages = _part(self)
-        if type(key) is slice and kind is not dict:
+        if type(key) is slice and kind in (str, list):
             return _Hole(run, kind, ((lambda inputs: get(inputs)[key], messages),))
         if kind is not dict and type(key) is not int:
             raise TypeError("indices are numbers")
@@ -535,43 +523,11 @@ def _keys(value: Any) -> tuple[Any, ...]:
     return keys if all(type(key) is str for key in keys) else (_MISSING,)
 
 
-def _dict(hole: _Hole) -> dict[str, Any]:
-    return {key: hole[key] for key in hole}
-
-
 def _get(hole: _Hole, key: Any, default: Any = None) -> Any:
     try:
         return hole[key]
     except KeyError:
         return default
-
-
-_MAPPING: dict[str, Callable[..., Any]] = {
-    "get": _get,
-    "items": lambda hole: _dict(hole).items(),
-    "keys": lambda hole: _dict(hole).keys(),
-    "values": lambda hole: _dict(hole).values(),
-}
-
-
-class _Length:
-    """The length of a hole, to be compared: a question that most texts answer alike."""
-
-    __slots__ = ("hole",)
-    __hash__ = _look_inside
-
-    def __init__(self, hole: _Hole) -> None:
-        self.hole = hole
-
-    def __getattribute__(self, name: str) -> Any:
-        if name != "__class__":
-            raise _LooksInside
-        return int
-
-
-def _compare(compare: Callable[[int, Any], bool], length: _Length, other: Any) -> bool:
-    hole = object.__getattribute__(length, "hole")
-    return bool(_ask(hole, lambda value, other: compare(len(value), other), other))
 
 
 def _call(hole: _Hole, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -626,11 +582,15 @@ def _join(values: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
 
 
 def _length(value: Any) -> Any:
-    return _Length(value) if type(value) is _Hole else len(value)
+    """A number to be compared: a question that most texts answer alike."""
+    if type(value) is not _Hole:
+        return len(value)
+    get, messages = _part(value)
+    return _Hole(_inside(value)[0], int, ((lambda inputs: len(get(inputs)), messages),))
 
 
 def _is_sequence(test: Callable[[Any], bool], value: Any) -> bool:
-    return type(value) is _Hole or test(value)
+    return _inside(value)[1] is not int if type(value) is _Hole else test(value)
 
 
 def _inside(hole: _Hole) -> tuple[_Run, type, tuple[Any, ...]]:
@@ -708,14 +668,8 @@ _ABOUT_VALUES = (
 _ABOUT_KEYS = "str repr format len iter reversed or ror ior"
 for _name in _ABOUT_VALUES.split():
     setattr(_Hole, f"__{_name}__", _look_inside)
-    setattr(_Length, f"__{_name}__", _look_inside)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    if _name not in ("eq", "ne"):
-        setattr(_Hole, f"__{_name}__", _look_inside)
-    _method = partial(_compare, getattr(operator, _name))
-    setattr(_Length, f"__{_name}__", lambda *args, method=_method: method(*args))
-for _name in ("bool", "add", "radd", "sub", "rsub"):
-    setattr(_Length, f"__{_name}__", _look_inside)
+    setattr(_Hole, f"__{_name}__", partialmethod(_ask, getattr(operator, _name)))
 for _name in _ABOUT_KEYS.split():
     setattr(_Message, f"__{_name}__", _look_inside)
 for _name in ("keys", "values", "items", "copy", "setdefault", "pop", "popitem", "update"):

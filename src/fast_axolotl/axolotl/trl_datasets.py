@@ -29,13 +29,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from fast_axolotl.axolotl.data import list_lengths, require_integers
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.templates import Renderer, find_renderer
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation, too_long
+from fast_axolotl.errors import MissingExtraError
+
+try:
+    from datasets import Dataset
+except ImportError as error:
+    raise MissingExtraError("TRL's datasets need their package: pip install datasets") from error
 
 __all__ = ["prepare_dataset"]
 

@@ -105,6 +105,7 @@ def run(
     """
     from fast_axolotl.axolotl import SWITCH
     from fast_axolotl.axolotl.patches import REPLACEMENTS
+    from fast_axolotl.axolotl.startup import SWITCH_NAME
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
@@ -118,7 +119,7 @@ def run(
     )
 
     names = parse_names(skip) if skip else ()
-    known = tuple(dict.fromkeys(item.name for item in REPLACEMENTS))
+    known = (*dict.fromkeys(item.name for item in REPLACEMENTS), SWITCH_NAME)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")

@@ -1,0 +1,393 @@
+"""Tokenised rows in shards on disk, so that an interrupted preprocess goes on where it was.
+
+``Dataset.map`` writes one file per process, which is worth nothing until it is complete, and names
+it by a hash of pickled objects, which another process does not find again; ``axolotl preprocess``
+turns its cache off altogether. Here ``tokenize_in_shards`` makes the same rows in pieces of 1,000
+to 50,000, each through ``Dataset._map_single``, which renames a file into place when it is
+complete. How rows are cut into shards follows from their number alone, not from the processes.
+
+A shard's name is a digest of the rows that went in. Its folder's name is a digest of what turned
+them into tokens: the function, the strategy with its options and prompter, the tokenizer (its Rust
+part as JSON, its template, its special tokens), the source files of their classes, the day where a
+template asks for it, and the versions of the packages. What cannot be described the same way in
+every process is refused, and ``map`` runs as ever. So a shard that is found is the one that would
+be made: after a crash, after rows were appended or corrected, with another number of processes.
+
+The folders lie in the cache of HF datasets. A process holds a lock on the one it uses. A folder
+goes when its owner ends after the prepared dataset was saved; one that a killed process left goes
+with the next preprocess if it was saved, or after a week. On disk there is one copy of the tokens,
+as with ``map``. Cost: one pass over the rows at memory speed, and some milliseconds a shard.
+
+Workers are forked and inherit everything: nothing is pickled, and there is no manager process. A
+worker that dies ends the whole, with an error; what is finished stays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import hashlib
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import cache, partial
+from importlib import metadata
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import IO, Any
+
+import pyarrow as pa
+
+from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
+
+__all__ = ["describe", "note_saved", "tokenize_in_shards"]
+
+_BATCH_ROWS = 1000
+"""As ``map`` writes them in any case."""
+_LEAST_ROWS = 5000
+"""Fewer are done again in a few seconds."""
+_MOST_SHARDS = 64
+"""Of a dataset whose shards have room to grow: what is lost is at most this part, per worker."""
+_MOST_SHARD_ROWS = 50_000
+_MOST_AGE_SECONDS = 7 * 24 * 3600.0
+_SAVED = "saved"
+_LOCK = "lock"
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "jinja2", "fast-axolotl")
+_PASSING = {"deprecation_warnings", "_in_target_context_manager"}
+"""Attributes of tokenizers that say what has happened, not what will."""
+
+_held: dict[Path, IO[bytes]] = {}
+"""Folders that this process uses, with the lock of each."""
+
+
+def tokenize_in_shards(
+    dataset: Any, function: Callable[..., Any], *, num_proc: int | None, keep_in_memory: bool | None
+) -> Any:
+    """``dataset.map(function, ...)`` over batches, continued if an earlier process began it."""
+    try:
+        if keep_in_memory or len(dataset) < _LEAST_ROWS:
+            raise Unfamiliar("the rows are few or stay in memory")
+        folder = _work_folder(_key(dataset, function))
+        return _map(dataset, function, num_proc, folder)
+    except (Unfamiliar, OSError) as refusal:
+        LOG.info("fast-axolotl cannot continue this tokenisation if it is interrupted: %s", refusal)
+    return dataset.map(
+        function,
+        num_proc=num_proc,
+        remove_columns=dataset.features.keys(),
+        keep_in_memory=keep_in_memory,
+        desc="Tokenizing Prompts",
+        batched=True,
+        batch_size=_BATCH_ROWS,
+    )
+
+
+def note_saved() -> None:
+    """The rows tokenised so far are in a prepared dataset: their shards are no longer needed.
+
+    They stay until the process ends, since its datasets are views of these files.
+    """
+    for folder in _held:
+        with suppress(OSError):
+            (folder / _SAVED).touch()
+
+
+def describe(value: Any) -> str:
+    """A text that is the same in every process for what behaves the same."""
+    return _describe(value, {})
+
+
+# Shards.
+
+
+def _map(dataset: Any, function: Callable[..., Any], num_proc: int | None, folder: Path) -> Any:
+    from datasets import Dataset, concatenate_datasets
+    from datasets.utils import tqdm
+
+    num_rows = len(dataset)
+    wanted = -(-num_rows // (_MOST_SHARDS * _BATCH_ROWS)) * _BATCH_ROWS
+    step = min(wanted, _MOST_SHARD_ROWS)
+    parts = [(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
+    rows = dataset.with_format("arrow")
+    paths = [folder / f"{_digest(rows[slice(*part)])}.arrow" for part in parts]
+    # Shards of equal rows are one.
+    shards = {path: part for path, part in zip(paths, parts, strict=True) if not _is_whole(path)}
+    left = sum(stop - start for start, stop in shards.values())
+    if left < num_rows:
+        done = f"{num_rows - left:,} of {num_rows:,} rows"
+        print(f"fast-axolotl: tokenising continues after {done}", file=sys.stderr)
+    desc = "Tokenizing Prompts" + (f" (num_proc={num_proc})" if num_proc else "")
+    with tqdm(unit=" examples", initial=num_rows - left, total=num_rows, desc=desc) as bar:
+        jobs = list(shards.items())
+        if num_proc:
+            _in_processes(dataset, function, jobs, min(num_proc, len(jobs)), bar.update)
+        else:
+            for count in _make_shards(dataset, function, jobs):
+                bar.update(count)
+    made = [Dataset.from_file(str(path)) for path in paths]
+    if any(shard.features != made[0].features for shard in made):
+        raise Unfamiliar("shards have different types")
+    return concatenate_datasets(made)
+
+
+def _make_shards(
+    dataset: Any, function: Callable[..., Any], jobs: Sequence[tuple[Path, tuple[int, int]]]
+) -> Iterator[int]:
+    """Writes shards and gives the number of rows done since it last did."""
+    from datasets import Dataset
+
+    for path, (start, stop) in jobs:
+        steps = Dataset._map_single(
+            shard=dataset.select(range(start, stop)),
+            function=function,
+            batched=True,
+            batch_size=_BATCH_ROWS,
+            remove_columns=list(dataset.features),
+            cache_file_name=str(path),
+            new_fingerprint=path.stem,
+        )
+        yield from (content for _, is_done, content in steps if not is_done)
+
+
+def _in_processes(
+    dataset: Any,
+    function: Callable[..., Any],
+    jobs: Sequence[tuple[Path, tuple[int, int]]],
+    num_workers: int,
+    update: Callable[[int], Any],
+) -> None:
+    """Every worker makes each ``num_workers``-th shard, and tells of its rows through a pipe."""
+    context: Any = multiprocessing.get_context("fork")
+
+    def work(sender: Any, mine: Sequence[tuple[Path, tuple[int, int]]]) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        for lock in _held.values():
+            lock.close()  # an orphan must not hold what its owner has lost
+        try:
+            for count in _make_shards(dataset, function, mine):
+                sender.send(count)
+        except Exception as error:  # noqa: BLE001  the owner raises it
+            try:
+                sender.send(error)
+            except Exception:  # noqa: BLE001  an error that cannot be pickled
+                sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+    workers: dict[Any, Any] = {}
+    try:
+        for number in range(num_workers):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=work, args=(sender, jobs[number::num_workers]), daemon=True
+            )
+            process.start()
+            sender.close()
+            workers[receiver] = process
+        running = list(workers)
+        while running:
+            ready: list[Any] = wait(running)
+            for receiver in ready:
+                try:
+                    content = receiver.recv()
+                except EOFError:
+                    running.remove(receiver)
+                    workers[receiver].join()
+                    if workers[receiver].exitcode:
+                        code = workers[receiver].exitcode
+                        raise RuntimeError(f"a tokenising worker died: exit code {code}") from None
+                    continue
+                if isinstance(content, Exception):
+                    raise content
+                update(content)
+    finally:
+        for process in workers.values():
+            process.terminate()
+            process.join()
+
+
+class _Sink:
+    """A file that passes on what is written."""
+
+    closed = False
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        self.write = write
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _digest(table: pa.Table) -> str:
+    """Of all values and types of a table, not of its metadata, which differ from run to run."""
+    digest = hashlib.sha256()
+    plain = table.replace_schema_metadata(None)
+    sink = pa.PythonFile(_Sink(digest.update), mode="w")
+    with pa.ipc.new_stream(sink, plain.schema) as writer:
+        writer.write_table(plain, max_chunksize=_BATCH_ROWS)
+    return digest.hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a shard is there, to its end: a machine may have lost its power since."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(_END_OF_STREAM), os.SEEK_END)
+            return file.read() == _END_OF_STREAM
+    except OSError:
+        return False
+
+
+# Folders.
+
+
+def _work_folder(key: str) -> Path:
+    """The folder of this key, locked by this process."""
+    from datasets import config
+
+    root = Path(config.HF_DATASETS_CACHE) / "fast-axolotl"
+    folder = root / key
+    if folder not in _held:
+        root.mkdir(parents=True, exist_ok=True)
+        for other in root.iterdir():
+            if other != folder and other.is_dir():
+                _remove_if_left(other)
+        folder.mkdir(exist_ok=True)
+        lock = _take(folder)
+        if lock is None:
+            raise Unfamiliar("another process tokenises in the same way now")
+        if not _held:
+            atexit.register(_leave, os.getpid())
+        _held[folder] = lock
+        for path in folder.iterdir():
+            # What a killed process had begun.
+            if path.suffix != ".arrow" and path.name not in (_LOCK, _SAVED):
+                path.unlink(missing_ok=True)
+    (folder / _SAVED).unlink(missing_ok=True)
+    return folder
+
+
+def _take(folder: Path) -> IO[bytes] | None:
+    """The lock of a folder; ``None`` where somebody has it, or has just removed the folder."""
+    import fcntl
+
+    lock = (folder / _LOCK).open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (folder / _LOCK).stat().st_ino == os.fstat(lock.fileno()).st_ino:
+            return lock
+    except OSError:
+        pass
+    lock.close()
+    return None
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):
+        age = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        if age < _MOST_AGE_SECONDS and not (folder / _SAVED).exists():
+            return
+        lock = _take(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.close()
+
+
+def _leave(owner: int) -> None:
+    """At the end of the process that made them: remove what was saved, let the rest go."""
+    if os.getpid() != owner:
+        return
+    for folder, lock in _held.items():
+        if (folder / _SAVED).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+    _held.clear()
+
+
+# What turns rows into tokens, described.
+
+
+def _key(dataset: Any, function: Callable[..., Any]) -> str:
+    versions = []
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions.append(f"{name} {metadata.version(name)}")
+    text = describe(function)
+    if "strftime_now" in text:
+        versions.append(str(datetime.date.today()))
+    parts = (text, *versions, repr(dataset.features), str(dataset.data.schema.names))
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _describe(value: Any, seen: dict[int, Any]) -> str:
+    """Told once for each object: from then on by its number."""
+    kind = type(value)
+    package, name = kind.__module__.partition(".")[0], kind.__qualname__
+    if value is None or kind in (bool, int, float, str, bytes):
+        return repr(value)
+    if package == "tokenizers" and name == "AddedToken":
+        return repr(value)
+    if id(value) in seen:
+        return f"#{list(seen).index(id(value))}"
+    seen[id(value)] = value  # kept, so that no other object gets its id
+    inner = partial(_describe, seen=seen)
+    if isinstance(value, Enum):
+        return f"{_describe_class(kind, seen)}.{value.name}"
+    if isinstance(value, list | tuple):
+        return f"{name}[{', '.join(map(inner, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{name}[{', '.join(sorted(map(inner, value)))}]"
+    if isinstance(value, Mapping):
+        return f"{name}{[(inner(key), inner(item)) for key, item in value.items()]}"
+    if isinstance(value, partial):
+        return f"partial {inner((value.func, value.args, value.keywords))}"
+    if isinstance(value, MethodType):
+        return f"method {inner((value.__func__, value.__self__))}"
+    if isinstance(value, FunctionType):
+        if hasattr(value, MARK):
+            return inner(vars(value)["__wrapped__"])  # ours, which changes no result
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        held = inner([value.__defaults__, value.__kwdefaults__, cells])
+        return f"{value.__qualname__} {_file_digest(value.__module__)} {held}"
+    if isinstance(value, type):
+        return _describe_class(value, seen)
+    if package == "tokenizers" and name == "Tokenizer":
+        # Truncation and padding come first, and every call sets them.
+        rust = value.to_str().partition('"added_tokens"')[2]
+        return f"{rust} {value.encode_special_tokens}"
+    if package not in ("axolotl", "transformers") or not hasattr(value, "__dict__"):
+        raise Unfamiliar(f"an object of type {kind.__module__}.{name}")
+    attributes = {key: item for key, item in vars(value).items() if key not in _PASSING}
+    return f"{_describe_class(kind, seen)} {inner(attributes)}"
+
+
+def _describe_class(kind: type, seen: dict[int, Any]) -> str:
+    """Its name and bases with their source files, and methods that say more than these."""
+    parts = []
+    for base in kind.__mro__:
+        if base.__module__ in ("builtins", "abc", "typing", "enum"):
+            continue
+        functions = (item for item in vars(base).values() if isinstance(item, FunctionType))
+        more = [
+            _describe(item, seen)
+            for item in functions
+            if item.__closure__ or item.__module__ != base.__module__
+        ]
+        parts.append(f"{base.__qualname__} {_file_digest(base.__module__)} {more}")
+    return f"class {parts}"
+
+
+@cache
+def _file_digest(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        raise Unfamiliar(f"{module} has no source file")
+    return f"{module} {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]}"
