@@ -3,6 +3,7 @@
     python tools/axolotl_matrix.py                          all stacks
     python tools/axolotl_matrix.py --stack 0.20.0           one release
     python tools/axolotl_matrix.py --stack 0.19.0+datasets  a release with the newest datasets
+    python tools/axolotl_matrix.py --only-status            what is active, without tests
 
 For every stack: an environment (kept in ``--work`` for the next time), what ``fast-axolotl status``
 says there, the tests that compare with stock, and a real ``axolotl preprocess`` and ``train`` with
@@ -51,7 +52,7 @@ NEEDS_A_GPU = re.compile(r"(torch|xformers|deepspeed|mamba-ssm|flash-attn)\b", r
 NO_CUDA = ('raise AssertionError("Torch not', 'raise RuntimeError("Torch not')
 
 RUN = "tests/test_axolotl_cli.py"
-TESTS = ("tests/test_axolotl_*.py", "tests/test_rows_axolotl.py")
+TESTS = ("tests/test_axolotl_*.py", "tests/test_rows_axolotl.py", "tests/test_trl*.py")
 
 
 def make_environment(stack: str, folder: Path, torch: str) -> None:
@@ -103,8 +104,8 @@ def call(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
     return done
 
 
-def examine(stack: str, folder: Path) -> dict[str, Any]:
-    """What holds in one environment."""
+def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
+    """What holds in one environment; ``None`` for what was not tested."""
     python = str(folder / "bin" / "python")
     paths = [str(REPOSITORY / "src"), str(REPOSITORY / "tests"), str(REPOSITORY)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -120,11 +121,11 @@ def examine(stack: str, folder: Path) -> dict[str, Any]:
         if patch["reason"] != f"{patch['target']} is not there":
             states.setdefault(patch["name"], []).append(patch["state"])
         if patch["reason"]:
-            reasons.setdefault(patch["name"], patch["reason"])
+            trial = ", and tried at its first calls" if patch["state"] == "trial" else ""
+            reasons.setdefault(patch["name"], patch["reason"] + trial)
     whole = [name for name, found in states.items() if set(found) == {"ready"}]
-    files = sorted(
-        str(path.relative_to(REPOSITORY)) for glob in TESTS for path in REPOSITORY.glob(glob)
-    )
+    tests = {str(path.relative_to(REPOSITORY)) for glob in TESTS for path in REPOSITORY.glob(glob)}
+    files = sorted(tests - {RUN, "tests/test_axolotl_matrix.py"})
     print(f"{stack}: {len(whole)} of {len(states)} active, {reasons}", flush=True)
     return {
         "stack": stack,
@@ -132,8 +133,8 @@ def examine(stack: str, folder: Path) -> dict[str, Any]:
         "names": len(states),
         "active": whole,
         "not_active": {name: why for name, why in reasons.items() if name not in whole},
-        "tests": run_tests(python, [file for file in files if file != RUN], folder, options),
-        "preprocess_and_train": run_tests(python, [RUN], folder, options),
+        "tests": run_tests(python, files, folder, options) if is_tested else None,
+        "preprocess_and_train": run_tests(python, [RUN], folder, options) if is_tested else None,
     }
 
 
@@ -165,12 +166,17 @@ def table(stacks: list[dict[str, Any]]) -> str:
     for stack in stacks:
         versions, tests, run = stack["versions"], stack["tests"], stack["preprocess_and_train"]
         beside = ", ".join(f"{name} {versions[name]}" for name in ("transformers", "datasets"))
-        result = f"{tests['passed']} passed"
-        result += f", {len(tests['failed'])} failed" if tests["failed"] else ""
-        equal = "not equal, or does not run" if run["failed"] else "equal"
-        left = "; ".join(f"`{name}`: {why}" for name, why in stack["not_active"].items()) or "–"
+        result = f"{tests['passed']} passed" if tests else "not run"
+        result += f", {len(tests['failed'])} failed" if tests and tests["failed"] else ""
+        equal = "not run" if run is None else "failed" if run["failed"] else "equal"
+        names: dict[str, list[str]] = {}
+        for name, why in stack["not_active"].items():
+            names.setdefault(why.split(":")[-1], []).append(name)
+        left = "; ".join(f"{', '.join(found)} ({why})" for why, found in names.items())
         active = f"{len(stack['active'])} of {stack['names']}"
-        lines += [f"| {versions['axolotl']} | {beside} | {active} | {result} | {equal} | {left} |"]
+        lines += [
+            f"| {versions['axolotl']} | {beside} | {active} | {result} | {equal} | {left or '–'} |"
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -201,6 +207,7 @@ def main() -> None:
     parser.add_argument("--stack", action="append", help=f"one or more of, or like, {STACKS}")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "axolotl-matrix")
     parser.add_argument("--torch", default="2.13.0", help="its version, with CUDA or without")
+    parser.add_argument("--only-status", action="store_true", help="run no tests")
     options = parser.parse_args()
     path = newest_result()
     found = json.loads(path.read_text(encoding="utf-8"))["stacks"] if path else []
@@ -208,7 +215,7 @@ def main() -> None:
     for stack in options.stack or STACKS:
         folder = options.work.absolute() / stack
         make_environment(stack, folder, options.torch)
-        stacks[stack] = examine(stack, folder)
+        stacks[stack] = examine(stack, folder, is_tested=not options.only_status)
         save(stacks)
 
 
