@@ -31,12 +31,12 @@ MOST_LINES = {
     "__init__": 133,
     "__main__": 8,
     "_version": 20,
-    "axolotl": 6_300,
-    "boot": 62,
+    "axolotl": 9_050,
+    "boot": 86,
     "cli": 3_400,
     "dedupe": 1_800,
     "errors": 130,
-    "integrations": 3_100,
+    "integrations": 3_310,
     "kernels": 1_250,
     "measure": 8_700,
     "packing": 1_300,
@@ -52,7 +52,7 @@ MOST_LINES_IN_ALL = 44_300
 MOST_FILES = 166
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 34_100
+MOST_TEST_LINES = 36_500
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
