@@ -48,8 +48,8 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 44_300
-MOST_FILES = 166
+MOST_LINES_IN_ALL = 46_700
+MOST_FILES = 174
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
 MOST_TEST_LINES = 36_500
