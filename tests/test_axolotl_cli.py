@@ -20,7 +20,7 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, VERSION, run_child
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, PLUGIN, VERSION, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
