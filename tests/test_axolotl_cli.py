@@ -26,7 +26,7 @@ pytestmark = AGAINST_AXOLOTL
 
 ROWS = 600
 STEPS = 4
-TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
+TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
 
 
 def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
