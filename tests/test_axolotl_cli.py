@@ -20,13 +20,13 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, VERSION, run_child
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, PLUGIN, VERSION, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
 ROWS = 600
 STEPS = 4
-TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
+TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
 
 
 def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from benchmarks.axolotl_inputs import (
 )
 from fast_axolotl.integrations.launch import Order
 from fast_axolotl.record import RunRecord, read_run
-from support.axolotl import AGAINST_AXOLOTL
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR
 from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
 from support.hosts import end_of, total
 
@@ -222,7 +222,11 @@ class Trainings:
 
     def train(self, name: str, *before: str, **keys: Any) -> subprocess.CompletedProcess[str]:
         prepare = preprocess_config(self.folder / "model", self.data, self.folder / "prepared")
-        config = {**train_config(prepare, self.folder / name), "sequence_len": 512}
+        config = {
+            **train_config(prepare, self.folder / name),
+            "sequence_len": 512,
+            **ON_A_PROCESSOR,
+        }
         config |= {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
         config |= {"gradient_accumulation_steps": 2, "num_epochs": 4, **keys}
         path = write_config(config, self.folder / f"{name}.yml")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.axolotl_inputs import common_config, random_text, write_config, write_model
-from support.axolotl import AGAINST_AXOLOTL, PLUGIN, needs, run_child
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, PLUGIN, needs, run_child
 
 pytestmark = [*AGAINST_AXOLOTL, needs("stream")]
 
@@ -38,6 +38,7 @@ class Trainings:
         source = {"path": "json", "data_files": str(self.folder / files), "text_column": "text"}
         config = {
             **common_config(self.folder / "model", self.folder / name),
+            **ON_A_PROCESSOR,
             "pretraining_dataset": [{**source, "type": "pretrain"}],
             "sequence_len": 128,
             "micro_batch_size": 2,

@@ -40,6 +40,9 @@ VERSION = importlib.metadata.version("axolotl") if importlib.util.find_spec("axo
 RELEASE = tuple(map(int, VERSION.split(".")[:2]))
 """Major and minor number of the Axolotl that is installed."""
 
+ON_A_PROCESSOR = {"sdpa_varlen": False} if RELEASE == (0, 18) else {}
+"""Keys with which a release trains without a GPU."""
+
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 EQUAL_TO_STOCK = settings(
