@@ -80,6 +80,9 @@ LOOKS_INSIDE = {
     "int": "{{ m.content|int }}{{ m.content }}",
     "float": "{{ m.content|float }}{{ m.content }}",
     "lower test": "{% if m.content is lower %}h{% endif %}{{ m.content }}",
+    "any character": "{% for c in m.content %}{% if c == 'h' %}h{% endif %}{% endfor %}",
+    "no key of characters": "{% for c in m.content %}{% if c['type'] == 'image' %}{% else %}h"
+    "{% endif %}{% endfor %}{{ m.content }}",
     "iterates": "{% for c in m.content %}{{ c }}.{% endfor %}",
     "json": "{{ m|tojson }}",
     "keys": "{% for k in m %}{{ k }}{% endfor %}{{ m.content }}",
@@ -110,6 +113,8 @@ COPIES = {
     "only some": "{% if m.role == 'assistant' %}{{ m.content }}{% endif %}",
     "others": "{{ messages[-1].content + m.role }}",
     "callable": "{% if m.content is callable %}h{% endif %}{{ m.content }}",
+    "keys of characters": "{% for c in m.content %}{% if c['type'] == 'image' %}h{% endif %}"
+    "{% endfor %}{{ m.content }}",
     "mapping": "{% if m.content is mapping %}h{% endif %}{{ m.content }}",
     "no key": "{% if m.tool_calls %}h{% endif %}{{ m.content }}{{ m.get('name', '') }}",
 }

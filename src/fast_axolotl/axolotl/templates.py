@@ -81,6 +81,9 @@ _TEXT_METHODS = (
     " startswith strip swapcase title upper"
 )
 
+_UNLESS_TEXT = "fast_axolotl_unless_text"
+"""Name of a filter."""
+
 _MOST_PLANS = 1024
 _MOST_RENDERERS = 64
 _COMPARED = 256
@@ -287,7 +290,7 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     beside.concat = _concat
     beside.filters = {k: v for k, v in environment.filters.items() if k not in _UNSTEADY + _MARKUP}
     beside.filters |= {"tojson": partial(_tojson, environment.filters["tojson"]), "join": _join}
-    beside.filters |= {"length": _length, "count": _length}
+    beside.filters |= {"length": _length, "count": _length, _UNLESS_TEXT: _unless_text}
     beside.globals = {k: v for k, v in environment.globals.items() if k not in _UNSTEADY}
     beside.tests = {k: v for k, v in environment.tests.items() if k != "sameas"}
     for name in ("sequence", "iterable"):
@@ -311,9 +314,33 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
             node.node if isinstance(node, nodes.Filter) and node.name == "safe" else node
             for node in output.nodes
         ]
+    for loop in parsed.find_all(nodes.For):
+        if _asks_for_keys(loop, nodes):
+            loop.iter = nodes.Filter(loop.iter, _UNLESS_TEXT, [], [], None, None, lineno=1)
     with suppress(Exception):  # it may name something that the stand-in lacks
         renderer.stand_in = beside.from_string(parsed)
     return renderer
+
+
+def _asks_for_keys(loop: Any, nodes: Any) -> bool:
+    """Whether a loop does nothing unless its items have a key: characters of a text have none.
+
+    It is ``{% for item in x %}{% if item['key'] == 'value' %}...{% endif %}{% endfor %}``.
+    """
+    if len(loop.body) != 1 or type(loop.body[0]) is not nodes.If or loop.else_ or loop.test:
+        return False
+    (branch,) = loop.body
+    test = branch.test
+    return (
+        not (branch.elif_ or branch.else_)
+        and type(test) is nodes.Compare
+        and [(part.op, type(part.expr)) for part in test.ops] == [("eq", nodes.Const)]
+        and type(test.ops[0].expr.value) is str
+        and type(test.expr) is nodes.Getitem
+        and test.expr.node == nodes.Name(getattr(loop.target, "name", None), "load")
+        and type(test.expr.arg) is nodes.Const
+        and type(test.expr.arg.value) is str
+    )
 
 
 def _kind(value: Any) -> str:
@@ -579,6 +606,10 @@ def _join(values: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
     for index, value in enumerate(values):
         whole = whole + (d if index else "") + (value if type(value) is _Hole else str(value))
     return whole
+
+
+def _unless_text(value: Any) -> Any:
+    return () if type(value) is _Hole and _inside(value)[1] is str else value
 
 
 def _length(value: Any) -> Any:
