@@ -180,7 +180,9 @@ def inactive_line(patches: Iterable[Patch]) -> str:
     """How many replacements fit the Axolotl that is installed, and why not all; empty: all do."""
     states: dict[str, set[str]] = {}
     for patch in patches:
-        states.setdefault(patch.name, set()).add(patch.state)
+        # What a release does not have, it does not lack.
+        if patch.reason != f"{patch.target} is not there":
+            states.setdefault(patch.name, set()).add(patch.state)
     wanted = [found for found in states.values() if "off" not in found]
     fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
     if len(fit) == len(wanted) or axolotl_version() is None:

@@ -226,14 +226,14 @@ class Renderer:
         run = _Run(inputs)
         plan = None
         try:
-            plan = run.plan(self._run(self.stand_in, run.stand_ins()))
+            made = run.plan(self._run(self.stand_in, run.stand_ins()))
+            is_compared = self.num_plans < _COMPARED or self.num_plans % 16 == 0
+            if not is_compared or made.fill(inputs) == self.render(inputs):
+                plan = made
         except (_LooksInside, Exception):  # noqa: BLE001  a template may fail in any way
             pass
         finally:
             del _RUNS[run.number]
-        is_compared = self.num_plans < _COMPARED or self.num_plans % 16 == 0
-        if plan is not None and is_compared and plan.fill(inputs) != self.render(inputs):
-            plan = None
         self.num_plans += plan is not None
         self.num_failed += plan is None
         answers, key = self.trees, shape
@@ -522,10 +522,13 @@ class _Hole:
         run, kind, _ = _inside(self)
         get, messages = _part(self)
         if type(key) is slice and kind in (str, list):
+            bounds = key.start, key.stop, key.step
+            if any(type(bound) not in (int, type(None)) for bound in bounds) or key.step == 0:
+                raise _LooksInside
             return _Hole(run, kind, ((lambda inputs: get(inputs)[key], messages),))
-        if kind is not dict and type(key) is not int:
+        if kind is not dict and type(key) is str:
             raise TypeError("indices are numbers")
-        if kind is dict and type(key) not in _PLAIN:
+        if type(key) not in (_PLAIN if kind is dict else (int,)):
             raise _LooksInside
 
         def has(value: Any) -> bool:
@@ -594,6 +597,8 @@ def _ask(hole: _Hole, question: Callable[..., Any], *other: Any) -> Any:
 def _tojson(tojson: Callable[..., str], value: Any, *args: Any, **options: Any) -> Any:
     if type(value) is not _Hole:
         return tojson(value, *args, **options)  # refuses holes inside
+    if any(type(option) not in _PLAIN for option in (*args, *options.values())):
+        raise _LooksInside
     get, messages = _part(value)
     part = (lambda inputs: tojson(get(inputs), *args, **options)), messages
     return _Hole(_inside(value)[0], str, (part,))
