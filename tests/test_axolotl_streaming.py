@@ -21,12 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
-from support.axolotl import EQUAL_TO_STOCK, STOCK_AXOLOTL, Later, config, log_lines, word_tokenizer
+from support.axolotl import (
+    EQUAL_TO_STOCK,
+    STOCK_AXOLOTL,
+    Later,
+    config,
+    log_lines,
+    needs,
+    word_tokenizer,
+)
 from support.files import (
     compress,
     flat_rows,
     make_rows,
-    needs,
     write_arrow,
     write_csv,
     write_jsonl,

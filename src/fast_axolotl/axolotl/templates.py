@@ -89,7 +89,8 @@ _MOST_RENDERERS = 64
 _COMPARED = 256
 """Plans of a template that are all compared with a real render; later ones now and then."""
 _TRIES = 64
-"""Runs that may fail before a template is given up, unless more succeed."""
+"""Runs that may fail before a template is given up, unless more succeed; plans likewise that are
+not used again."""
 
 
 @dataclass(slots=True)
@@ -183,6 +184,8 @@ class Renderer:
     trees: dict[Any, _Question | Plan | None] = field(default_factory=dict)
     num_plans: int = 0
     num_failed: int = 0
+    num_used: int = 0
+    """How often a plan was found that another conversation had made."""
 
     def clock(self) -> Clock:
         """The clock that the template would look at."""
@@ -205,6 +208,7 @@ class Renderer:
                 return self._make_plan(shape, inputs)
             if type(place) is not _Question:
                 plan: Plan | None = place
+                self.num_used += 1
                 return plan
             answers, key = place.answers, place.get(inputs)
 
@@ -221,6 +225,8 @@ class Renderer:
     def _make_plan(self, shape: Any, inputs: Inputs) -> Plan | None:
         if self.num_failed > max(_TRIES, self.num_plans):
             return None
+        if self.num_plans > _TRIES + self.num_used:
+            return None  # every conversation is of a kind of its own: a plan costs three renders
         if (self.num_plans + self.num_failed) % _MOST_PLANS == _MOST_PLANS - 1:
             self.trees.clear()
         run = _Run(inputs)

@@ -166,13 +166,15 @@ def _in_processes(
 
     def work(sender: Any, mine: Sequence[_Job]) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        for lock in _held.values():
-            lock.close()  # an orphan must not hold what its owner has lost
-        try:
-            for count in _make_shards(dataset, function, mine):
-                sender.send(count)
-        except Exception as error:  # noqa: BLE001  the owner raises it
-            sender.send(error)
+        # An orphan must not hold what its owner has lost, and ends at its next word to nobody.
+        for end in (*_held.values(), *workers):
+            end.close()
+        with suppress(BrokenPipeError):
+            try:
+                for count in _make_shards(dataset, function, mine):
+                    sender.send(count)
+            except Exception as error:  # noqa: BLE001  the owner raises it
+                sender.send(error)
 
     workers: dict[Any, Any] = {}
     try:
