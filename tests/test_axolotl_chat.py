@@ -96,6 +96,10 @@ LOOKS_INSIDE = {
     "escaped": "{% if m.content is escaped %}h{% endif %}{{ m.content }}",
     "calculated length": "{{ (m.content|length - 1) * 2 }}{{ m.content }}",
     "length in a dict": "{{ {5: 'h'}[m.content|length] }}{{ m.content }}",
+    "slice by length": "{{ m.content[(messages[3].content|length):] }}",
+    "json by length": "{{ m.content|tojson(indent=m.content|length) }}",
+    "place by length": "{{ m.content[messages[0].content|length] }}{{ m.content }}",
+    "place by truth": "{{ m.content[loop.first] }}{{ m.content }}",
     "safe inside": "{{ '<' + m.content|safe }}",
     "time": "{{ strftime_now('%H') }}{{ m.content }}",
 }
@@ -418,6 +422,16 @@ def test_a_template_has_a_plan_only_if_its_questions_can_be_noted(name: str) -> 
     if name in COPIES:
         assert len(plans) == 1
         assert not plans[0].questions
+
+
+def test_conversations_that_are_each_of_a_kind_of_their_own_are_rendered_without_plans() -> None:
+    template = "{% for m in messages %}{% for t in tools %}{{ t.keys()|list }}{% endfor %}"
+    template += "<|im_start|>{{ m.content }}</s>{% endfor %}"
+    tools = [[{f"key{number}": "x"}] for number in range(300)]
+    strategy = make_strategy(template)
+    check(strategy, {"messages": [[turn("assistant", "hello")]] * len(tools), "tools": tools})
+    renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
+    assert renderer.num_plans + renderer.num_failed < 150
 
 
 @pytest.mark.parametrize("name", shipped_templates())
