@@ -207,7 +207,7 @@ if __name__ == "__main__":
     output = run(code, TMPDIR=str(temporary))
     last = "fast-axolotl: used nothing; Axolotl's own: 209 rows of tokenize (conversations have "
     assert output.count(last + "tools)\n") == 1
-    assert output.count("gives rows of tokenize to Axolotl's own function") == 1
+    assert output.count("lets Axolotl's own function do some rows of tokenize") == 1
     assert list(temporary.iterdir()) == []
     assert "used" not in run(code, LOCAL_RANK="1")
 

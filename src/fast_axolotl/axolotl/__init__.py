@@ -24,7 +24,8 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -42,8 +43,10 @@ __all__ = [
     "Status",
     "axolotl_version",
     "check",
+    "host_name",
     "inactive_line",
     "install",
+    "names_to_skip",
     "status",
     "uninstall",
     "use_line",
@@ -110,7 +113,7 @@ def install(*, skip: Iterable[str] = ()) -> bool:
     if os.environ.get(SWITCH) == "0":
         _STATE.reason = f"the environment has {SWITCH}=0"
         return False
-    asked = {*skip, *(name for name in os.environ.get(SKIP, "").split(",") if name)}
+    asked = {*skip, *names_to_skip()}
     if _STATE.installed and not asked - _STATE.skip:
         if _STATE.patchwork is None or not _has_host():
             return False
@@ -164,8 +167,13 @@ def status() -> Status:
 def check() -> tuple[Patch, ...]:
     """What would be replaced in the Axolotl that is installed, told without importing it."""
     patchwork = _new_patchwork()
-    _switch_off(patchwork, os.environ.get(SKIP, "").split(","))
+    _switch_off(patchwork, names_to_skip())
     return patchwork.check()
+
+
+def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The replacements that the environment leaves out."""
+    return [name.strip() for name in environment.get(SKIP, "").split(",") if name.strip()]
 
 
 def axolotl_version() -> str | None:
@@ -176,27 +184,36 @@ def axolotl_version() -> str | None:
         return None
 
 
+def host_name() -> str:
+    """Axolotl and its version, or TRL where there is no Axolotl; empty without either."""
+    for name, label in zip(HOSTS, ("Axolotl", "TRL"), strict=True):
+        with suppress(metadata.PackageNotFoundError):
+            return f"{label} {metadata.version(name)}"
+    return ""
+
+
 def inactive_line(patches: Iterable[Patch]) -> str:
     """How many replacements fit the Axolotl that is installed, and why not all; empty: all do."""
     states: dict[str, set[str]] = {}
     for patch in patches:
         # What a release does not have, it does not lack.
-        if patch.reason != f"{patch.target} is not there":
+        if not patch.is_absent:
             states.setdefault(patch.name, set()).add(patch.state)
     wanted = [found for found in states.values() if "off" not in found]
     fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
-    if len(fit) == len(wanted) or axolotl_version() is None:
+    if len(fit) == len(wanted) or not host_name():
         return ""
     tried = sum("trial" in found for found in fit)
     on_trial = f" ({tried} of them on trial)" if tried else ""
     return (
-        f"{len(fit)} of {len(wanted)} replacements are active on Axolotl {axolotl_version()}"
+        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}"
         f"{on_trial}: the code of {len(wanted) - len(fit)} is unfamiliar; see `fast-axolotl status`"
     )
 
 
 def use_line(patches: Iterable[Patch]) -> str:
     """One line: which replacements answered, and what went to Axolotl's own functions, and why."""
+    patches = list(patches)
     calls: dict[str, int] = {}
     own: dict[str, None] = {}
     trials: dict[str, None] = {}
@@ -214,9 +231,11 @@ def use_line(patches: Iterable[Patch]) -> str:
     if not calls and not own:
         return ""
     used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
+    refused = [patch.name for patch in patches if patch.fallbacks or patch.rows]
+    owner = "TRL" if all(name.startswith("trl") for name in refused) else "Axolotl"
     parts = [
         f"used {used}",
-        own and f"Axolotl's own: {', '.join(own)}",
+        own and f"{owner}'s own: {', '.join(own)}",
         trials and f"tried: {', '.join(trials)}",
     ]
     return "; ".join(part for part in parts if part)
@@ -292,6 +311,8 @@ def _new_patchwork() -> Patchwork:
     from fast_axolotl.axolotl.patching import LEDGER, Patchwork
 
     trial = os.environ.get(TRIAL, "")
+    if trial not in ("", "0", "1"):
+        LOG.warning("fast-axolotl: %s is 0 or 1, not %r; nothing is changed by it", TRIAL, trial)
     return Patchwork(patches.REPLACEMENTS, patches.KNOWN, trial=trial, ledger=LEDGER)
 
 

@@ -41,8 +41,10 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -156,6 +158,11 @@ class Patch(NamedTuple):
     replacements of this name."""
     trial: str = ""
     """What a trial has shown so far; empty where there was none."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the host that is installed has no such function: nothing is lost by that."""
+        return self.reason == f"{self.target} is not there"
 
 
 @dataclass(slots=True)
@@ -538,11 +545,15 @@ class Ledger:
             self.is_worker = is_spawned and inherited is not None
             name = f"fast-axolotl-{os.getpid()}-{os.urandom(8).hex()}"
             own = Path(tempfile.gettempdir(), name)
+            if not self.is_worker:
+                _remove_left(own.parent)
             self._folder = Path(inherited) if self.is_worker and inherited else own
         return str(self._folder)
 
     def add(self, kind: str, name: str, reason: str = "", count: int = 1) -> None:
         """Count; what goes to the host's own function is told the first time."""
+        if not count:
+            return
         key = (kind, name, reason)
         if key not in self._counts:
             key = (kind, name, " ".join(reason.split())[:300])
@@ -551,7 +562,7 @@ class Ledger:
             if num_reasons >= _MOST_REASONS:
                 key = (kind, name, "other reasons")
             if kind in _TOLD and reason != _ON_TRIAL and num_reasons < _MOST_WARNINGS:
-                self.tell(_TOLD[kind], name, key[2])
+                self.tell(_TOLD[kind], "TRL" if name.startswith("trl") else "Axolotl", name, key[2])
         self._counts[key] += count
         if self.is_worker and self._folder is not None:
             try:
@@ -614,9 +625,20 @@ _WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiproces
 
 _ON_TRIAL = "on trial"
 _TOLD = {
-    "fallbacks": "fast-axolotl lets Axolotl's own %s run: %s",
-    "rows": "fast-axolotl gives rows of %s to Axolotl's own function: %s",
+    "fallbacks": "fast-axolotl lets %s's own %s run: %s",
+    "rows": "fast-axolotl lets %s's own function do some rows of %s: %s",
 }
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders of processes that were killed, an hour later."""
+    for folder in parent.glob("fast-axolotl-*-????????????????"):
+        pid = folder.name.split("-")[2]
+        with suppress(OSError):
+            is_old = time.time() - folder.stat().st_mtime > 3600
+            if is_old and pid.isdecimal() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
 
 LEDGER = Ledger()
 """That of the Axolotl in this process."""

@@ -213,12 +213,12 @@ def measure(
 
 def status(as_json: ResultAsJson = False) -> None:
     """Show what would be replaced in the Axolotl that is installed, without importing it."""
-    from fast_axolotl.axolotl import check
+    from fast_axolotl.axolotl import check, host_name
     from fast_axolotl.integrations.launch import axolotl_version, status_line
     from fast_axolotl.report.terminal import show_table
 
     version = axolotl_version()
-    patches = check() if version is not None else ()
+    patches = check() if host_name() else ()
     if as_json:
         found = {"axolotl": version, "patches": [patch._asdict() for patch in patches]}
         print(json.dumps(found, indent=2))
@@ -229,7 +229,7 @@ def status(as_json: ResultAsJson = False) -> None:
             for item in patches
         ]
         show_table(["name", "function of Axolotl", "state", "reason"], rows)
-    print(status_line(os.environ, patches if version is not None else None))
+    print(status_line(os.environ, patches or None))
 
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:

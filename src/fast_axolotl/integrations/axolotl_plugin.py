@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fast_axolotl.axolotl import RUN, SKIP, SWITCH, install, status, uninstall
+from fast_axolotl.axolotl import RUN, SWITCH, install, names_to_skip, status, uninstall
 from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.integrations.launch import Order, order, status_line
@@ -211,7 +211,7 @@ def prepare_plugins(cfg: Any) -> NoReturn:
     """
     name_unknown_keys(cfg)
     if cfg.get("use_ray"):
-        skip = [*(cfg.get("fast_axolotl_skip") or ()), *os.environ.get(SKIP, "").split(",")]
+        skip = [*(cfg.get("fast_axolotl_skip") or ()), *names_to_skip()]
         cfg["fast_axolotl_skip"] = list(dict.fromkeys(filter(None, skip))) or None
         if cfg.get("fast_axolotl_measure") is None and (asked := order()):
             cfg["fast_axolotl_measure"] = asked.run_dir

@@ -28,7 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from fast_axolotl.axolotl import RUN, SKIP, SWITCH, axolotl_version, check, inactive_line
+from fast_axolotl.axolotl import (
+    RUN,
+    SKIP,
+    SWITCH,
+    axolotl_version,
+    check,
+    host_name,
+    inactive_line,
+    names_to_skip,
+)
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +119,7 @@ def launch_environment(
     accelerate: bool = True,
 ) -> dict[str, str]:
     """The environment in which a command and its children find themselves accelerated, measured."""
-    names = [*environment.get(SKIP, "").split(","), *skip]
+    names = [*names_to_skip(environment), *skip]
     path = environment.get("PYTHONPATH")
     folders = path.split(os.pathsep) if path else []
     changed = dict(environment)
@@ -148,19 +157,20 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     """One line: what is replaced in Axolotl, what is not, and why."""
     if environment.get(SWITCH) == "0":
         return f"Axolotl runs as it is: the environment has {SWITCH}=0"
-    version = axolotl_version()
-    if version is None:
+    host = host_name()
+    if not host:
         return "Axolotl is not installed beside this package: nothing to accelerate here"
     found = check() if patches is None else tuple(patches)
     loud = inactive_line(found)
-    parts = [f"WARNING: {loud}" if loud else f"Axolotl {version}"]
+    parts = [f"WARNING: {loud}" if loud else host]
     fit = _names(found, "active", "waiting", "ready")
     parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
     for state, text in (("trial", "on trial"), ("off", "switched off")):
         names = _names(found, state)
         if names:
             parts.append(f"{text}: {', '.join(names)}")
-    left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
+    states = ("skipped", "lost", "failed")
+    left = [patch for patch in found if patch.state in states and not patch.is_absent]
     if left:
         # Without the module, which ``fast-axolotl status`` shows.
         reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]

@@ -164,7 +164,9 @@ def _wait_for_the_others(board: _Board) -> None:
             next_line = now + next(pauses)
             done = [rank for rank in ranks if board.count(f"ended {rank}")]
             if done[:1] == [_number("RANK")]:
-                _say_wait(_names(set(ranks) - set(done)), begin)
+                others = _names(set(ranks) - set(done))
+                without = ", unless this package is not active there," * (not is_begun)
+                _say_wait(f"{others}{without}", begin)
         time.sleep(_POLL_SECONDS)
 
 
