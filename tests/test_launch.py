@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from fast_axolotl.axolotl import use_line
+from fast_axolotl.axolotl import names_to_skip, use_line
 from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
@@ -215,9 +216,27 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     assert find_program(str(script), {"PATH": "/nowhere"}) == str(script)
 
 
+def test_trl_without_axolotl_is_a_host_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "axolotl":
+            raise metadata.PackageNotFoundError
+        return "1.2"
+
+    monkeypatch.setattr(metadata, "version", version)
+    patches = [
+        Patch("chat", "skipped", "axolotl is not installed", "a:b"),
+        Patch("trl-sft", "ready", "", "trl:x"),
+    ]
+    assert status_line({}, patches) == "TRL 1.2; accelerated: trl-sft"
+
+
+def test_names_to_skip_may_have_blanks_between_them() -> None:
+    assert names_to_skip({"FAST_AXOLOTL_SKIP": "dedupe, save,"}) == ["dedupe", "save"]
+
+
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("integrations.launch", "axolotl"):
-        monkeypatch.setattr(f"fast_axolotl.{module}.axolotl_version", lambda: "9.9")
+        monkeypatch.setattr(f"fast_axolotl.{module}.host_name", lambda: "Axolotl 9.9")
     patches = [
         Patch("a", "active", "", "m:a"),
         Patch("a", "waiting", "", "m:b"),

@@ -249,7 +249,10 @@ def test_a_function_that_some_releases_do_not_have_may_be_relied_on(work: Module
     patched(work, item)
     assert work.double(4, scale=5) == ("ours", 4, 5)
     gone = replace(DOUBLE, target=newer)
-    assert Patchwork([gone], familiar(gone)).check()[0].reason == f"{newer} is not there"
+    assert Patchwork([gone], {}).check()[0].reason == f"{newer} is not there"
+    [absent] = Patchwork([gone], familiar(gone)).check()
+    assert absent.state == "skipped"
+    assert absent.is_absent
 
 
 def test_ours_answers_and_is_counted(work: ModuleType) -> None:

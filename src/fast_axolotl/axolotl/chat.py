@@ -211,7 +211,6 @@ class _Batch:
     template: str
     compares_tokens: bool
     """Whether turns are found by the tokens before them, as until 0.18."""
-    aliases: tuple[str, ...]
     """Keys of a message that newer transformers copy to one another."""
     note: _Log
     to_turns: Any
@@ -222,7 +221,6 @@ class _Batch:
     @classmethod
     def open(cls, strategy: Any) -> _Batch:
         from axolotl.prompt_strategies import chat_template
-        from transformers.utils import chat_template_utils
 
         tokenizer, prompter = strategy.tokenizer, strategy.prompter
         backend = check_tokenizer(tokenizer)
@@ -267,7 +265,6 @@ class _Batch:
             trains_all_ends="all" in (strategy.train_on_eos, strategy.train_on_eot),
             template=template,
             compares_tokens=compares_tokens,
-            aliases=getattr(chat_template_utils, "_REASONING_FIELDS", ()),
             note=note,
             to_turns=_with_log(strategy, chat_template, note),
             to_details=_with_log(prompter, chat_template, note),
@@ -307,8 +304,6 @@ class _Batch:
             tools = self.to_turns._get_tools({fields[2]: remove_none_values(tools)}) or None
         if not turns or (tools and not all(type(tool) is dict for tool in tools)):
             raise Unfamiliar("a conversation has no turns, or tools that are no dicts")
-        if any(key in turn for key in self.aliases for turn in turns):
-            raise Unfamiliar("transformers gives the template thoughts under several names")
         return turns, tools
 
     def render(self, inputs: Inputs, last: int = 0) -> tuple[Plan | None, str]:

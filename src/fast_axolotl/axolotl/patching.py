@@ -76,6 +76,8 @@ MARK = "__fast_axolotl__"
 ABSENT = "absent"
 """Stands for a fingerprint where a release does not have a function that others have."""
 
+_NO_PART, _NOT_INSTALLED = "is no part of this release", "is not installed"
+
 _MOST_REASONS = 20
 """Reasons kept for one replacement; more are counted under the last."""
 _MOST_WARNINGS = 5
@@ -161,8 +163,8 @@ class Patch(NamedTuple):
 
     @property
     def is_absent(self) -> bool:
-        """Whether the host that is installed has no such function: nothing is lost by that."""
-        return self.reason == f"{self.target} is not there"
+        """Whether what is installed is known to have no such function: nothing is lost by that."""
+        return self.reason.endswith((_NO_PART, _NOT_INSTALLED))
 
 
 @dataclass(slots=True)
@@ -266,8 +268,13 @@ class Patchwork:
 
     def _judge(self, item: Replacement) -> tuple[str, str]:
         """The state that a replacement is to be in, from source files alone, and why."""
-        reason = f"{item.target} is not there" if fingerprint(item.target) == ABSENT else ""
-        reason = reason or mismatch((item.target, *item.relies_on), self._known)
+        package = item.module.partition(".")[0]
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            return "skipped", f"{package} {_NOT_INSTALLED}"
+        if fingerprint(item.target) == ABSENT:
+            is_known = ABSENT in self._known.get(item.target, ())
+            return "skipped", f"{item.target} {_NO_PART if is_known else 'is not there'}"
+        reason = mismatch((item.target, *item.relies_on), self._known)
         is_wanted = self._trial == "1" or (reason and self._trial != "0")
         if is_wanted and item.is_pure and "is not there" not in reason:
             return "trial", reason

@@ -181,6 +181,8 @@ class Renderer:
     stand_in: Any
     """The template in an environment that can write holes; None if it is refused."""
     asks_clock: bool
+    aliases: tuple[str, ...]
+    """Keys of messages that transformers, from 5.22 on, copies to one another."""
     trees: dict[Any, _Question | Plan | None] = field(default_factory=dict)
     num_plans: int = 0
     num_failed: int = 0
@@ -193,13 +195,15 @@ class Renderer:
 
     def render(self, inputs: Inputs) -> str:
         """The conversation as the template renders it."""
+        if self._is_altered(inputs):
+            raise Unfamiliar("transformers gives the template thoughts under several names")
         text: str = self._run(self.template, inputs)
         return text
 
     def plan(self, inputs: Inputs) -> Plan | None:
         """The plan of a conversation, if it has one."""
         shape = _shape(inputs)
-        if self.stand_in is None or shape is None:
+        if self.stand_in is None or shape is None or self._is_altered(inputs):
             return None
         answers, key = self.trees, shape
         while True:
@@ -211,6 +215,10 @@ class Renderer:
                 self.num_used += 1
                 return plan
             answers, key = place.answers, place.get(inputs)
+
+    def _is_altered(self, inputs: Inputs) -> bool:
+        """Whether transformers would change messages before the template sees them."""
+        return any(name in message for name in self.aliases for message in inputs[0])
 
     def _run(self, template: Any, inputs: Inputs) -> Any:
         messages, tools, clock = inputs
@@ -282,7 +290,8 @@ def _make_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
 
     template = chat_template_utils._compile_jinja_template(chat_template)
     environment, jinja2 = template.environment, chat_template_utils.jinja2
-    renderer = Renderer(template, arguments, None, "strftime_now" in chat_template)
+    aliases = tuple(getattr(chat_template_utils, "_REASONING_FIELDS", ()))
+    renderer = Renderer(template, arguments, None, "strftime_now" in chat_template, aliases)
     if not jinja2.__version__.startswith(_JINJA):
         return renderer
     nodes = jinja2.nodes
