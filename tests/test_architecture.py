@@ -31,12 +31,12 @@ MOST_LINES = {
     "__init__": 133,
     "__main__": 8,
     "_version": 20,
-    "axolotl": 9_050,
+    "axolotl": 9_150,
     "boot": 86,
     "cli": 3_400,
     "dedupe": 1_800,
     "errors": 130,
-    "integrations": 3_310,
+    "integrations": 3_320,
     "kernels": 1_250,
     "measure": 8_700,
     "packing": 1_300,
@@ -48,7 +48,7 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 46_700
+MOST_LINES_IN_ALL = 46_800
 MOST_FILES = 174
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""

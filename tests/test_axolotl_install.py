@@ -326,5 +326,8 @@ def test_every_replacement_has_the_parameters_of_the_original(loaded: dict[str, 
         return [(p.name, p.default, p.kind) for p in signature.parameters.values()]
 
     for item in FITTING:
-        ours = pkgutil.resolve_name(item.ours)
-        assert parameters(ours) == parameters(loaded[item.target]), item.target
+        ours = parameters(pkgutil.resolve_name(item.ours))
+        theirs = parameters(loaded[item.target])
+        if [kind for _, _, kind in ours[-2:]] == [2, 4]:  # hands the rest through, whatever it is
+            ours, theirs = ours[:-2], theirs[: len(ours) - 2]
+        assert ours == theirs, item.target

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -178,6 +177,8 @@ def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 def axolotl_version() -> str | None:
     """The version of the installed Axolotl."""
+    from importlib import metadata
+
     try:
         return metadata.version("axolotl")
     except metadata.PackageNotFoundError:
@@ -186,6 +187,8 @@ def axolotl_version() -> str | None:
 
 def host_name() -> str:
     """Axolotl and its version, or TRL where there is no Axolotl; empty without either."""
+    from importlib import metadata
+
     for name, label in zip(HOSTS, ("Axolotl", "TRL"), strict=True):
         with suppress(metadata.PackageNotFoundError):
             return f"{label} {metadata.version(name)}"

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import builtins
 import gc
-import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -57,6 +56,8 @@ def begin() -> bool:
     """Prepares the start of a preprocess; ``False`` where this process is none."""
     if not is_preprocess(sys.orig_argv):
         return False
+    import importlib.metadata
+
     if gc.isenabled() and gc.get_threshold()[0] < _THRESHOLDS[0]:
         gc.set_threshold(*_THRESHOLDS)
     ask = cache(importlib.metadata.packages_distributions)
