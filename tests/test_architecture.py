@@ -52,7 +52,7 @@ MOST_LINES_IN_ALL = 46_800
 MOST_FILES = 174
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 36_500
+MOST_TEST_LINES = 36_550
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

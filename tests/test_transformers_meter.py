@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,7 +144,11 @@ def train(make: Make, tmp_path: Path) -> Callable[..., RankRecord]:
 Train = Callable[..., RankRecord]
 
 
-def test_fetches_steps_settings_and_the_model_are_recorded(train: Train, tmp_path: Path) -> None:
+def test_fetches_steps_settings_and_the_model_are_recorded(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another test may have loaded Axolotl, which is then taken for the one that trains.
+    monkeypatch.delitem(sys.modules, "axolotl.train", raising=False)
     settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
     rank = train(
         rows=Rows(400, WAIT / 2),

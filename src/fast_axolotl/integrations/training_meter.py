@@ -235,12 +235,14 @@ def open_meter(
     number, count, local = rank or (None, None, None)
     # Further trainings of a watched run have folders of their own, and the same watcher.
     watched = os.environ.get(MEASURE)
+    # Axolotl trains by transformers, or by a loop of its own, never by Lightning.
+    is_axolotl = source != "lightning" and "axolotl.train" in sys.modules
     meter = measure(
         run_dir,
         rank=number,
         world_size=count,
         local_rank=local,
-        source="axolotl" if "axolotl.train" in sys.modules else source,
+        source="axolotl" if is_axolotl else source,
         sample_system=sample_system and not (watched and has_sampler(watched)),
         command=sys.argv,
         **options,
