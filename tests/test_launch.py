@@ -224,7 +224,7 @@ def test_trl_without_axolotl_is_a_host_as_well(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(metadata, "version", version)
     patches = [
-        Patch("chat", "skipped", "axolotl is not installed", "a:b"),
+        Patch("chat", "absent", "axolotl is not installed", "a:b"),
         Patch("trl-sft", "ready", "", "trl:x"),
     ]
     assert status_line({}, patches) == "TRL 1.2; accelerated: trl-sft"

@@ -118,7 +118,7 @@ def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
     states: dict[str, list[str]] = {}
     reasons: dict[str, str] = {}
     for patch in patches:
-        if not patch["reason"].endswith("is no part of this release"):
+        if patch["state"] != "absent":
             states.setdefault(patch["name"], []).append(patch["state"])
         if patch["reason"]:
             trial = ", and tried at its first calls" if patch["state"] == "trial" else ""

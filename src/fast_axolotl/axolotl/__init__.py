@@ -199,8 +199,7 @@ def inactive_line(patches: Iterable[Patch]) -> str:
     """How many replacements fit the Axolotl that is installed, and why not all; empty: all do."""
     states: dict[str, set[str]] = {}
     for patch in patches:
-        # What a release does not have, it does not lack.
-        if not patch.is_absent:
+        if patch.state != "absent":
             states.setdefault(patch.name, set()).add(patch.state)
     wanted = [found for found in states.values() if "off" not in found]
     fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]

@@ -76,8 +76,6 @@ MARK = "__fast_axolotl__"
 ABSENT = "absent"
 """Stands for a fingerprint where a release does not have a function that others have."""
 
-_NO_PART, _NOT_INSTALLED = "is no part of this release", "is not installed"
-
 _MOST_REASONS = 20
 """Reasons kept for one replacement; more are counted under the last."""
 _MOST_WARNINGS = 5
@@ -144,7 +142,8 @@ class Patch(NamedTuple):
     state: str
     """``active``; ``waiting``: its module has not been imported; ``off``: switched off;
     ``trial``: the host's code is unfamiliar, and both functions run until ours is seen to be equal;
-    ``skipped``: the host's code is not what ours was proven equal to; ``lost``: another function
+    ``skipped``: the host's code is not what ours was proven equal to; ``absent``: what is installed
+    is known to have no such function, and nothing is lost by that; ``lost``: another function
     took its place since; ``failed``: the hook raised, and the module stays as it was;
     ``ready``: told from the source files alone, it fits."""
     reason: str
@@ -160,11 +159,6 @@ class Patch(NamedTuple):
     replacements of this name."""
     trial: str = ""
     """What a trial has shown so far; empty where there was none."""
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether what is installed is known to have no such function: nothing is lost by that."""
-        return self.reason.endswith((_NO_PART, _NOT_INSTALLED))
 
 
 @dataclass(slots=True)
@@ -270,10 +264,11 @@ class Patchwork:
         """The state that a replacement is to be in, from source files alone, and why."""
         package = item.module.partition(".")[0]
         if package not in sys.modules and importlib.util.find_spec(package) is None:
-            return "skipped", f"{package} {_NOT_INSTALLED}"
+            return "absent", f"{package} is not installed"
         if fingerprint(item.target) == ABSENT:
-            is_known = ABSENT in self._known.get(item.target, ())
-            return "skipped", f"{item.target} {_NO_PART if is_known else 'is not there'}"
+            if ABSENT in self._known.get(item.target, ()):
+                return "absent", f"{item.target} is no part of this release"
+            return "skipped", f"{item.target} is not there"
         reason = mismatch((item.target, *item.relies_on), self._known)
         is_wanted = self._trial == "1" or (reason and self._trial != "0")
         if is_wanted and item.is_pure and "is not there" not in reason:
@@ -287,9 +282,10 @@ class Patchwork:
     def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
         record = self._records[item.target]
         state, reason = self._judge(item)
-        record.state, record.reason = "skipped", reason
-        if state == "skipped":
+        if state in ("skipped", "absent"):
+            record.state, record.reason = state, reason
             return None
+        record.state, record.reason = "skipped", reason
         owner, attribute = _owner(item, module), item.path[-1]
         original = getattr(owner, "__dict__", {}).get(attribute)
         inner: Any = getattr(original, "__func__", original)
@@ -747,8 +743,8 @@ def _definition(name: str) -> tuple[str, ...]:
 def _end(lines: list[str], first: int, start: int, indent: int) -> int:
     """Where a definition ends: at a line that is not indented further, if that makes it whole.
 
-    The head of a function, or a text in it, may have such lines, too. Parsing is ten times as fast
-    as ``inspect.getblock``.
+    The head of a function, or a text in it, may have such lines, too. ``inspect.getblock`` would
+    do, but tokenises line by line in Python.
     """
     for end in range(start, len(lines) + 1):
         line = lines[end] if end < len(lines) else ""

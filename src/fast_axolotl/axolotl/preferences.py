@@ -21,6 +21,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Renderer, find_renderer
 from fast_axolotl.axolotl.tokenizers import check_tokenizer
@@ -112,7 +113,6 @@ def map_dataset(
 ) -> Any:
     """Stands in for ``axolotl.utils.data.rl._map_dataset``."""
     from datasets import Dataset, DatasetDict
-    from datasets.fingerprint import update_fingerprint
 
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
@@ -131,8 +131,8 @@ def map_dataset(
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped in another way")
     # The fingerprint is that of the map which is not made, so a cache serves both.
-    given = {"function": ds_transform_fn, "fn_kwargs": {}, "fingerprint_name": "new_fingerprint"}
     transform = "datasets.arrow_dataset.Dataset._map_single"
+    given = {"fn_kwargs": {}, **map_kwargs}
     return dataset.map(
         partial(transform_rows, function=function, tokenizer=tokenizer),
         num_proc=cfg.dataset_num_proc,
@@ -140,9 +140,7 @@ def map_dataset(
         desc="Mapping RL Dataset",
         batched=True,
         batch_size=_BATCH_ROWS,
-        new_fingerprint=update_fingerprint(
-            dataset._fingerprint, transform, {**given, **map_kwargs}
-        ),
+        new_fingerprint=stock_fingerprint(dataset, transform, ds_transform_fn, False, given),
         **map_kwargs,
     )
 

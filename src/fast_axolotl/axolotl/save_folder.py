@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fast_axolotl.system import node_name, pid_namespace
 
-__all__ = ["folder_beside", "remove_leftovers"]
+__all__ = ["folder_beside", "remove_leftovers", "take_lock"]
 
 LOG = logging.getLogger("fast_axolotl")
 
@@ -42,7 +42,7 @@ def folder_beside(target: Path) -> Iterator[Path]:
         mark = folder.with_name(f"{folder.name}.lock")
         lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         os.write(lock, _machine().encode())
-        if _take(lock, mark) is False:
+        if take_lock(lock, mark) is False:
             # Somebody took it for a leftover in between.
             os.close(lock)
             lock = None
@@ -69,7 +69,8 @@ def remove_leftovers(parent: Path) -> None:
             is_dead = time.time() - max(path.stat().st_mtime for path in there) > _DEAD_SECONDS
             if mark.exists():
                 lock = os.open(mark, os.O_RDWR)
-                is_free, is_from_here = _take(lock, mark), os.read(lock, 99) == _machine().encode()
+                is_free = take_lock(lock, mark)
+                is_from_here = os.read(lock, 99) == _machine().encode()
                 is_dead = (is_dead and is_free is not False) or (is_from_here and is_free is True)
             if is_dead:
                 LOG.warning("fast-axolotl removes %s, left by a save that was killed", folder)
@@ -79,7 +80,7 @@ def remove_leftovers(parent: Path) -> None:
             os.close(lock)
 
 
-def _take(lock: int, mark: Path) -> bool | None:
+def take_lock(lock: int, mark: Path) -> bool | None:
     """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
     import fcntl
 

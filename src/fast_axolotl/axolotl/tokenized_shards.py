@@ -45,6 +45,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
+from fast_axolotl.axolotl.save_folder import take_lock
 
 __all__ = ["describe", "note_saved", "tokenize_in_shards"]
 
@@ -256,15 +257,9 @@ def _work_folder(key: str) -> Path:
 
 def _take(folder: Path) -> IO[bytes] | None:
     """The lock of a folder; ``None`` where somebody has it, or has just removed the folder."""
-    import fcntl
-
     lock = (folder / _LOCK).open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if (folder / _LOCK).stat().st_ino == os.fstat(lock.fileno()).st_ino:
-            return lock
-    except OSError:
-        pass
+    if take_lock(lock.fileno(), folder / _LOCK):
+        return lock
     lock.close()
     return None
 

@@ -169,8 +169,7 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
         names = _names(found, state)
         if names:
             parts.append(f"{text}: {', '.join(names)}")
-    states = ("skipped", "lost", "failed")
-    left = [patch for patch in found if patch.state in states and not patch.is_absent]
+    left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
     if left:
         # Without the module, which ``fast-axolotl status`` shows.
         reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
