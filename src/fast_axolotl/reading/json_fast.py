@@ -169,12 +169,14 @@ def _parse(
 
 
 def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
+    # Arrow's own pool keeps what each thread freed: 145 MB for 20 MB in use, and it is no faster.
     return pj.read_json(
         pa.BufferReader(rows.buffer()),
         read_options=pj.ReadOptions(use_threads=False, block_size=rows.stop - rows.start + 1),
         parse_options=pj.ParseOptions(
             explicit_schema=schema, newlines_in_values=not rows.one_per_line
         ),
+        memory_pool=pa.system_memory_pool(),
     )
 
 
