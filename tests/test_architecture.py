@@ -33,7 +33,8 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_150,
     "boot": 86,
-    "cli": 3_400,
+    "cli": 3_800,
+    "cluster": 1_700,
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_320,
@@ -48,11 +49,11 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 46_800
-MOST_FILES = 174
+MOST_LINES_IN_ALL = 48_900
+MOST_FILES = 186
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 36_550
+MOST_TEST_LINES = 38_500
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
@@ -72,11 +73,12 @@ LAYERS = {
     "report": {"errors", "record"},
     "axolotl": ROWS | {"errors", "system", "kernels"},
     "integrations": ROWS | {"root", "errors", "system", "axolotl", "record", "measure"},
+    "cluster": ROWS | {"_version", "errors", "system", "kernels", "axolotl"},
     "boot": {"root", "integrations"},
     "root": ROWS | {"_version", "axolotl", "integrations", "measure", "record"},
     "cli": ROWS
     | {"root", "errors", "system", "kernels", "record", "measure", "protocol", "report"}
-    | {"axolotl", "integrations"},
+    | {"axolotl", "integrations", "cluster"},
     "__main__": {"cli"},
 }
 """Which layer may import which, beside itself."""
@@ -90,6 +92,7 @@ PACKAGES = {
     "report": {"rich"},
     "axolotl": {"numpy", "pyarrow", "wrapt"},
     "integrations": {"numpy", "pyarrow", "wrapt"},
+    "cluster": {"numpy", "pyarrow", "fsspec"},
     "cli": {"typer"},
 }
 """Packages that a layer may need to be imported at all."""
@@ -103,6 +106,7 @@ PACKAGES_ON_DEMAND = {
     "measure": {"pynvml", "torch"},
     "report": {"jinja2", "plotly"},
     "axolotl": {"axolotl", "datasets", "torch", "transformers"},
+    "cluster": {"axolotl", "datasets", "psutil", "ray", "transformers", "yaml"},
     "integrations": {
         "axolotl",
         "datasets",
