@@ -32,7 +32,7 @@ class JobPlan:
     work: str
     """Where files between stages lie."""
     stages: Mapping[str, int]
-    """Tasks of each stage, in order; estimated from the first rows where they depend on the data."""
+    """Tasks of each stage, in order; estimated where they depend on the data."""
     rows: int
     """Estimated from the first rows, as are tokens and bytes."""
     tokens: int

@@ -92,7 +92,7 @@ class Store:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Some bytes of a file."""
         if self.is_local:
-            with open(self.path(name), "rb") as file:
+            with Path(self.path(name)).open("rb") as file:
                 file.seek(start)
                 return file.read(stop - start)
         data: bytes = self._fs.cat_file(self.path(name), start=start, end=stop)
