@@ -1,15 +1,35 @@
-"""Which rows repeat an earlier one: dealt to buckets by their digests, decided bucket by bucket."""
+"""Which rows repeat an earlier one: dealt to buckets by their digests, decided bucket by bucket.
+
+Stage ``split`` takes the rows of consecutive parts, as many as fit in memory. Of equal rows among
+these, all but the first are known to be repeated. The others, 24 bytes each, go to one file, bucket
+by bucket, behind a table of where each bucket begins: a value that is half of all rows is one
+record in each file. Stage ``unique`` reads one bucket out of every file and finds the first of each
+value; a bucket too large for memory is read several times, for some of its values each time. A row
+is its 128-bit digest, which the caller made with a secret of its own.
+
+Tasks are named by how many rows they may hold: with other memory, a job does these stages again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tasks import Engine, Heard
+from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 
 __all__ = ["Part", "find_repeated"]
+
+_ROW_BYTES = 128
+"""What one row takes while it is sorted: its record, its rank, and copies of both."""
+
+_MOST_BUCKETS = 4096
+"""Beyond so many, buckets are read several times instead."""
+
+_RECORD = np.dtype([("first", "<u8"), ("second", "<u8"), ("place", "<i8")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,4 +47,125 @@ def find_repeated(
     engine: Engine, store: Store, parts: Sequence[Part], *, memory: int, heard: Heard
 ) -> Any:
     """The places of all rows that repeat a row of an earlier place, as a sorted int64 array."""
-    raise NotImplementedError
+    limit = max(1024, memory // 2 // _ROW_BYTES)
+    groups = {f"{limit}-{number:05d}": group for number, group in enumerate(_groups(parts, limit))}
+    # A quarter is left free: buckets are not all of the same size.
+    needed = sum(part.num_rows for part in parts) * 4 // (limit * 3)
+    bits = min(needed.bit_length(), _MOST_BUCKETS.bit_length() - 1)
+    stages: dict[str, dict[str, dict[str, Any]]] = {
+        "split": {name: {"pieces": group} for name, group in groups.items()},
+        "unique": {
+            f"{limit}-{bucket:05d}": {"bucket": bucket, "files": list(groups), "limit": limit}
+            for bucket in range(1 << bits if groups else 0)
+        },
+    }
+    counts: dict[str, int] = {}
+    for stage, given in stages.items():
+        tasks = [
+            Task(
+                stage=stage,
+                name=name,
+                function=f"{__name__}:{stage}",
+                arguments={"name": name, "bits": bits, **arguments},
+            )
+            for name, arguments in given.items()
+        ]
+        for name, answer in run_stage(engine, store, stage, tasks, heard).items():
+            counts[f"repeated/{stage}-{name}.npy"] = answer["repeated"]
+    places = np.empty(sum(counts.values()), np.int64)
+    end = 0
+    for name, count in counts.items():
+        with store.reading(name) as path:
+            places[end : end + count] = np.load(path)
+        end += count
+    places.sort()
+    return places
+
+
+def split(store: Store, *, name: str, pieces: list[list[Any]], bits: int) -> Answer:
+    """Deals the rows of some parts to buckets, without those that repeat one among them."""
+    records = np.empty(sum(stop - start for _, start, stop, _ in pieces), _RECORD)
+    at = 0
+    for part, start, stop, first_place in pieces:
+        rows = records[at : at + stop - start]
+        digests = _read_rows(store, f"digests/{part}.npy", np.dtype(("<u8", (2,))), start, stop)
+        rows["first"], rows["second"] = digests[:, 0], digests[:, 1]
+        if first_place is None:
+            rows["place"] = _read_rows(store, f"places/{part}.npy", np.dtype("<i8"), start, stop)
+        else:
+            rows["place"] = np.arange(first_place + start, first_place + stop)
+        at += len(rows)
+    again = _repeats(records)
+    with store.writing(f"repeated/split-{name}.npy") as path, path.open("wb") as file:
+        np.save(file, records["place"][again])
+    records = records[~again]
+    buckets = (records["second"] & np.uint64((1 << bits) - 1)).astype(np.uint16)
+    starts = np.zeros((1 << bits) + 1, np.int64)
+    np.cumsum(np.bincount(buckets, minlength=1 << bits), out=starts[1:])
+    records = records[np.argsort(buckets, kind="stable")]
+    with store.writing(f"buckets/{name}") as path, path.open("wb") as file:
+        starts.tofile(file)
+        records.tofile(file)
+    return {"rows": at, "repeated": at - len(records), "bytes_out": records.nbytes}
+
+
+def unique(
+    store: Store, *, name: str, files: list[str], bucket: int, bits: int, limit: int
+) -> Answer:
+    """Finds the rows of one bucket that repeat another one."""
+    head, size, ranges = 8 * ((1 << bits) + 1), _RECORD.itemsize, []
+    for file in files:
+        table = store.read_range(f"buckets/{file}", 8 * bucket, 8 * bucket + 16)
+        start, stop = (int(row) for row in np.frombuffer(table, "<i8"))
+        if stop > start:
+            ranges.append((file, head + start * size, head + stop * size))
+    total = sum(stop - start for _, start, stop in ranges) // size
+    passes = 1 << (total // limit).bit_length()
+    places = []
+    for index in range(passes):
+        chosen = [np.empty(0, _RECORD)]
+        for file, start, stop in ranges:
+            records = np.frombuffer(store.read_range(f"buckets/{file}", start, stop), _RECORD)
+            values = (records["second"] >> np.uint64(bits)) & np.uint64(passes - 1)
+            chosen.append(records[values == index])
+        records = np.concatenate(chosen)
+        del chosen
+        places.append(records["place"][_repeats(records)])
+    repeated = np.concatenate(places)
+    with store.writing(f"repeated/unique-{name}.npy") as path, path.open("wb") as file:
+        np.save(file, repeated)
+    return {"rows": total, "repeated": len(repeated), "bytes_out": repeated.nbytes}
+
+
+def _groups(parts: Sequence[Part], limit: int) -> Iterator[list[list[Any]]]:
+    """At most ``limit`` rows each: the name of a part, a range of its rows, its first place."""
+    group: list[list[Any]] = []
+    left = limit
+    for part in parts:
+        start = 0
+        while start < part.num_rows:
+            stop = min(part.num_rows, start + left)
+            group.append([part.name, start, stop, part.first_place])
+            left -= stop - start
+            start = stop
+            if not left:
+                yield group
+                group, left = [], limit
+    if group:
+        yield group
+
+
+def _repeats(records: Any) -> Any:
+    """Which rows repeat one of a smaller place, as a mask."""
+    order = np.lexsort((records["place"], records["second"], records["first"]))
+    again = np.zeros(len(records), bool)
+    first, second = records["first"][order], records["second"][order]
+    again[order[1:][(first[1:] == first[:-1]) & (second[1:] == second[:-1])]] = True
+    return again
+
+
+def _read_rows(store: Store, name: str, kind: Any, start: int, stop: int) -> Any:
+    """Some rows of an array that ``np.save`` wrote."""
+    head = 10 + int.from_bytes(store.read_range(name, 8, 10), "little")
+    data = store.read_range(name, head + start * kind.itemsize, head + stop * kind.itemsize)
+    return np.frombuffer(data, kind)
