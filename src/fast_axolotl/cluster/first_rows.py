@@ -114,18 +114,18 @@ def unique(
 ) -> Answer:
     """Finds the rows of one bucket that repeat another one."""
     head, size, ranges = 8 * ((1 << bits) + 1), _RECORD.itemsize, []
-    for file in files:
-        table = store.read_range(f"buckets/{file}", 8 * bucket, 8 * bucket + 16)
+    for source in files:
+        table = store.read_range(f"buckets/{source}", 8 * bucket, 8 * bucket + 16)
         start, stop = (int(row) for row in np.frombuffer(table, "<i8"))
         if stop > start:
-            ranges.append((file, head + start * size, head + stop * size))
+            ranges.append((source, head + start * size, head + stop * size))
     total = sum(stop - start for _, start, stop in ranges) // size
     passes = 1 << (total // limit).bit_length()
     places = []
     for index in range(passes):
         chosen = [np.empty(0, _RECORD)]
-        for file, start, stop in ranges:
-            records = np.frombuffer(store.read_range(f"buckets/{file}", start, stop), _RECORD)
+        for source, start, stop in ranges:
+            records = np.frombuffer(store.read_range(f"buckets/{source}", start, stop), _RECORD)
             values = (records["second"] >> np.uint64(bits)) & np.uint64(passes - 1)
             chosen.append(records[values == index])
         records = np.concatenate(chosen)
@@ -139,8 +139,7 @@ def unique(
 
 def _groups(parts: Sequence[Part], limit: int) -> Iterator[list[list[Any]]]:
     """At most ``limit`` rows each: the name of a part, a range of its rows, its first place."""
-    group: list[list[Any]] = []
-    left = limit
+    group, left = list[list[Any]](), limit
     for part in parts:
         start = 0
         while start < part.num_rows:
