@@ -20,7 +20,7 @@ from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
@@ -431,7 +431,8 @@ def test_conversations_that_are_each_of_a_kind_of_their_own_are_rendered_without
     strategy = make_strategy(template)
     check(strategy, {"messages": [[turn("assistant", "hello")]] * len(tools), "tools": tools})
     renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
-    assert renderer.num_plans + renderer.num_failed < 150
+    if RELEASE >= (0, 19):  # earlier ones render a conversation so often that plans pay off
+        assert renderer.num_plans + renderer.num_failed < 150
 
 
 @pytest.mark.parametrize("name", shipped_templates())

@@ -11,7 +11,14 @@ from fast_axolotl.system import node_name
 __all__ = ["open_engine"]
 
 
-def open_engine(kind: str, *, address: str = "auto", workers: int = 0, memory: int = 0) -> Engine:
+def open_engine(
+    kind: str,
+    *,
+    address: str = "auto",
+    workers: int = 0,
+    memory: int = 0,
+    preload: Sequence[str] = (),
+) -> Engine:
     """The engine called ``kind``: local or ray."""
     return _Inline()
 

@@ -2,11 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
-__all__ = ["DatasetPlan", "JobPlan", "JobSummary", "NodeSummary", "StageSummary"]
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.tasks import Event, Heard
+from fast_axolotl.errors import UsageError
+
+__all__ = [
+    "DatasetPlan",
+    "JobPlan",
+    "JobSummary",
+    "Ledger",
+    "NodeSummary",
+    "StageSummary",
+    "open_job",
+]
+
+
+def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -> Store:
+    """The folder of a job, empty or with what the same job has finished before."""
+    store = Store(work)
+    if restart:
+        store.remove()
+    names = ("axolotl", "datasets", "fast-axolotl", "pyarrow", "tokenizers", "transformers")
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    wanted = json.loads(json.dumps({**description, "versions": versions}, default=str))
+    if not store.exists("job.json"):
+        store.write_json("job.json", wanted)
+        return store
+    found = store.read_json("job.json")
+    other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
+    if other:
+        raise UsageError(
+            f"{work} holds an unfinished job with other {', '.join(sorted(other))}: begin anew "
+            "with --restart, which removes it, or choose another folder by --work"
+        )
+    return store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +131,45 @@ class JobSummary:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Ledger:
+    """Adds up what is heard of stages and tasks, and passes it on."""
+
+    def __init__(self, heard: Heard, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._heard, self._clock = heard, clock
+        self._begin = clock()
+        self._last = self._begin
+        self._stages: dict[str, dict[str, Any]] = {}
+        self._nodes: dict[str, tuple[int, int]] = {}
+
+    def hear(self, event: Event) -> None:
+        now = self._clock()
+        fresh = dict.fromkeys(("tasks", "done_before", "retried", "bytes_out"), 0)
+        stage = self._stages.setdefault(event.stage, {**fresh, "seconds": 0.0, "task_seconds": 0.0})
+        if event.kind == "stage":
+            stage["tasks"] += event.total
+        else:
+            stage["seconds"] += now - self._last
+        self._last = now
+        if event.kind == "retried":
+            stage["retried"] += 1
+        if event.answer is not None:
+            ran = event.answer["ran"]
+            stage["done_before"] += event.is_earlier
+            stage["task_seconds"] += ran["seconds"]
+            stage["bytes_out"] += event.answer.get("bytes_out", 0)
+            tasks, peak = self._nodes.get(ran["node"], (0, 0))
+            self._nodes[ran["node"]] = (tasks + 1, max(peak, ran["peak_bytes"]))
+        self._heard(event)
+
+    def summary(self, **figures: Any) -> JobSummary:
+        """What was heard, with what only the job knows."""
+        stages = (StageSummary(name=name, **stage) for name, stage in self._stages.items())
+        nodes = (
+            NodeSummary(name=name, tasks=tasks, peak_bytes=peak)
+            for name, (tasks, peak) in sorted(self._nodes.items())
+        )
+        seconds = self._clock() - self._begin
+        known: dict[str, Any] = {"stages": tuple(stages), "nodes": tuple(nodes), "seconds": seconds}
+        return JobSummary(**known, **figures)
