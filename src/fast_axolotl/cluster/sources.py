@@ -176,7 +176,7 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
     """Chunks as the loader makes them: so many bytes, and on to the end of the line."""
     from datasets.packaged_modules.json.json import JsonConfig
 
-    chunk, units, start, position = JsonConfig().chunksize, [], 0, 0
+    chunk, units, start, position = min(JsonConfig().chunksize, unit_bytes), [], 0, 0
     while position < size:
         position += chunk
         file.seek(position)
