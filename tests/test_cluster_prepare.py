@@ -22,7 +22,23 @@ from support.axolotl import AGAINST_AXOLOTL, run_child
 
 pytestmark = AGAINST_AXOLOTL
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards read old books".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "read",
+    "old",
+    "books",
+]
 
 STOCK = """
 import json, sys

@@ -8,6 +8,7 @@ saved is the result. Everything else, in this release or the next, is done as Ax
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import warnings
@@ -20,6 +21,7 @@ from unittest import mock
 
 import pyarrow as pa
 
+from fast_axolotl.axolotl import install, names_to_skip
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
 
@@ -44,7 +46,7 @@ class Made:
 
 def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
     """Axolotl's configuration as ``axolotl preprocess`` sees it, and its tokenizer."""
-    os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
+    _make_ready()
     try:
         from axolotl.cli.config import load_cfg
         from axolotl.integrations.base import BasePlugin, PluginManager
@@ -161,10 +163,7 @@ class Pipeline:
 @lru_cache(maxsize=2)
 def open_pipeline(url: str) -> Pipeline:
     """The pipeline of a job, opened once in each process."""
-    import fast_axolotl  # noqa: F401  its replacements, in this process
-
-    os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _make_ready()
     with Store(url).reading("pipeline.pickle") as path:
         try:
             found = pickle.loads(path.read_bytes())
@@ -175,4 +174,13 @@ def open_pipeline(url: str) -> Pipeline:
 
     datasets.disable_caching()
     disable_progress_bars()
+    # Whatever is wrong with rows was told of the first rows, where the job was started.
+    logging.getLogger("axolotl").setLevel(logging.ERROR)
     return Pipeline(*found)
+
+
+def _make_ready() -> None:
+    """Our replacements in this process, less the one that loads datasets itself."""
+    os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    install(skip=[*names_to_skip(), "stream"])
