@@ -1,0 +1,224 @@
+"""What people see of a job: how far its stages are, its plan before, its summary after.
+
+In a terminal a display on stderr is redrawn four times per second, and lines that others print
+appear above it. Elsewhere a line is written when a stage begins, every 30 s, and when it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fast_axolotl.cli.job_record import describe_summary, node_table, stage_table
+from fast_axolotl.record.units import count_words, format_bytes, format_count, format_duration
+from fast_axolotl.report.terminal import describe_left, show_matrix, show_pairs
+
+if TYPE_CHECKING:
+    from fast_axolotl.cluster.job import JobPlan, JobSummary
+    from fast_axolotl.cluster.tasks import Event
+
+__all__ = ["JobProgress", "plan_table", "summary_table"]
+
+_LINE_SECONDS = 30.0
+_DRAWN_PER_SECOND = 4
+_MOST_NODES = 16
+_SUMMED = ("rows", "tokens", "bytes_in", "bytes_out")
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What was heard of one stage: sums, and the tasks that run now."""
+
+    name: str
+    begun: float
+    total: int = 0
+    done: int = 0
+    done_before: int = 0
+    retried: int = 0
+    reason: str = ""
+    sums: Counter[str] = field(default_factory=Counter)
+    """Rows, tokens and bytes of all its tasks that are done."""
+    tokens_now: int = 0
+    """Tokens of the tasks that this run has done."""
+    peak_bytes: int = 0
+    running: set[str] = field(default_factory=set)
+    seconds: float | None = None
+    """Of a stage that has ended."""
+
+    def describe(self, now: float, num_nodes: int) -> tuple[str, ...]:
+        """What it has done so far, and who is at it."""
+        seconds = now - self.begun if self.seconds is None else self.seconds
+        sums, done_now = self.sums, self.done - self.done_before
+        rate = self.tokens_now / seconds if seconds > 0 else 0.0
+        work = {
+            f"{sums['rows']:,} rows": sums["rows"],
+            f"{format_bytes(sums['bytes_in'])} read": sums["bytes_in"],
+            f"{format_bytes(sums['bytes_out'])} written": sums["bytes_out"],
+            f"{sums['tokens']:,} tokens": sums["tokens"],
+            f"{format_count(rate)} tokens/s": rate,
+        }
+        who = {
+            f"{count_words(len(self.running), 'task')} running": self.seconds is None,
+            f"{self.done_before:,} done before": self.done_before,
+            f"{self.retried:,} retried (last: {self.reason})": self.retried,
+            count_words(num_nodes, "node"): num_nodes,
+            f"{format_bytes(self.peak_bytes)} in one process": self.peak_bytes,
+        }
+        # As long as the first round of tasks runs, their rate is not known.
+        if self.seconds is None and done_now and done_now >= len(self.running):
+            who[describe_left(seconds / done_now * (self.total - self.done))] = True
+        return tuple(
+            " · ".join(text for text, is_there in part.items() if is_there) for part in (work, who)
+        )
+
+
+class JobProgress:
+    """How far a job is, from what it tells."""
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        out: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title = title
+        self._clock = clock
+        self._stages: dict[str, _Stage] = {}
+        self._nodes: set[str] = set()
+        self._console = Console(file=out or sys.stderr, highlight=False, markup=False)
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=_DRAWN_PER_SECOND,
+                transient=True,
+            )
+        self._written = 0.0
+
+    def __enter__(self) -> JobProgress:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            # How far a job had come that failed stays on the screen.
+            self._live.transient = kind is None
+            self._live.stop()
+        elif kind is not None:
+            for stage in self._stages.values():
+                if stage.seconds is None:
+                    self._write(stage, "stopped at ")
+
+    def hear(self, event: Event) -> None:
+        """Take up what happened."""
+        now = self._clock()
+        stage = self._stages.setdefault(event.stage, _Stage(event.stage, now))
+        name = event.task.name if event.task is not None else ""
+        if event.kind == "stage":
+            stage.total += event.total
+            stage.seconds = None
+            self._write(stage, "begins: ")
+        elif event.kind == "started":
+            stage.running.add(name)
+        elif event.kind == "retried":
+            stage.retried += 1
+            stage.reason = event.reason
+        else:
+            answer = event.answer or {}
+            stage.done += 1
+            stage.sums.update({key: answer.get(key) or 0 for key in _SUMMED})
+            if name in stage.running:
+                stage.running.discard(name)
+                stage.tokens_now += answer.get("tokens") or 0
+                ran = answer.get("ran") or {}
+                stage.peak_bytes = max(stage.peak_bytes, ran.get("peak_bytes") or 0)
+                self._nodes.update([ran["node"]] if "node" in ran else [])
+            else:
+                stage.done_before += 1
+        if stage.done >= stage.total and stage.seconds is None:
+            stage.seconds = now - stage.begun
+            self._write(stage, "done: ")
+        elif now - self._written >= _LINE_SECONDS:
+            self._write(stage, "")
+
+    def render(self) -> Group:
+        """The display: a line for each stage, and below what the last one does."""
+        now = self._clock()
+        table = Table.grid(padding=(0, 2, 0, 0))
+        stages = list(self._stages.values())
+        for stage in stages:
+            seconds = now - stage.begun if stage.seconds is None else stage.seconds
+            done = stage.done if stage.total else 1
+            bar = ProgressBar(total=stage.total or 1, completed=done, width=30)
+            tasks = f"{stage.done:,}/{stage.total:,} tasks"
+            table.add_row(f"  {stage.name}", bar, tasks, format_duration(seconds))
+        below = stages[-1].describe(now, len(self._nodes)) if stages else ("starting",)
+        lines = [Text(f"  {line}", style="dim") for line in below if line]
+        return Group(Text(self._title, style="bold"), table, *lines)
+
+    def _write(self, stage: _Stage, word: str) -> None:
+        """A plain line, where there is no display."""
+        if self._live is not None:
+            return
+        now = self._clock()
+        self._written = now
+        tasks = f"{stage.done:,}/{stage.total:,} tasks"
+        if word == "begins: ":
+            tasks = count_words(stage.total, "task")
+        elif stage.seconds is not None:
+            tasks = f"{count_words(stage.total, 'task')} in {format_duration(stage.seconds)}"
+        described = stage.describe(now, len(self._nodes)) if stage.done else ()
+        line = " · ".join([f"{stage.name}: {word}{tasks}", *filter(None, described)])
+        print(f"fast-axolotl: {line}", file=self._console.file, flush=True)
+
+
+def summary_table(
+    summary: JobSummary, *, price_per_hour: float | None = None, next_command: str = ""
+) -> None:
+    """Print what a job has done, its stages and its nodes."""
+    show_matrix("", *stage_table(summary))
+    header, rows = node_table(summary)
+    rest = f"… {len(rows) - _MOST_NODES} more nodes with lower peaks; --json lists them"
+    show_matrix("", header, rows[:_MOST_NODES], [rest] if len(rows) > _MOST_NODES else [])
+    show_pairs("", describe_summary(summary, price_per_hour, next_command))
+
+
+def plan_table(plan: JobPlan) -> None:
+    """Print what a job would do."""
+    whole = [f"{one.path}: {one.whole}" for one in plan.datasets if one.whole is not None]
+    notes = [f"Loaded as a whole on this machine first: {line}." for line in whole]
+    rows = [
+        (one.path, one.split, f"{one.units:,}", format_bytes(one.num_bytes))
+        for one in plan.datasets
+    ]
+    show_matrix("", ("dataset", "split", "units", "size"), rows, notes)
+    between = plan.bytes_between
+    stages = [(name, f"{n:,}", format_bytes(between.get(name))) for name, n in plan.stages.items()]
+    show_matrix("", ("stage", "tasks", "leaves for the next"), stages)
+    free = "unknown" if plan.disk_free is None else format_bytes(plan.disk_free)
+    pairs = [
+        ("rows", f"about {plan.rows:,}, from a look at the first rows"),
+        ("tokens", f"about {plan.tokens:,}" if plan.tokens else "– (rows are not tokenised)"),
+        ("output", "\n".join(plan.outputs)),
+        ("output size", f"about {format_bytes(plan.bytes_out)}"),
+        ("work folder", plan.work),
+        ("disk", f"about {format_bytes(plan.disk_needed)} at most, {free} free"),
+        ("memory here", f"about {format_bytes(plan.coordinator_bytes)} beside the tasks"),
+    ]
+    show_pairs("", pairs)
