@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["JobProgress", "plan_table", "summary_table"]
 
 _LINE_SECONDS = 30.0
-_DRAWN_PER_SECOND = 4
 _MOST_NODES = 16
 _SUMMED = ("rows", "tokens", "bytes_in", "bytes_out")
 
@@ -53,12 +53,15 @@ class _Stage:
     """Tokens of the tasks that this run has done."""
     peak_bytes: int = 0
     running: set[str] = field(default_factory=set)
+    started: float | None = None
+    """When its first task of this run began."""
     seconds: float | None = None
     """Of a stage that has ended."""
 
     def describe(self, now: float, num_nodes: int) -> tuple[str, ...]:
         """What it has done so far, and who is at it."""
-        seconds = now - self.begun if self.seconds is None else self.seconds
+        until = now if self.seconds is None else self.begun + self.seconds
+        seconds = until - (self.started or self.begun)
         sums, done_now = self.sums, self.done - self.done_before
         rate = self.tokens_now / seconds if seconds > 0 else 0.0
         work = {
@@ -99,18 +102,16 @@ class JobProgress:
         self._nodes: set[str] = set()
         self._console = Console(file=out or sys.stderr, highlight=False, markup=False)
         self._live: Live | None = None
-        if self._console.is_terminal:
-            self._live = Live(
-                get_renderable=self.render,
-                console=self._console,
-                refresh_per_second=_DRAWN_PER_SECOND,
-                transient=True,
-            )
         self._written = 0.0
+        self._stack = ExitStack()
 
     def __enter__(self) -> JobProgress:
-        if self._live is not None:
-            self._live.start(refresh=True)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4)
+            self._live = self._stack.enter_context(live)
+        else:
+            # Stdout is for results; what Ray and Axolotl print goes elsewhere, as with the display.
+            self._stack.enter_context(redirect_stdout(self._console.file))
         return self
 
     def __exit__(
@@ -119,11 +120,10 @@ class JobProgress:
         if self._live is not None:
             # How far a job had come that failed stays on the screen.
             self._live.transient = kind is None
-            self._live.stop()
-        elif kind is not None:
-            for stage in self._stages.values():
-                if stage.seconds is None:
-                    self._write(stage, "stopped at ")
+        for stage in self._stages.values():
+            if stage.seconds is None:
+                self._write(stage, "stopped at ")
+        self._stack.close()
 
     def hear(self, event: Event) -> None:
         """Take up what happened."""
@@ -133,9 +133,10 @@ class JobProgress:
         if event.kind == "stage":
             stage.total += event.total
             stage.seconds = None
-            self._write(stage, "begins: ")
+            self._write(stage, "begins, ")
         elif event.kind == "started":
             stage.running.add(name)
+            stage.started = stage.started or now
         elif event.kind == "retried":
             stage.retried += 1
             stage.reason = event.reason
@@ -153,7 +154,7 @@ class JobProgress:
                 stage.done_before += 1
         if stage.done >= stage.total and stage.seconds is None:
             stage.seconds = now - stage.begun
-            self._write(stage, "done: ")
+            self._write(stage, "done, ")
         elif now - self._written >= _LINE_SECONDS:
             self._write(stage, "")
 
@@ -179,10 +180,8 @@ class JobProgress:
         now = self._clock()
         self._written = now
         tasks = f"{stage.done:,}/{stage.total:,} tasks"
-        if word == "begins: ":
-            tasks = count_words(stage.total, "task")
-        elif stage.seconds is not None:
-            tasks = f"{count_words(stage.total, 'task')} in {format_duration(stage.seconds)}"
+        if stage.seconds is not None:
+            tasks += f" in {format_duration(stage.seconds)}"
         described = stage.describe(now, len(self._nodes)) if stage.done else ()
         line = " · ".join([f"{stage.name}: {word}{tasks}", *filter(None, described)])
         print(f"fast-axolotl: {line}", file=self._console.file, flush=True)

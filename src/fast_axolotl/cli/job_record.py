@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.cluster.job import JobSummary
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, mask_secrets
 from fast_axolotl.record.codec import from_plain, to_json, to_plain
 from fast_axolotl.record.folder import JOB_FILE
 from fast_axolotl.record.units import (
@@ -21,6 +21,7 @@ from fast_axolotl.record.units import (
     format_count,
     format_date,
     format_duration,
+    format_share,
 )
 from fast_axolotl.report.content import Report
 from fast_axolotl.report.figures import describe_value
@@ -54,7 +55,8 @@ class JobRecord:
     def write(self, folder: Path) -> None:
         """Leave it in a folder."""
         with written_beside(folder / JOB_FILE) as beside:
-            beside.write_text(to_json(self), encoding="utf-8", errors="backslashreplace")
+            text = mask_secrets(to_json(self))
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     @classmethod
     def read(cls, folder: Path) -> JobRecord:
@@ -71,14 +73,10 @@ class JobRecord:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not the record of a job ({error})", path=str(path)) from error
 
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """The job in words."""
-        return describe_summary(self.summary, self.price_per_hour, self.next_command)
-
     def markdown(self) -> str:
         """A table for a pull request."""
-        rows = [f"| {label} | {escape_markdown(value)} |" for label, value in self.pairs]
+        pairs = describe_summary(self.summary, self.price_per_hour, self.next_command)
+        rows = [f"| {label} | {escape_markdown(value)} |" for label, value in pairs]
         head = [f"## {escape_markdown(self.title)}", "", "| | |", "| --- | --- |"]
         return "\n".join([*head, *rows])
 
@@ -88,23 +86,24 @@ class JobRecord:
 
         done, took = self.summary, format_duration(self.summary.seconds)
         peaks = [node.peak_bytes for node in done.nodes]
-        headline = f"{done.rows_out:,} of {done.rows_in:,} rows were written in {took}."
+        tokens = f", {done.tokens:,} tokens" if done.tokens else ""
+        headline = f"{done.rows_out:,} of {done.rows_in:,} rows were written in {took}{tokens}."
         ledger = {stage.name: stage.seconds for stage in done.stages}
-        ledger["between stages"] = max(0.0, done.seconds - sum(ledger.values()))
+        ledger["other"] = max(0.0, done.seconds - sum(ledger.values()))
         return render_job(
             Report(title=self.title, runs=(), made=now, version=self.version),
             subtitle=f"{format_date(self.started)} · {took} · {count_words(len(peaks), 'node')}",
             answer={"tone": "good", "badges": [("good", "Finished")], "evidence": ()}
             | {"headline": headline, "action": self.next_command},
             tiles=[
-                *([("tokens", f"{done.tokens:,}")] if done.tokens else []),
+                ("rows dropped", f"{sum(done.dropped.values()):,}"),
                 ("duplicates", f"{done.duplicates:,}"),
                 ("written", format_bytes(done.bytes_out)),
                 ("largest process", format_bytes(max(peaks, default=None))),
             ],
             ledger=ledger,
             tables={
-                "Rows": ((), self.pairs),
+                "Result": ((), describe_summary(done, self.price_per_hour, self.next_command)),
                 "Stages": stage_table(done),
                 "Nodes": node_table(done),
                 "Settings": (
@@ -122,17 +121,17 @@ def describe_summary(
     """A job in words: a label and its value, line by line. The price is for all nodes together."""
 
     def of_rows(count: int) -> str:
-        return f"{count:,} ({count / summary.rows_in if summary.rows_in else 0.0:.1%})"
+        return f"{count:,} ({format_share(count / max(1, summary.rows_in))})"
 
     # Rows that an earlier run has prepared were paid for then, and took no time now.
     done_before = sum(stage.done_before for stage in summary.stages)
     is_whole = not done_before and summary.tokens > 0 and summary.seconds > 0
-    reasons = [f"{count:,} {name.replace('_', ' ')}" for name, count in summary.dropped.items()]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.dropped.items())
     rate = f", {format_count(summary.tokens / summary.seconds)} tokens/s" if is_whole else ""
     earlier = f"; {count_words(done_before, 'task')} done by an earlier run" if done_before else ""
     pairs = [
         ("rows in", f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)})"),
-        ("dropped", "\n".join([of_rows(sum(summary.dropped.values())), *reasons])),
+        ("dropped", ": ".join(filter(None, (of_rows(sum(summary.dropped.values())), reasons)))),
         ("duplicates", of_rows(summary.duplicates)),
         ("rows out", f"{summary.rows_out:,} ({format_bytes(summary.bytes_out)})"),
         ("tokens", f"{summary.tokens:,}{rate}" if summary.tokens else "– (rows are not tokenised)"),
@@ -145,7 +144,7 @@ def describe_summary(
             text += f"; {format_count(cost / summary.tokens * 1e6)} per million tokens"
         pairs.append(("cost", f"{text}{', this run only' if done_before else ''}"))
     pairs += [(name.replace("_", " "), describe_value(one)) for name, one in summary.extra.items()]
-    pairs.append(("output", "\n".join(summary.outputs)))
+    pairs.append(("output", ", ".join(summary.outputs)))
     return pairs + ([("next", next_command)] if next_command else [])
 
 

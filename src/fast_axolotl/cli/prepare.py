@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fast_axolotl.cli.options import AsJson, examples, parse_size, say, unused_folder
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, MissingFileError, UsageError, mask_words
+
+if TYPE_CHECKING:
+    from fast_axolotl.cluster.job import JobPlan
 
 __all__ = ["PREPARE_EXAMPLES", "prepare"]
 
@@ -56,9 +59,7 @@ def prepare(
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a key of the configuration; can be given more than once.",
+            "--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable."
         ),
     ] = None,
     price: Annotated[
@@ -78,10 +79,7 @@ def prepare(
     as_json: AsJson = False,
     record: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the record that fast-axolotl report opens. "
-            "Default: fast-axolotl-runs/TIME-prepare."
-        ),
+        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-prepare."),
     ] = None,
 ) -> None:
     """Write Axolotl's prepared dataset on all cores or a Ray cluster, in bounded memory.
@@ -108,49 +106,51 @@ def prepare(
             "prepare reads the configuration and tokenises with Axolotl, which is not installed "
             "here: pip install axolotl"
         )
-    if dry_run:
-        _print_plan(config, settings, num_bytes, output, work, as_json=as_json)
-        return
     from fast_axolotl import __version__
     from fast_axolotl.cli.job_progress import JobProgress, summary_table
     from fast_axolotl.cli.job_record import JobRecord
+    from fast_axolotl.cluster.prepare import plan_preparation
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
+    common: Any = {"overrides": settings, "memory": num_bytes, "output": output, "work": work}
+    if dry_run:
+        _print_plan(plan_preparation(str(config), **common), as_json=as_json)
+        return
     started = time.time()
-    with JobProgress(f"prepare {config}") as progress:
-        summary = prepare_dataset(
-            str(config),
-            overrides=settings,
-            engine=engine,
-            address=address or "auto",
-            workers=workers,
-            memory=num_bytes,
-            output=output,
-            work=work,
-            restart=restart,
-            heard=progress.hear,
-        )
-    job = JobRecord(
+    try:
+        with JobProgress(f"prepare {config}") as progress:
+            summary = prepare_dataset(
+                str(config),
+                **common,
+                engine=engine,
+                address=address or "auto",
+                workers=workers,
+                restart=restart,
+                heard=progress.hear,
+            )
+    except KeyboardInterrupt:
+        say("what is done is kept: the same command continues, --restart begins again")
+        raise
+    made = JobRecord(
         title=f"prepare {config.name}",
         started=started,
         version=__version__,
         settings={
             "config": str(config.absolute()),
-            "set": settings,
             "engine": f"ray at {address or 'auto'}" if engine == "ray" else engine,
             "workers": workers or "every core",
-            "memory of a process": num_bytes,
+            "memory of a process": memory,
         },
         next_command=_train_command(config, settings, output),
         price_per_hour=price,
         summary=summary,
     )
     if as_json:
-        cost = {"price_per_hour": price, "next_command": job.next_command, "record": str(folder)}
-        print(json.dumps({**summary.to_json(), **cost}, indent=2, default=str))
+        beside = {"price_per_hour": price, "next_command": made.next_command, "record": str(folder)}
+        print(json.dumps(summary.to_json() | beside, indent=2))
     else:
-        summary_table(summary, price_per_hour=price, next_command=job.next_command)
-    job.write(folder)
+        summary_table(summary, price_per_hour=price, next_command=made.next_command)
+    made.write(folder)
     say(f"to see it again: fast-axolotl report {shlex.quote(str(folder))}")
 
 
@@ -182,28 +182,16 @@ def _train_command(config: Path, settings: Mapping[str, Any], output: str | None
         name = key.replace("_", "-")
         truth = {True: [f"--{name}"], False: [f"--no-{name}"]}
         words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
-    return shlex.join(words)
+    return shlex.join(mask_words(words))
 
 
-def _print_plan(
-    config: Path,
-    settings: Mapping[str, Any],
-    num_bytes: int,
-    output: str | None,
-    work: str | None,
-    *,
-    as_json: bool,
-) -> None:
+def _print_plan(plan: JobPlan, *, as_json: bool) -> None:
     """Print it, and fail where the disk cannot hold what the job needs."""
     from fast_axolotl.cli.job_progress import plan_table
-    from fast_axolotl.cluster.prepare import plan_preparation
     from fast_axolotl.record.units import format_bytes
 
-    plan = plan_preparation(
-        str(config), overrides=settings, memory=num_bytes, output=output, work=work
-    )
     if as_json:
-        print(json.dumps(plan.to_json(), indent=2, default=str))
+        print(json.dumps(plan.to_json(), indent=2))
     else:
         plan_table(plan)
     if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
