@@ -21,12 +21,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fast_axolotl.cli.job_record import describe_summary, node_table, stage_table
 from fast_axolotl.record.units import count_words, format_bytes, format_count, format_duration
 from fast_axolotl.report.terminal import describe_left, show_matrix, show_pairs
 
 if TYPE_CHECKING:
-    from fast_axolotl.cluster.job import JobPlan, JobSummary
+    from fast_axolotl.cli.job_record import JobRecord
+    from fast_axolotl.cluster.job import JobPlan
     from fast_axolotl.cluster.tasks import Event
 
 __all__ = ["JobProgress", "plan_table", "summary_table"]
@@ -90,11 +90,7 @@ class JobProgress:
     """How far a job is, from what it tells."""
 
     def __init__(
-        self,
-        title: str,
-        *,
-        out: IO[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, title: str, *, out: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._title = title
         self._clock = clock
@@ -187,21 +183,22 @@ class JobProgress:
         print(f"fast-axolotl: {line}", file=self._console.file, flush=True)
 
 
-def summary_table(
-    summary: JobSummary, *, price_per_hour: float | None = None, next_command: str = ""
-) -> None:
-    """Print what a job has done, its stages and its nodes."""
-    show_matrix("", *stage_table(summary))
-    header, rows = node_table(summary)
+def summary_table(job: JobRecord) -> None:
+    """Print what a job has done: its stages, its nodes, its rows."""
+    show_matrix("", *job.stages())
+    header, rows = job.nodes()
     rest = f"… {len(rows) - _MOST_NODES} more nodes with lower peaks; --json lists them"
     show_matrix("", header, rows[:_MOST_NODES], [rest] if len(rows) > _MOST_NODES else [])
-    show_pairs("", describe_summary(summary, price_per_hour, next_command))
+    show_pairs("", job.pairs())
 
 
 def plan_table(plan: JobPlan) -> None:
     """Print what a job would do."""
-    whole = [f"{one.path}: {one.whole}" for one in plan.datasets if one.whole is not None]
-    notes = [f"Loaded as a whole on this machine first: {line}." for line in whole]
+    notes = [
+        f"{one.path} is loaded as a whole on this machine first: {one.whole}."
+        for one in plan.datasets
+        if one.whole is not None
+    ]
     rows = [
         (one.path, one.split, f"{one.units:,}", format_bytes(one.num_bytes))
         for one in plan.datasets

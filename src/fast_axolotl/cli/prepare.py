@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fast_axolotl.cli.options import AsJson, examples, parse_size, say, unused_folder
-from fast_axolotl.errors import DataError, MissingFileError, UsageError, mask_words
+from fast_axolotl.errors import DataError, UsageError, mask_words
 
 if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobPlan
@@ -32,7 +31,9 @@ PREPARE_EXAMPLES = examples(
 
 
 def prepare(
-    config: Annotated[Path, typer.Argument(help="Axolotl's YAML file.", metavar="CONFIG")],
+    config: Annotated[
+        Path, typer.Argument(help="Axolotl's YAML file.", metavar="CONFIG", exists=True)
+    ],
     engine: Annotated[
         Literal["local", "ray"],
         typer.Option(help="Who does the work: processes of this machine, or a Ray cluster."),
@@ -94,10 +95,6 @@ def prepare(
     num_bytes = parse_size(memory)
     if address is not None and engine != "ray":
         raise UsageError("--address is of a Ray cluster: add --engine ray")
-    if price is not None and not math.isfinite(price):
-        raise UsageError(f"cannot read {price} as a price; write 2.5")
-    if not config.is_file():
-        raise MissingFileError("there is no such configuration", path=str(config))
     folder = record or unused_folder("fast-axolotl-runs", f"{datetime.now():%Y%m%d-%H%M%S}-prepare")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already; give an empty folder with --record")
@@ -106,7 +103,6 @@ def prepare(
             "prepare reads the configuration and tokenises with Axolotl, which is not installed "
             "here: pip install axolotl"
         )
-    from fast_axolotl import __version__
     from fast_axolotl.cli.job_progress import JobProgress, summary_table
     from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.cluster.prepare import plan_preparation
@@ -134,7 +130,6 @@ def prepare(
     made = JobRecord(
         title=f"prepare {config.name}",
         started=started,
-        version=__version__,
         settings={
             "config": str(config.absolute()),
             "engine": f"ray at {address or 'auto'}" if engine == "ray" else engine,
@@ -149,7 +144,7 @@ def prepare(
         beside = {"price_per_hour": price, "next_command": made.next_command, "record": str(folder)}
         print(json.dumps(summary.to_json() | beside, indent=2))
     else:
-        summary_table(summary, price_per_hour=price, next_command=made.next_command)
+        summary_table(made)
     made.write(folder)
     say(f"to see it again: fast-axolotl report {shlex.quote(str(folder))}")
 

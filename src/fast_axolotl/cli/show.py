@@ -36,12 +36,7 @@ def show(
         from fast_axolotl.cli.job_record import JobRecord
 
         job = JobRecord.read(run)
-        if as_json:
-            print(to_json(job))
-        else:
-            summary_table(
-                job.summary, price_per_hour=job.price_per_hour, next_command=job.next_command
-            )
+        print(to_json(job)) if as_json else summary_table(job)
         return
     record = read_training(run)
     summary = summarise(record)
