@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from fast_axolotl.record.units import count_words, format_bytes, format_count, format_duration
-from fast_axolotl.report.terminal import describe_left, show_matrix, show_pairs
+from fast_axolotl.report.terminal import (
+    StageBar,
+    describe_left,
+    show_matrix,
+    show_pairs,
+    stage_display,
+)
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.job_record import JobRecord
@@ -71,16 +71,16 @@ class _Stage:
             f"{sums['tokens']:,} tokens": sums["tokens"],
             f"{format_count(rate)} tokens/s": rate,
         }
+        # As long as the first round of tasks runs, their rate is not known.
+        is_steady = self.seconds is None and done_now >= max(1, len(self.running))
         who = {
+            describe_left(seconds / max(1, done_now) * (self.total - self.done)): is_steady,
             f"{count_words(len(self.running), 'task')} running": self.seconds is None,
             f"{self.done_before:,} done before": self.done_before,
-            f"{self.retried:,} retried (last: {self.reason})": self.retried,
             count_words(num_nodes, "node"): num_nodes,
             f"{format_bytes(self.peak_bytes)} in one process": self.peak_bytes,
+            f"{self.retried:,} retried (last: {self.reason})": self.retried,
         }
-        # As long as the first round of tasks runs, their rate is not known.
-        if self.seconds is None and done_now and done_now >= len(self.running):
-            who[describe_left(seconds / done_now * (self.total - self.done))] = True
         return tuple(
             " · ".join(text for text, is_there in part.items() if is_there) for part in (work, who)
         )
@@ -92,22 +92,17 @@ class JobProgress:
     def __init__(
         self, title: str, *, out: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._title = title
         self._clock = clock
         self._stages: dict[str, _Stage] = {}
         self._nodes: set[str] = set()
-        self._console = Console(file=out or sys.stderr, highlight=False, markup=False)
-        self._live: Live | None = None
+        self._out = out or sys.stderr
+        self._live = stage_display(title, self._draw, self._out)
         self._written = 0.0
         self._stack = ExitStack()
 
     def __enter__(self) -> JobProgress:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4)
-            self._live = self._stack.enter_context(live)
-        else:
-            # Stdout is for results; what Ray and Axolotl print goes elsewhere, as with the display.
-            self._stack.enter_context(redirect_stdout(self._console.file))
+        # Stdout is for results; what Ray and Axolotl print goes elsewhere, as with the display.
+        self._stack.enter_context(self._live or redirect_stdout(self._out))
         return self
 
     def __exit__(
@@ -154,20 +149,17 @@ class JobProgress:
         elif now - self._written >= _LINE_SECONDS:
             self._write(stage, "")
 
-    def render(self) -> Group:
-        """The display: a line for each stage, and below what the last one does."""
+    def _draw(self) -> tuple[list[StageBar], list[str]]:
+        """A bar for each stage, and what the last one does."""
         now = self._clock()
-        table = Table.grid(padding=(0, 2, 0, 0))
         stages = list(self._stages.values())
+        bars: list[StageBar] = []
         for stage in stages:
             seconds = now - stage.begun if stage.seconds is None else stage.seconds
-            done = stage.done if stage.total else 1
-            bar = ProgressBar(total=stage.total or 1, completed=done, width=30)
-            tasks = f"{stage.done:,}/{stage.total:,} tasks"
-            table.add_row(f"  {stage.name}", bar, tasks, format_duration(seconds))
+            words = (f"{stage.done:,}/{stage.total:,} tasks", format_duration(seconds))
+            bars.append((stage.name, stage.done, stage.total, words))
         below = stages[-1].describe(now, len(self._nodes)) if stages else ("starting",)
-        lines = [Text(f"  {line}", style="dim") for line in below if line]
-        return Group(Text(self._title, style="bold"), table, *lines)
+        return bars, [line for line in below if line]
 
     def _write(self, stage: _Stage, word: str) -> None:
         """A plain line, where there is no display."""
@@ -180,7 +172,7 @@ class JobProgress:
             tasks += f" in {format_duration(stage.seconds)}"
         described = stage.describe(now, len(self._nodes)) if stage.done else ()
         line = " · ".join([f"{stage.name}: {word}{tasks}", *filter(None, described)])
-        print(f"fast-axolotl: {line}", file=self._console.file, flush=True)
+        print(f"fast-axolotl: {line}", file=self._out, flush=True)
 
 
 def summary_table(job: JobRecord) -> None:

@@ -75,7 +75,6 @@ _LISTS: dict[type, str] = {
 """Where a rank keeps its lines."""
 SYSTEM_FILES = "system*.jsonl"
 JOB_FILE = "job.json"
-"""The record of a job on data, which has no steps."""
 _CLOCK_SECONDS = 60.0
 """How far the clocks of two nodes may be apart."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
@@ -325,8 +324,7 @@ def no_record(folder: Path, reason: str = "") -> DataError:
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
     if (folder / JOB_FILE).is_file():
-        commands = f"fast-axolotl show or report {shlex.quote(str(folder))}"
-        text = f"this is the record of a job on data, which has no steps: {commands}"
+        text = "this is the record of a job on data, which has no steps: fast-axolotl report it"
     elif words:
         commands = ", ".join(f"fast-axolotl {word}" for word in words)
         text = f"this is the folder of a protocol, with a record for each run: {commands}"
