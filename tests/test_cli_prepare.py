@@ -200,6 +200,10 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(run: Run, tmp_p
         "--dataset-prepared-path out"
     )
     assert "abc" not in (tmp_path / "r" / "job.json").read_text()
+    assert (
+        "copy s3://b/p to FOLDER, then axolotl train"
+        in run("prepare", "c.yml", "-o", "s3://b/p")[1]
+    )
 
 
 def test_a_plan_that_the_disk_cannot_hold_is_printed_and_refused(run: Run, tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_the_record_is_shown_and_becomes_a_page(run: Run, tmp_path: Path) -> Non
     code, out, _ = run("report", "r", "-o", "p.html", "--markdown", "p.md", "--json")
     assert (code, json.loads(out)["job"]["summary"]["rows_out"]) == (0, 900)
     page = (tmp_path / "p.html").read_text()
-    assert "900 of 1,000 rows written in 30 min 00 s, 2,000,000 tokens." in page
+    assert "900 of 1,000 rows (2,000,000 tokens) written in 30 min 00 s." in page
     assert 'aria-label="rows 83.3 %, shards 11.1 %, other 5.6 %"' in page
     assert len(page) < 100_000, "no charts, so no library"
     assert "| duplicates | 60 (6.0 %) |" in (tmp_path / "p.md").read_text()

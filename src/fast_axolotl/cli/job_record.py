@@ -127,14 +127,16 @@ class JobRecord:
 
         done, took = self.summary, format_duration(self.summary.seconds)
         peak = max((node.peak_bytes for node in done.nodes), default=None)
-        tokens = f", {done.tokens:,} tokens" if done.tokens else ""
+        tokens = f" ({done.tokens:,} tokens)" if done.tokens else ""
+        before = any(stage.done_before for stage in done.stages)
         ledger = {stage.name: stage.seconds for stage in done.stages}
         ledger["other"] = max(0.0, done.seconds - sum(ledger.values()))
         settings = [(name, describe_value(value)) for name, value in self.settings.items()]
         return render_job(
             Report(title=self.title, runs=(), made=now, version=self.version),
             subtitle=f"{format_date(self.started)} · {count_words(len(done.nodes), 'node')}",
-            headline=f"{done.rows_out:,} of {done.rows_in:,} rows written in {took}{tokens}.",
+            headline=f"{done.rows_out:,} of {done.rows_in:,} rows{tokens} written in {took}"
+            f"{', continuing an earlier run' if before else ''}.",
             action=self.next_command,
             tiles=[
                 ("rows dropped", f"{sum(done.dropped.values()):,}"),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["PREPARE_EXAMPLES", "prepare"]
 
 PREPARE_EXAMPLES = examples(
-    "prepare config.yml",
     "prepare config.yml --dry-run",
     "prepare config.yml --memory 2GiB --workers 8 --set sequence_len=8192",
     "prepare config.yml --engine ray --work s3://bucket/work --price 12.8",
@@ -65,9 +64,7 @@ def prepare(
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(
-            help="What all nodes together cost per hour: adds the cost per million tokens.", min=0.0
-        ),
+        typer.Option(help="What all nodes together cost per hour, to add up the cost.", min=0.0),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -173,11 +170,16 @@ def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 def _train_command(config: Path, settings: Mapping[str, Any], output: str | None) -> str:
     """How to train on it: with the same settings, or Axolotl looks for another dataset."""
     words = ["axolotl", "train", str(config)]
-    for key, value in {**settings, **({"dataset_prepared_path": output} if output else {})}.items():
+    # Axolotl opens a prepared dataset from a path only.
+    is_remote = output is not None and "://" in output
+    folder = {"dataset_prepared_path": "FOLDER" if is_remote else output}
+    for key, value in {**settings, **folder}.items():
         name = key.replace("_", "-")
         truth = {True: [f"--{name}"], False: [f"--no-{name}"]}
-        words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
-    return shlex.join(mask_words(words))
+        if value is not None:
+            words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
+    command = shlex.join(mask_words(words))
+    return f"copy {output} to FOLDER, then {command}" if is_remote else command
 
 
 def _print_plan(plan: JobPlan, *, as_json: bool) -> None:
