@@ -113,6 +113,7 @@ class JobProgress:
             self._live.transient = kind is None
         for stage in self._stages.values():
             if stage.seconds is None:
+                stage.seconds = self._clock() - stage.begun
                 self._write(stage, "stopped at ")
         self._stack.close()
 
