@@ -137,7 +137,7 @@ def test_a_summary_names_reasons_stages_nodes_and_cost(capsys: pytest.CaptureFix
     expected = (
         "dropped 40 (4.0 %): 30 longer than sequence_len, 10 without a label",
         "duplicates 60 (6.0 %)",
-        "tokens 2,000,000, 1,111 tokens/s",
+        "tokens 2,000,000 (1,111 tokens/s)",
         "cost 3 at 6 per hour for all nodes together; 1.5 per million tokens",
         "packing efficiency 0.98",
         "4 more nodes with lower peaks",

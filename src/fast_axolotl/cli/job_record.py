@@ -76,7 +76,7 @@ class JobRecord:
         # Rows that an earlier run has prepared were paid for then, and took no time now.
         earlier = sum(stage.done_before for stage in done.stages)
         is_whole = not earlier and done.tokens > 0 and done.seconds > 0
-        rate = f", {format_count(done.tokens / done.seconds)} tokens/s" if is_whole else ""
+        rate = f" ({format_count(done.tokens / done.seconds)} tokens/s)" if is_whole else ""
         shares = [
             f"{count:,} ({format_share(count / max(1, done.rows_in))})"
             for count in (sum(done.dropped.values()), done.duplicates)
