@@ -55,6 +55,7 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
         raise UsageError(f"prepare needs Axolotl: pip install axolotl ({error})") from None
     cfg = load_cfg(config, is_preprocess=True, **overrides)
     cfg.is_preprocess = True
+    _quieten(logging.WARNING)
     for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
         if cfg.get(key):
             raise UsageError(f"{config} has {key}: there is nothing to prepare, train at once")
@@ -169,13 +170,8 @@ def open_pipeline(url: str) -> Pipeline:
             found = pickle.loads(path.read_bytes())
         except (ImportError, AttributeError) as error:
             raise DataError(f"the configuration cannot be opened here: {error}") from None
-    import datasets
-    from datasets.utils import disable_progress_bars
-
-    datasets.disable_caching()
-    disable_progress_bars()
     # Whatever is wrong with rows was told of the first rows, where the job was started.
-    logging.getLogger("axolotl").setLevel(logging.ERROR)
+    _quieten(logging.ERROR)
     return Pipeline(*found)
 
 
@@ -184,3 +180,13 @@ def _make_ready() -> None:
     os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     install(skip=[*names_to_skip(), "stream"])
+
+
+def _quieten(level: int) -> None:
+    """Nothing of single slices is told or kept."""
+    import datasets
+    from datasets.utils import disable_progress_bars
+
+    datasets.disable_caching()
+    disable_progress_bars()
+    logging.getLogger("axolotl").setLevel(level)
