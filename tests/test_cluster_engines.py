@@ -6,7 +6,6 @@ import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -218,8 +217,188 @@ def test_no_process_is_left_when_the_parent_ends(tmp_path: Path, signal_number: 
     assert not list((tmp_path / "held").iterdir())
 
 
-def test_an_unknown_engine_and_a_wrong_number_are_errors() -> None:
+def test_an_unknown_engine_is_an_error() -> None:
     with pytest.raises(UsageError, match="local or ray"):
         open_engine("dask")
-    with pytest.raises(UsageError, match="-1"):
-        open_engine("local", workers=-1)
+
+
+# Nodes of a Ray cluster, each with its own processes on this machine.
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
+NO_PORT = "127.0.0.1:9"
+
+
+class Nodes:
+    """A head that does no tasks, and nodes with one core each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._few = {"object_store_memory": 80_000_000}
+        head = {"num_cpus": 0, "include_dashboard": False, **self._few}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+
+    def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
+        variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
+        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
+
+    def kill(self, node: Any) -> None:
+        """As a machine that lost its power."""
+        for kind in node.all_processes:
+            for started in node.all_processes[kind]:
+                process = psutil.Process(started.process.pid)
+                for member in [process, *process.children(recursive=True)]:
+                    member.kill()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with (
+        tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("RAY_TMPDIR", folder)  # short, since sockets lie there
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        made = Nodes()
+        try:
+            made.add("n1", wait=False)
+            made.add("n2")
+            yield made
+        finally:
+            made.cluster.shutdown()
+
+
+@needs_ray
+def test_nodes_do_all_tasks(opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path) -> None:
+    engine = opened("ray", address=nodes.address)
+    assert engine.num_workers == 2
+    assert {node["name"] for node in engine.nodes()} == {"n1", "n2"}
+    flying = []
+
+    def heard(event: Event) -> None:
+        flying.append({"started": 1, "done": -1}.get(event.kind, 0))
+        assert sum(flying) <= 4
+
+    answers = run_stage(engine, Store(str(tmp_path)), "toy", squares(16, 0.1), heard)
+    assert_squares(answers, 16)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
+
+
+@needs_ray
+def test_errors_of_nodes_name_the_node(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address, memory=1 << 20)
+    with pytest.raises(MissingFileError, match=r"rows.jsonl, line 7: .*\(on node n[12]\)$"):
+        perform_all(engine, tmp_path, [task("complain")])
+    with pytest.raises(
+        DataError, match=r"toy/divide failed: ZeroDivisionError.*\(on node n[12]\)\n"
+    ):
+        perform_all(engine, tmp_path, [task("divide")])
+
+
+@needs_ray
+def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address)
+    events: list[Event] = []
+    tasks = [*squares(3), task("die", times=2)]
+    answers = perform_all(engine, tmp_path, tasks, events)
+    assert answers["die"]["attempts"] == len(retried(events)) == 2
+    assert "worker died" in retried(events)[0]
+    with pytest.raises(DataError, match=r"toy/die was lost 3 times.*worker died.*--memory"):
+        perform_all(engine, tmp_path, [task("die", times=9)])
+
+
+@needs_ray
+def test_tasks_of_a_lost_node_are_done_by_others(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_ATTEMPTS", 2)
+    lost = nodes.add("n3")
+    events: list[Event] = []
+    answers = {}
+    engine = opened("ray", address=nodes.address)
+    for done, answer in engine.run(str(tmp_path), squares(20, 0.5), events.append):
+        answers[done.name] = answer
+        if len(answers) == 4:
+            nodes.kill(lost)
+    assert_squares(answers, 20)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2", "n3"}
+    assert len(retried(events)) == 1
+
+
+@needs_ray
+def test_a_node_with_other_versions_does_nothing(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address)
+    older = tmp_path / "older" / "numpy-0.0.1.dist-info"
+    older.mkdir(parents=True)
+    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.0.1\n")
+    skewed = nodes.add("n4", older.parent)
+    events: list[Event] = []
+    answers = perform_all(engine, tmp_path, squares(16, 0.3), events)
+    assert_squares(answers, 16)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
+    assert 1 <= len(retried(events)) <= 6
+    assert "node n4: numpy 0.0.1, here " in retried(events)[0]
+    engine.close()
+    with pytest.raises(UsageError, match=r"node n4: numpy 0\.0\.1, here "):
+        open_engine("ray", address=nodes.address)
+    nodes.kill(skewed)
+
+
+def test_packages_that_a_node_has_and_this_machine_has_not_are_no_skew() -> None:
+    nodes = [
+        {"name": "a", "versions": {"numpy": "2", "axolotl": "1"}},
+        {"name": "b", "versions": {}},
+    ]
+    assert find_skew({"numpy": "2"}, nodes) == ["node b: numpy not installed, here 2"]
+
+
+@needs_ray
+def test_more_memory_than_any_node_has_is_an_error(nodes: Nodes) -> None:
+    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes free .*--memory"):
+        open_engine("ray", address=nodes.address, memory=1 << 50)
+
+
+@needs_ray
+@pytest.mark.parametrize("address", [NO_PORT, "nowhere", "ray://127.0.0.1:9", "no.invalid:6379"])
+def test_an_address_without_a_cluster_is_an_error_soon(address: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match=address):
+        open_engine("ray", address=address)
+    assert time.monotonic() - begin < 10
+
+
+@needs_ray
+def test_the_address_of_the_environment_is_tried_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", NO_PORT)
+    with pytest.raises(UsageError, match=rf"{NO_PORT} .*: start one with `ray start --head`"):
+        open_engine("ray")
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'ray>=2\.52\.1'"):
+        open_engine("ray")
+
+
+@needs_ray
+def test_a_cluster_that_lost_its_head_is_an_error(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_HEAD_SECONDS", 1)
+    monkeypatch.setattr(engines, "_MOMENT_SECONDS", 0.5)
+    engine = opened("ray", address=nodes.address)
+    answers = engine.run(str(tmp_path), squares(300, 0.2), lambda event: None)
+    next(answers)
+    nodes.kill(nodes.cluster.head_node)
+    with pytest.raises(DataError, match=r"has gone.*the same command continues"):
+        list(answers)
