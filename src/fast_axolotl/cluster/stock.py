@@ -179,6 +179,7 @@ def _make_ready() -> None:
     """Our replacements in this process, less the one that loads datasets itself."""
     os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
     install(skip=[*names_to_skip(), "stream"])
 
 
