@@ -53,7 +53,8 @@ from fast_axolotl.cluster import prepare as module
 from fast_axolotl.cluster.prepare import prepare
 if __name__ == "__main__":
     # Small enough for some dozens of units, parts and pieces of a few kB.
-    module._LEAST_MEMORY, module._CHUNK_BYTES = 0, 20_000
+    module._LEAST_ROOM, module._CHUNK_BYTES = 0, 20_000
+    module._HOST_BYTES, module.MIB = 0, 100_000
     results = {}
     for path in json.loads(sys.argv[1]):
         summary = prepare(path, overrides={}, engine="local", address="auto", workers=2,
@@ -170,7 +171,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert stock.returncode == 0, stock.stderr[-3000:]
     program = folder / "ours.py"
     program.write_text(OURS)
-    ours = run_child(sys.executable, str(program), json.dumps(paths["ours"]), "1600000")
+    ours = run_child(sys.executable, str(program), json.dumps(paths["ours"]), "320000")
     assert ours.returncode == 0, ours.stderr[-3000:]
     [line] = [line for line in ours.stdout.splitlines() if line.startswith("RESULTS ")]
     results = json.loads(line.removeprefix("RESULTS "))

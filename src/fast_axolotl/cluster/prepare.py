@@ -37,9 +37,13 @@ from fast_axolotl.errors import DataError, UsageError
 __all__ = ["plan_preparation", "prepare"]
 
 MIB = 1024 * 1024
-_LEAST_MEMORY = 256 * MIB
+_HOST_BYTES = 768 * MIB
+"""What a process takes that has imported Axolotl and done nothing."""
+_LEAST_ROOM = 256 * MIB
 _CHUNK_BYTES = 10 * MIB
 """Of JSON lines, as Hugging Face parses them."""
+_MOST_UNIT_BYTES = 64 * MIB
+_MOST_PART_BYTES = 256 * MIB
 _PROBED_ROWS = 1000
 _SHARD_BYTES = 500_000_000
 """As ``save_to_disk`` makes them."""
@@ -83,17 +87,22 @@ class _Job:
         *,
         restart: bool,
     ) -> None:
-        if memory < _LEAST_MEMORY:
-            raise UsageError(f"memory must be at least {_LEAST_MEMORY // MIB} MiB a worker")
+        self.room = memory - _HOST_BYTES
+        if self.room < _LEAST_ROOM:
+            least = (_HOST_BYTES + _LEAST_ROOM) // MIB
+            raise UsageError(f"memory must be at least {least} MiB a worker, most of it Axolotl's")
         if not Path(config).is_file():
             raise UsageError(f"{config} is no file: prepare takes the YAML file of a training")
         self.cfg, self.tokenizer = load_configuration(config, dict(overrides))
-        self.memory = memory
-        self.unit_bytes = max(_CHUNK_BYTES, memory // 32)
-        self.part_bytes = self.piece_bytes = memory // 16
-        self.splits = list(self._find(output, work, restart=restart))
+        self.unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, self.room // 16))
+        self.slice_bytes = max(MIB, self.room // 64)
+        self.part_bytes = min(_MOST_PART_BYTES, self.room // 4)
+        self.piece_bytes = self.part_bytes // 2
+        self.splits = list(self._find(memory, output, work, restart=restart))
 
-    def _find(self, output: str | None, work: str | None, *, restart: bool) -> Iterator[_Split]:
+    def _find(
+        self, memory: int, output: str | None, work: str | None, *, restart: bool
+    ) -> Iterator[_Split]:
         from axolotl.common.const import DEFAULT_DATASET_PREPARED_PATH
         from axolotl.utils.data.shared import (
             datasets_with_name_generator,
@@ -122,7 +131,7 @@ class _Job:
                 "what": f"prepare, {split}",
                 "prepared": named,
                 "datasets": described,
-                "memory": self.memory,
+                "memory": memory,
             }
             found.store = open_job(folder, description, restart=restart)
             for number, config in enumerate(configs):
@@ -206,8 +215,8 @@ class _Job:
         stages = {"tokenise": units, "deal": max(units, out // self.part_bytes), "write": shards}
         left = {"tokenise": out + 8 * rows, "deal": out + 8 * rows}
         if self.cfg.dataset_exact_deduplication:
-            buckets = 1 << (rows * 512 // (3 * self.memory)).bit_length()
-            stages = {"tokenise": units, "split": -(-rows * 256 // self.memory)} | {
+            buckets = 1 << (rows * 512 // (3 * self.room // 2)).bit_length()
+            stages = {"tokenise": units, "split": -(-rows * 512 // self.room)} | {
                 "unique": buckets,
                 **stages,
             }
@@ -307,7 +316,7 @@ def _prepare_split(job: _Job, split: _Split, crew: Engine, heard: Heard, totals:
 
     alike = {
         "split": split.name,
-        "slice_bytes": max(MIB, job.memory // 64),
+        "slice_bytes": job.slice_bytes,
         "part_bytes": job.part_bytes,
         "secret": secret,
     }
@@ -332,7 +341,7 @@ def _prepare_split(job: _Job, split: _Split, crew: Engine, heard: Heard, totals:
     repeated = np.zeros(0, np.int64)
     if secret is not None:
         named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
-        repeated = find_repeated(crew, store, named, memory=job.memory // 2, heard=heard)
+        repeated = find_repeated(crew, store, named, memory=job.room // 2, heard=heard)
     num_rows, shards = _place(job, store, parts, repeated)
     dealt = stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
     store.remove("tokens")

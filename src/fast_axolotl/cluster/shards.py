@@ -48,47 +48,79 @@ def tokenise(
     types = store.read_json("types.json")
     raw, final = _schema(types["raw"][index]), _schema(types["final"])
     config = pipeline.configs[index]
-    parts: list[dict[str, Any]] = []
-    held: list[tuple[pa.Table, Any]] = []
-    rows_in = merged = bytes_out = tokens = 0
+    rows_in = merged = tokens = 0
     dropped: dict[str, int] = {}
-
-    def finish() -> None:
-        if not held:
-            return
-        part = f"{name}-{len(parts):04d}"
-        table = pa.concat_tables([rows for rows, _ in held])
-        with store.writing(f"tokens/{part}.arrow") as path, _file(path, final) as writer:
-            writer.write_table(table, _ROWS_AT_ONCE)
-        np_write(store, f"numbers/{part}", np.concatenate([numbers for _, numbers in held]))
-        if secret is not None:
-            np_write(store, f"digests/{part}", _digests(table, secret))
-        parts.append({"name": part, "rows": len(table), "bytes": table.nbytes})
-        held.clear()
-
-    for table in read_tables(store, source, raw):
-        for rows in _slices(table, slice_bytes):
-            made = _make(pipeline, config, rows, split, source, rows_in)
-            if made.table is not None:
-                kept = _conform(made.table, final, source)
-                held.append((kept, made.numbers.astype(np.int64) + merged))
-                bytes_out += kept.nbytes
-                tokens += count_tokens(kept)
-            rows_in, merged = rows_in + len(rows), merged + made.num_merged
-            for reason, count in made.dropped.items():
-                dropped[reason] = dropped.get(reason, 0) + count
-            if sum(rows.nbytes for rows, _ in held) >= part_bytes:
-                finish()
-    finish()
+    with _Parts(store, name, final, part_bytes, secret) as parts:
+        for table in read_tables(store, source, raw):
+            for rows in _slices(table, slice_bytes):
+                made = _make(pipeline, config, rows, split, source, rows_in)
+                if made.table is not None:
+                    kept = _conform(made.table, final, source)
+                    parts.add(kept, made.numbers.astype(np.int64) + merged)
+                    tokens += count_tokens(kept)
+                rows_in, merged = rows_in + len(rows), merged + made.num_merged
+                for reason, count in made.dropped.items():
+                    dropped[reason] = dropped.get(reason, 0) + count
+            pa.default_memory_pool().release_unused()
     return {
         "rows": rows_in,
         "merged": merged,
         "dropped": dropped,
-        "parts": parts,
+        "parts": parts.made,
         "tokens": tokens,
         "bytes_in": source.num_bytes,
-        "bytes_out": bytes_out,
+        "bytes_out": sum(part["bytes"] for part in parts.made),
     }
+
+
+class _Parts:
+    """Files of tokens, the next one begun when one is large enough."""
+
+    def __init__(
+        self, store: Store, name: str, schema: pa.Schema, most: int, secret: list[int] | None
+    ) -> None:
+        self._store, self._name, self._schema = store, name, schema
+        self._most, self._secret = most, secret
+        self._stack = ExitStack()
+        self._writer: Any = None
+        self._numbers: list[Any] = []
+        self._digests: list[Any] = []
+        self._bytes = 0
+        self.made: list[dict[str, Any]] = []
+
+    def add(self, table: pa.Table, numbers: Any) -> None:
+        if self._writer is None:
+            writing = self._store.writing(f"tokens/{self._name}-{len(self.made):04d}.arrow")
+            path = self._stack.enter_context(writing)
+            self._writer = self._stack.enter_context(_file(path, self._schema))
+        self._writer.write_table(table, _ROWS_AT_ONCE)
+        self._numbers.append(numbers)
+        if self._secret is not None:
+            self._digests.append(_digests(table, self._secret))
+        self._bytes += table.nbytes
+        if self._bytes >= self._most:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._stack.close()
+        part = f"{self._name}-{len(self.made):04d}"
+        numbers = np.concatenate(self._numbers)
+        np_write(self._store, f"numbers/{part}", numbers)
+        if self._digests:
+            np_write(self._store, f"digests/{part}", np.concatenate(self._digests))
+        self.made.append({"name": part, "rows": len(numbers), "bytes": self._bytes})
+        self._writer, self._bytes = None, 0
+        self._numbers.clear()
+        self._digests.clear()
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
+            self._stack.__exit__(*error)
+        elif self._writer is not None:
+            self._finish()
 
 
 def deal(store: Store, *, part: str) -> dict[str, Any]:
