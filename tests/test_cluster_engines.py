@@ -26,10 +26,11 @@ from support.children import clean_environment
 from support.cluster_tasks import squares, task
 
 TESTS = Path(__file__).parent
+Open = Callable[..., Engine]
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Engine]]:
+def opened() -> Iterator[Open]:
     made: list[Engine] = []
 
     def open_it(kind: str, **options: Any) -> Engine:
@@ -75,9 +76,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_local_processes_do_all_tasks(
-    opened: Callable[..., Engine], tmp_path: Path, workers: int
-) -> None:
+def test_local_processes_do_all_tasks(opened: Open, tmp_path: Path, workers: int) -> None:
     engine = opened("local", workers=workers)
     events: list[Event] = []
     answers = perform_all(engine, tmp_path, squares(20, 0.02), events)
@@ -88,7 +87,7 @@ def test_local_processes_do_all_tasks(
     assert {a["pid"] for a in again.values()} <= {a["pid"] for a in answers.values()}
 
 
-def test_a_stage_continues_where_it_was(opened: Callable[..., Engine], tmp_path: Path) -> None:
+def test_a_stage_continues_where_it_was(opened: Open, tmp_path: Path) -> None:
     engine = opened("local", workers=2)
     store = Store(str(tmp_path))
     run_stage(engine, store, "toy", squares(5), lambda event: None)
@@ -99,7 +98,7 @@ def test_a_stage_continues_where_it_was(opened: Callable[..., Engine], tmp_path:
     assert sum(event.kind == "started" for event in events) == 3
 
 
-def test_local_workers_are_as_many_as_cores(opened: Callable[..., Engine]) -> None:
+def test_local_workers_are_as_many_as_cores(opened: Open) -> None:
     engine = opened("local")
     [node] = engine.nodes()
     assert engine.num_workers == node["cores"]
@@ -108,7 +107,7 @@ def test_local_workers_are_as_many_as_cores(opened: Callable[..., Engine]) -> No
 
 
 def test_a_worker_has_the_environment_of_now(
-    opened: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     perform_all(opened("local", workers=1), tmp_path, squares(1))
     monkeypatch.setenv("SOME_VARIABLE", "new")
@@ -131,9 +130,7 @@ def test_modules_are_imported_before_workers_start(tmp_path: Path) -> None:
     )
 
 
-def test_a_task_whose_process_is_killed_is_tried_again(
-    opened: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_task_whose_process_is_killed_is_tried_again(opened: Open, tmp_path: Path) -> None:
     events: list[Event] = []
     tasks = [*squares(6, 0.1), task("die", times=1)]
     answers = perform_all(opened("local", workers=2), tmp_path, tasks, events)
@@ -143,9 +140,7 @@ def test_a_task_whose_process_is_killed_is_tried_again(
     assert "SIGKILL" in reason
 
 
-def test_a_task_that_always_kills_its_process_is_an_error(
-    opened: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_task_that_always_kills_its_process_is_an_error(opened: Open, tmp_path: Path) -> None:
     engine = opened("local", workers=2)
     tasks = [*squares(3), task("die", times=9, signal_number=signal.SIGSEGV)]
     with pytest.raises(DataError, match=r"toy/die was lost 3 times.*SIGSEGV.*--memory"):
@@ -154,17 +149,13 @@ def test_a_task_that_always_kills_its_process_is_an_error(
     assert_squares(perform_all(engine, tmp_path, squares(3)), 3)
 
 
-def test_a_worker_that_dies_between_stages_is_replaced(
-    opened: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_between_stages_is_replaced(opened: Open, tmp_path: Path) -> None:
     engine = opened("local", workers=1)
     os.kill(perform_all(engine, tmp_path, squares(1))["00"]["pid"], signal.SIGKILL)
     assert_squares(perform_all(engine, tmp_path, squares(2)), 2)
 
 
-def test_an_error_on_purpose_keeps_its_type_and_message(
-    opened: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_an_error_on_purpose_keeps_its_type_and_message(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(MissingFileError) as caught:
         perform_all(opened("local", workers=2), tmp_path, [task("complain"), *squares(3)])
     assert str(caught.value) == "rows.jsonl, line 7: there is no such file"
@@ -172,16 +163,14 @@ def test_an_error_on_purpose_keeps_its_type_and_message(
 
 
 def test_any_other_error_names_the_task_and_shows_the_traceback(
-    opened: Callable[..., Engine], tmp_path: Path
+    opened: Open, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"task toy/divide failed: ZeroDivisionError") as caught:
         perform_all(opened("local", workers=1), tmp_path, [task("divide")])
     assert "cluster_tasks.py" in str(caught.value)
 
 
-def test_a_run_that_is_given_up_ends_its_workers(
-    opened: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_run_that_is_given_up_ends_its_workers(opened: Open, tmp_path: Path) -> None:
     engine = opened("local", workers=2)
     tasks = [*squares(1), task("hold", name="a")]
     for _ in engine.run(str(tmp_path), tasks, lambda event: None):
@@ -262,6 +251,8 @@ def nodes() -> Iterator[Nodes]:
     ):
         environment.setenv("RAY_TMPDIR", folder)  # short, since sockets lie there
         environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_health_check_period_ms", "500")
+        environment.setenv("RAY_health_check_failure_threshold", "3")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         made = Nodes()
         try:
@@ -273,7 +264,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 @needs_ray
-def test_nodes_do_all_tasks(opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path) -> None:
+def test_nodes_do_all_tasks(opened: Open, nodes: Nodes, tmp_path: Path) -> None:
     engine = opened("ray", address=nodes.address)
     assert engine.num_workers == 2
     assert {node["name"] for node in engine.nodes()} == {"n1", "n2"}
@@ -289,9 +280,7 @@ def test_nodes_do_all_tasks(opened: Callable[..., Engine], nodes: Nodes, tmp_pat
 
 
 @needs_ray
-def test_errors_of_nodes_name_the_node(
-    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
-) -> None:
+def test_errors_of_nodes_name_the_node(opened: Open, nodes: Nodes, tmp_path: Path) -> None:
     engine = opened("ray", address=nodes.address, memory=1 << 20)
     with pytest.raises(MissingFileError, match=r"rows.jsonl, line 7: .*\(on node n[12]\)$"):
         perform_all(engine, tmp_path, [task("complain")])
@@ -303,7 +292,7 @@ def test_errors_of_nodes_name_the_node(
 
 @needs_ray
 def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
-    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+    opened: Open, nodes: Nodes, tmp_path: Path
 ) -> None:
     engine = opened("ray", address=nodes.address)
     events: list[Event] = []
@@ -317,7 +306,7 @@ def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
 
 @needs_ray
 def test_tasks_of_a_lost_node_are_done_by_others(
-    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_ATTEMPTS", 2)
     lost = nodes.add("n3")
@@ -335,7 +324,7 @@ def test_tasks_of_a_lost_node_are_done_by_others(
 
 @needs_ray
 def test_a_node_with_other_versions_does_nothing(
-    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+    opened: Open, nodes: Nodes, tmp_path: Path
 ) -> None:
     engine = opened("ray", address=nodes.address)
     older = tmp_path / "older" / "numpy-0.0.1.dist-info"
@@ -392,7 +381,7 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 
 @needs_ray
 def test_a_cluster_that_lost_its_head_is_an_error(
-    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_HEAD_SECONDS", 1)
     monkeypatch.setattr(engines, "_MOMENT_SECONDS", 0.5)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
@@ -37,7 +37,6 @@ _MOMENT_SECONDS = 5.0
 _HEAD_SECONDS, _NO_NODES_SECONDS = 30.0, 600.0  # an autoscaler takes minutes to replace nodes
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 _AGAIN = "What is finished is kept, and the same command continues where it was."
-
 _Outcome = tuple[str, Any]
 """done, an answer; meant, an error; broke, a traceback; skewed, a node's id and why."""
 
@@ -301,8 +300,7 @@ def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) ->
     try:
         return "done", perform(url, task)
     except FastAxolotlError as error:
-        reduced: Any = error.__reduce__()
-        make, (message, *rest) = reduced[:2]
+        make, (message, *rest) = cast(Any, error.__reduce__())[:2]
         return "meant", make(f"{message}{where}", *rest)
     except Exception as error:  # noqa: BLE001  whoever sent the task raises it
         return "broke", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
