@@ -145,8 +145,7 @@ class _Ray:
         self._seen_head = self._seen_nodes = time.monotonic()
         self._look()
         if not self._slots:
-            problem = f"no node of the Ray cluster at {at} has a CPU and {memory:,} bytes free "
-            problem += "for a task: add nodes, or use a lower --memory"
+            problem = f"no node at {at} has a CPU and {memory:,} bytes: add nodes or lower --memory"
         elif differences := find_skew(_versions(), self.nodes()):
             problem = "\n  ".join(["install the same versions on all nodes:", *differences])
         else:
@@ -204,8 +203,9 @@ class _Ray:
         for node, reference in asked.items():
             try:
                 found.append(self._ray.get(reference))
-            except errors.RayTaskError:  # it could not even import this
-                found.append({"name": node, "versions": {}})
+            except errors.RayTaskError:
+                versions = {**_versions(), "fast-axolotl": "cannot be imported"}
+                found.append({"name": node, "versions": versions})
             except (errors.TaskUnschedulableError, errors.NodeDiedError):
                 continue
         return found
