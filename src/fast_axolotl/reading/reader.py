@@ -267,6 +267,11 @@ class Reader:
         return schema.append(_PADDING) if self._even == "pad" else schema
 
     @property
+    def dataset(self) -> Dataset:
+        """The files, opened and cut up."""
+        return self._dataset
+
+    @property
     def shard(self) -> tuple[int, int]:
         """Its index, and the number of shards."""
         return self._shard
