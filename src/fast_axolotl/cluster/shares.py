@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -73,11 +72,10 @@ class Shares:
     def open(cls, inputs: Any, *, memory: int, format: str = "auto", **options: Any) -> Shares:
         """What ``open_dataset`` opens with these options."""
         budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-        paths = inputs if isinstance(inputs, str) else [str(path) for path in inputs]
         with warnings.catch_warnings():
             # CSV as text is only what a sample says; the scan follows.
             warnings.filterwarnings("ignore", "of more than", FormatWarning)
-            reader = open_dataset(paths, format=format, memory_budget=budget, **options)
+            reader = open_dataset(inputs, format=format, memory_budget=budget, **options)
         return cls(dataset=reader.dataset, schema=reader.schema, format=format, memory=memory)
 
     @property
@@ -172,7 +170,7 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         options=share.options,
         window_bytes=0,
     )
-    tables = read_rows(
+    yield from read_rows(
         dataset,
         [Piece((Span((unit,)),)) for unit in share.units],
         Position(),
@@ -181,5 +179,3 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         budget=memory // _MEMORY_SHARE,
         closers=[],
     )
-    with closing(tables):
-        yield from tables

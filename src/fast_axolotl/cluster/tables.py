@@ -17,8 +17,8 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,13 +32,13 @@ from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array
 from fast_axolotl.cluster.job import JobSummary, Tally, open_job
 from fast_axolotl.cluster.shares import Share, Shares, read_share
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
+from fast_axolotl.cluster.tasks import Answer, Heard, Task, run_stage
 from fast_axolotl.dedupe.output import GROUP_BYTES
 from fast_axolotl.dedupe.rows import digest_batch, take_rows
 from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.packing.plan import Method, plan_packs
-from fast_axolotl.reading import format_of_name, held_bytes
+from fast_axolotl.reading import Rejection, format_of_name, held_bytes
 from fast_axolotl.reading.rows import Rows, take
 
 __all__ = ["dedupe_on", "pack_on"]
@@ -52,24 +52,14 @@ _GROUP_TOKENS = 2 * 1024 * 1024
 """Tokens in a row group."""
 
 _MOST_REJECTIONS = 100
+_HEAD_BYTES = 128
+"""Of a .npy file."""
+
 _TOKENS = pa.list_(pa.int32())
-_Inputs = str | Path | Sequence[str | Path]
 
 
 def dedupe_on(
-    inputs: _Inputs,
-    output: str,
-    *,
-    columns: Sequence[str] | None = None,
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
-    memory: int = 4 * 1024**3,
-    work: str | None = None,
-    restart: bool = False,
-    overwrite: bool = False,
-    heard: Heard = lambda _: None,
-    **read_options: Any,
+    inputs: Any, output: str, *, columns: Sequence[str] | None = None, **options: Any
 ) -> JobSummary:
     """Writes the rows of ``inputs`` that come for the first time, in their order.
 
@@ -77,42 +67,31 @@ def dedupe_on(
         inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
         output: A folder to make, as a path or a URL.
         columns: Compare these columns only; whole rows are written all the same.
-        engine: ``local`` or ``ray``.
-        address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
-        workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
-        memory: Bytes that a working process may hold.
-        work: The folder for files between stages; ``output`` with ``.work`` by default. All nodes
-            must see it under this name. The same call continues there after an interruption.
-        restart: Removes what an earlier run left there.
-        overwrite: Replaces an output that exists.
-        heard: Told of stages and tasks.
-        read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
+        options: Those of a job, see ``_Job``; the others are for ``open_dataset``: ``format``,
+            ``split``, ``json_field``, ``on_error``, ….
     """
-    shares = Shares.open(inputs, memory=memory, **read_options)
-    about = {"job": "dedupe", "columns": columns and list(columns)}
-    places = (output, work, restart, overwrite)
-    with _open_job(shares, about, places, (engine, address, workers), heard) as job:
-        schema = shares.one_schema(job.engine, job.store, job.tally.hear)
+    job = _Job(inputs, output, {"job": "dedupe", "columns": columns and list(columns)}, **options)
+    with closing(job.engine):
+        store, hear, memory = job.store, job.tally.hear, job.shares.memory
+        schema = job.shares.one_schema(job.engine, store, hear)
         names = list(schema.names if columns is None else columns)
-        missing = [name for name in names if name not in schema.names]
-        if missing or not names or len(set(names)) != len(names):
+        if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
             raise UsageError(
-                f"columns must be different names out of {', '.join(schema.names)}, not {names}"
+                f"columns must be different ones of {', '.join(schema.names)}, not {names}"
             )
-        if not job.store.exists("secret.json"):
-            job.store.write_json("secret.json", fresh_secret().tolist())
-        secret = job.store.read_json("secret.json")
-        cut = shares.cut()
-        given = [{"share": share} for share in cut]
+        if not store.exists("secret.json"):
+            store.write_json("secret.json", fresh_secret().tolist())
+        secret = store.read_json("secret.json")
+        cut = job.shares.cut()
+        given: list[dict[str, Any]] = [{"share": share} for share in cut]
         digests = job.run("digest", given, schema=schema, columns=names, secret=secret)
         ends = np.cumsum([0, *(answer["rows"] for answer in digests)]).tolist()
         parts = [
             Part(name=share.name, num_rows=answer["rows"], first_place=start)
             for share, start, answer in zip(cut, ends, digests, strict=False)
         ]
-        hear = job.tally.hear
-        repeated = find_repeated(job.engine, job.store, parts, memory=memory, heard=hear)
-        with job.store.writing("repeated.npy") as path, path.open("wb") as file:
+        repeated = find_repeated(job.engine, store, parts, memory=memory, heard=hear)
+        with store.writing("repeated.npy") as path, path.open("wb") as file:
             np.save(file, repeated)
         drops = np.searchsorted(repeated, ends).tolist()
         given = []
@@ -122,9 +101,9 @@ def dedupe_on(
             if has_rows or (share is cut[-1] and not given):  # without rows there is a schema
                 part = f"part-{len(given):05d}.parquet"
                 given.append({"share": share, "rows": rows, "drop": drop, "part": part})
-        written = job.run("write", given, schema=schema)
+        written = job.run("write", given, schema=schema, target=job.parts.url)
     rejections = [item for answer in digests for item in answer["rejections"]]
-    return job.summary(
+    return job.finish(
         rows_in=ends[-1],
         dropped={"unreadable": _sum(digests, "rejected")} if rejections else {},
         duplicates=len(repeated),
@@ -136,7 +115,7 @@ def dedupe_on(
 
 
 def pack_on(
-    inputs: _Inputs,
+    inputs: Any,
     output: str,
     *,
     length: int,
@@ -144,46 +123,46 @@ def pack_on(
     others: Sequence[str] | None = None,
     long: Literal["error", "drop", "cut"] = "error",
     method: Method = "first_fit",
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
-    memory: int = 4 * 1024**3,
-    work: str | None = None,
-    restart: bool = False,
-    overwrite: bool = False,
-    heard: Heard = lambda _: None,
-    **read_options: Any,
+    **options: Any,
 ) -> JobSummary:
     """Writes packs of whole sequences: the columns given, ``position_ids`` and ``lengths``.
 
     Args:
+        inputs: As for ``dedupe_on``, like ``output`` and ``options``.
         length: Tokens that a pack holds at most.
         column: The lists of token ids.
         others: Lists with a value for each token; ``labels`` by default, where the data has it.
         long: What to do with a row of more tokens: stop, leave it out, or cut off its end.
         method: One of ``plan_packs``.
-
-    The others are those of ``dedupe_on``.
     """
-    shares = Shares.open(inputs, memory=memory, **read_options)
-    names = shares.schema.names
-    optional = [name for name in ("labels",) if name in names] if others is None else [*others]
-    columns = [column, *optional]
-    if missing := [name for name in columns if name not in names]:
-        raise UsageError(f"there is no column {missing[0]!r}; there are: {', '.join(names)}")
-    if len({*columns, "position_ids", "lengths"}) != len(columns) + 2:
-        raise UsageError(f"columns must be different, and not position_ids or lengths: {columns}")
-    if length < 1 or long not in ("error", "drop", "cut"):
-        raise UsageError(f"length must be at least 1, long error, drop or cut: {length}, {long!r}")
-    about = {"job": "pack", "columns": columns, "length": length, "long": long, "method": method}
-    places = (output, work, restart, overwrite)
-    with _open_job(shares, about, places, (engine, address, workers), heard) as job:
-        given = [{"share": share} for share in shares.cut(least_bytes=_PACK_BYTES)]
-        schema = pa.schema([shares.schema.field(name) for name in columns])
-        packed = job.run("pack", given, schema=schema, length=length, long=long, method=method)
+    about = {"job": "pack", "length": length, "long": long, "method": method}
+    job = _Job(inputs, output, about | {"columns": [column, *(others or ())]}, **options)
+    known = job.shares.schema
+    columns = [
+        column,
+        *(("labels",) if others is None and "labels" in known.names else others or ()),
+    ]
+    with closing(job.engine):
+        if not set(columns) <= set(known.names):
+            raise UsageError(
+                f"columns {columns} must be among those read: {', '.join(known.names)}"
+            )
+        if len({*columns, "position_ids", "lengths"}) != len(columns) + 2:
+            raise UsageError(f"columns must differ, also from position_ids and lengths: {columns}")
+        if length < 1 or long not in ("error", "drop", "cut"):
+            raise UsageError(f"length must be at least 1 and long error, drop or cut: {about}")
+        packed = job.run(
+            "pack",
+            [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)],
+            schema=pa.schema([known.field(name) for name in columns]),
+            length=length,
+            long=long,
+            method=method,
+            target=job.parts.url,
+        )
     dropped = {reason: _sum(packed, reason) for reason in ("too long", "empty", "unreadable")}
     packs, tokens = _sum(packed, "packs"), _sum(packed, "tokens")
-    return job.summary(
+    return job.finish(
         rows_in=_sum(packed, "rows"),
         dropped={reason: count for reason, count in dropped.items() if count},
         duplicates=0,
@@ -192,11 +171,96 @@ def pack_on(
         bytes_out=_sum(packed, "bytes_out"),
         extra={
             "efficiency": tokens / (packs * length) if packs else None,
-            "length": length,
             "sequences": _sum(packed, "sequences"),
             "cut": _sum(packed, "cut"),
         },
     )
+
+
+class _Job:
+    """A job from its first look at the data until its output is in place."""
+
+    def __init__(
+        self,
+        inputs: Any,
+        output: str,
+        about: Mapping[str, Any],
+        *,
+        engine: str = "local",
+        address: str = "auto",
+        workers: int = 0,
+        memory: int = 4 * 1024**3,
+        work: str | None = None,
+        restart: bool = False,
+        overwrite: bool = False,
+        heard: Heard = lambda _: None,
+        **read_options: Any,
+    ) -> None:
+        """Args:
+        engine: ``local`` or ``ray``.
+        address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
+        workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
+        memory: Bytes that a working process may hold.
+        work: The folder for files between stages; ``output`` with ``.work`` by default. All nodes
+            must see it under this name. The same call continues there after an interruption.
+        restart: Removes what an earlier run left there.
+        overwrite: Replaces an output that exists.
+        heard: Told of stages and tasks.
+        """
+        self.began = time.perf_counter()
+        self.output = self.parts = Store(str(output).rstrip("/"))
+        if format_of_name(self.output.url)[0] not in (None, "parquet"):
+            raise UsageError(
+                f"output {output} becomes a folder of Parquet files: give it no ending"
+            )
+        if self.output.is_local:
+            self.parts = Store(f"{self.output.url}.parts")
+        work = work or f"{self.output.url}.work"
+        is_new = restart or not Store(work).exists("job.json")
+        if is_new and self.output.exists("") and not overwrite:
+            raise UsageError(
+                f"output {output} exists and is left as it is: pass overwrite=True (--overwrite) "
+                "to replace it, or choose another name"
+            )
+        self.shares = Shares.open(inputs, memory=memory, **read_options)
+        description = {**about, "output": self.output.url, **self.shares.describe()}
+        self.store = open_job(work, description, restart=restart)
+        if is_new:
+            self.parts.remove()
+        self.tally = Tally(heard)
+        self.engine = open_engine(engine, address=address, workers=workers, memory=memory)
+
+    def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
+        """The answers of a stage's tasks, one for each share."""
+        shared["memory"] = self.shares.memory
+        tasks = [
+            Task(
+                stage=stage,
+                name=arguments["share"].name,
+                function=f"{__name__}:{stage}",
+                arguments={**shared, **arguments},
+            )
+            for arguments in given
+        ]
+        return list(run_stage(self.engine, self.store, stage, tasks, self.tally.hear).values())
+
+    def finish(self, **figures: Any) -> JobSummary:
+        """Puts the output in its place."""
+        if not self.output.is_local:
+            self.output.write_json("_SUCCESS", {})
+        elif self.parts.exists(""):  # else an earlier run came as far as this
+            if self.output.exists(""):
+                shutil.rmtree(self.output.path(""))
+            Path(self.parts.path("")).rename(self.output.path(""))
+        self.store.remove()
+        return JobSummary(
+            outputs=(self.output.url,),
+            bytes_in=self.shares.num_bytes,
+            seconds=time.perf_counter() - self.began,
+            stages=self.tally.stages(),
+            nodes=self.tally.nodes(),
+            **figures,
+        )
 
 
 def digest(
@@ -206,20 +270,20 @@ def digest(
     if share.options.on_error == "raise":  # else a damaged column hides its row
         share = replace(share, options=replace(share.options, columns=tuple(columns)))
         schema = pa.schema([schema.field(name) for name in columns])
-    secret = np.array(secret, np.uint64)
-    num_rows, rejections = 0, []
+    num_rows, rejections = 0, list[Rejection]()
     with store.writing(f"digests/{share.name}.npy") as path, path.open("wb") as file:
-        for is_done in (False, True):
-            head = {"descr": "<u8", "fortran_order": False, "shape": (num_rows, 2)}
-            np.lib.format.write_array_header_1_0(file, head)
-            if is_done:
-                break
-            for rows in read_share(share, schema, memory):
-                rejections += rows.rejections
-                num_rows += rows.table.num_rows
-                for batch in rows.table.select(columns).to_batches():
-                    file.write(digest_batch(batch, secret, 1).data)
-            file.seek(0)
+        file.seek(_HEAD_BYTES)
+        for rows in read_share(share, schema, memory):
+            rejections += rows.rejections
+            num_rows += rows.table.num_rows
+            for batch in rows.table.select(columns).to_batches():
+                file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
+        file.seek(0)
+        head: Any = np.lib.format
+        head.write_array_header_1_0(
+            file, {"descr": "<u8", "fortran_order": False, "shape": (num_rows, 2)}
+        )
+        assert file.tell() == _HEAD_BYTES
     return {
         "rows": num_rows,
         "bytes_out": 16 * num_rows,
@@ -240,32 +304,28 @@ def write(
     memory: int,
 ) -> Answer:
     """Writes the rows of a share that are not repeated."""
-    start, stop = rows
-    keep = np.ones(stop - start, bool)
+    keep = np.ones(rows[1] - rows[0], bool)
     if drop[1] > drop[0]:
-        keep[read_array(store, "repeated.npy", np.dtype("<i8"), *drop) - start] = False
+        keep[read_array(store, "repeated.npy", np.dtype("<i8"), *drop) - rows[0]] = False
     at, held = 0, list[pa.RecordBatch]()
-    with (
-        Store(target).writing(part) as path,
-        pq.ParquetWriter(path, schema, compression="zstd") as writer,
-    ):
-        for table in (rows.table for rows in read_share(share, schema, memory)):
-            for batch in table.to_batches():
-                held.append(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
-                at += batch.num_rows
-            if sum(map(held_bytes, held)) >= GROUP_BYTES:
+    with Store(target).writing(part) as path:
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for found in read_share(share, schema, memory):
+                for batch in found.table.to_batches():
+                    held.append(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
+                    at += batch.num_rows
+                if sum(map(held_bytes, held)) >= GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held))
+                    held = []
+            if held:
                 writer.write_table(pa.Table.from_batches(held))
-                held = []
+        num_bytes = path.stat().st_size
         if at != len(keep):
             raise DataError(
                 f"of {len(keep):,} rows that were read first {at:,} are there now: the input "
                 "changed meanwhile; run again with restart=True (--restart)",
                 path=share.files[0].source.path,
             )
-        if held:
-            writer.write_table(pa.Table.from_batches(held))
-        writer.close()
-        num_bytes = path.stat().st_size
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}
 
 
@@ -284,39 +344,30 @@ def pack(
     options = replace(share.options, columns=tuple(schema.names), may_widen=True)
     share = replace(share, options=options)
     counts: Counter[str] = Counter()
-    added = [pa.field("position_ids", _TOKENS), pa.field("lengths", _TOKENS)]
-    packed = pa.schema([pa.field(name, _TOKENS) for name in schema.names] + added)
-    read = (
+    names = [*schema.names, "position_ids", "lengths"]
+    sequences = (
         _sequences(share, rows, schema.names, length, long, counts)
         for rows in read_share(share, schema, memory)
     )
-    with (
-        Store(target).writing(f"part-{share.name}.parquet") as path,
-        pq.ParquetWriter(path, packed, compression="zstd") as writer,
-    ):
-        for table in _planned_together(read):
-            lengths = pc.list_value_length(table.column(0)).to_numpy()
-            plan = plan_packs(lengths, length, method=method)
-            ordered = lengths[plan.indices]
-            edges = np.append(0, np.cumsum(ordered))
-            # Taken in the order of the plan, the tokens of a pack are neighbours.
-            taken = take(table, plan.indices).columns
-            flat = [
-                (pa.concat_arrays(lists.chunks).flatten(), edges[plan.offsets]) for lists in taken
-            ]
-            places = np.arange(edges[-1]) - np.repeat(edges[:-1], ordered)
-            flat += [(pa.array(places, pa.int32()), edges[plan.offsets])]
-            flat += [(pa.array(ordered, pa.int32()), plan.offsets)]
-            tokens = [
-                pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-                for values, offsets in flat
-            ]
-            writer.write_table(
-                pa.Table.from_arrays(tokens, schema=packed),
-                row_group_size=max(1, _GROUP_TOKENS // length),
-            )
-            counts.update(packs=len(plan), sequences=len(lengths), tokens=plan.total_length)
-        writer.close()
+    with Store(target).writing(f"part-{share.name}.parquet") as path:
+        packed = pa.schema([(name, _TOKENS) for name in names])
+        with pq.ParquetWriter(path, packed, compression="zstd") as writer:
+            for table in _planned_together(sequences):
+                lengths = pc.list_value_length(table.column(0)).to_numpy()
+                plan = plan_packs(lengths, length, method=method)
+                ordered = lengths[plan.indices]
+                edges = np.append(0, np.cumsum(ordered))
+                places = np.arange(edges[-1]) - np.repeat(edges[:-1], ordered)
+                # Taken in the order of the plan, the tokens of a pack are neighbours.
+                taken = take(table, plan.indices).columns
+                flat = [pa.concat_arrays(lists.chunks).flatten() for lists in taken]
+                flat += [pa.array(places, pa.int32()), pa.array(ordered, pa.int32())]
+                offsets = [pa.array(edges[plan.offsets], pa.int32())] * (len(flat) - 1)
+                offsets.append(pa.array(plan.offsets, pa.int32()))
+                columns = map(pa.ListArray.from_arrays, offsets, flat)
+                rows_in_group = max(1, _GROUP_TOKENS // length)
+                writer.write_table(pa.table(list(columns), names), row_group_size=rows_in_group)
+                counts.update(packs=len(plan), sequences=len(lengths), tokens=plan.total_length)
         counts["bytes_out"] = path.stat().st_size
     return dict(counts)
 
@@ -325,47 +376,35 @@ def _sequences(
     share: Share, rows: Rows, columns: Sequence[str], length: int, long: str, counts: Counter[str]
 ) -> pa.Table:
     """The rows to pack, as lists of 32-bit numbers."""
-    table = rows.table.combine_chunks()
-    counts["rows"] += table.num_rows
-    counts["unreadable"] += sum(item.num_rows or 0 for item in rows.rejections)
-    lists = []
+    table, lists = rows.table, list[pa.Array]()
     for name in columns:
         try:
             lists.append(
                 pa.concat_arrays([pa.array([], _TOKENS), *table[name].cast(_TOKENS).chunks])
             )
-            if lists[-1].flatten().null_count:
-                raise pa.ArrowInvalid("null among the tokens")
         except pa.ArrowException as error:
             raise DataError(
-                f"column {name!r} of type {table[name].type} holds no lists of token ids ({error}); "
-                "tokenise it first, or name another column",
+                f"column {name!r} of type {table[name].type} holds no token ids of 32 bits "
+                f"({error}); tokenise first, or name another column",
                 path=share.place(rows, 0)["path"],
             ) from None
-    lengths = [pc.fill_null(pc.list_value_length(column), 0).to_numpy() for column in lists]
-    for name, others in zip(columns, lengths, strict=True):
-        if (differs := np.flatnonzero(others != lengths[0])).size:
-            row = int(differs[0])
+    lengths, *others = (pc.fill_null(pc.list_value_length(item), 0).to_numpy() for item in lists)
+    is_long = lengths > length
+    wrong = [(is_long & (long == "error"), f"more than {length:,} tokens; pass --long cut or drop")]
+    for name, found in zip(columns[1:], others, strict=True):
+        wrong.append((found != lengths, f"another number of {name} than of {columns[0]}"))
+    for is_wrong, reason in wrong:
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong))
             raise DataError(
-                f"the row has {lengths[0][row]:,} {columns[0]} and {others[row]:,} {name}: give "
-                "every token one value, or leave the column out",
-                **share.place(rows, row),
+                f"a row of {lengths[row]:,} tokens has {reason}", **share.place(rows, row)
             )
-    is_long = lengths[0] > length
-    if long == "error" and is_long.any():
-        row = int(np.argmax(is_long))
-        raise DataError(
-            f"the row has {lengths[0][row]:,} tokens and a pack holds {length:,}: pass a larger "
-            'length, or long="cut" or "drop" (--long)',
-            **share.place(rows, row),
-        )
-    keep = lengths[0] > 0
-    counts["empty"] += int(np.count_nonzero(~keep))
+    keep = (lengths > 0) & ~(is_long & (long == "drop"))
+    counts["rows"] += table.num_rows
+    counts["unreadable"] += sum(item.num_rows or 0 for item in rows.rejections)
+    counts["empty"] += int(np.count_nonzero(lengths == 0))
     counts["cut" if long == "cut" else "too long"] += int(np.count_nonzero(is_long))
-    if long == "cut":
-        lists = [pc.list_slice(column, 0, length) for column in lists]
-    else:
-        keep &= ~is_long
+    lists = [pc.list_slice(item, 0, length) for item in lists] if is_long.any() else lists
     return take(pa.table(lists, list(columns)), np.flatnonzero(keep))
 
 
@@ -373,113 +412,22 @@ def _planned_together(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The same rows, as many at a time as are planned together, however they come."""
     held, num_rows, num_tokens = list[pa.Table](), 0, 0
     for table in tables:
-        ends = np.cumsum(pc.list_value_length(table.column(0)).to_numpy())
+        ends = np.append(0, np.cumsum(pc.list_value_length(table.column(0)).to_numpy()))
         start = 0
         while start < table.num_rows:
-            before = int(ends[start - 1]) if start else 0
-            most = int(np.searchsorted(ends, before + _PLANNED_TOKENS - num_tokens, side="right"))
-            stop = min(start + _PLANNED_ROWS - num_rows, max(most, start + (not held)))
+            room = ends[start] + _PLANNED_TOKENS - num_tokens
+            stop = int(np.searchsorted(ends, room, side="right")) - 1
+            stop = min(start + _PLANNED_ROWS - num_rows, max(stop, start + (not held)))
             if stop > start:
                 held.append(table.slice(start, stop - start))
-                num_rows, num_tokens = (
-                    num_rows + stop - start,
-                    num_tokens + int(ends[stop - 1]) - before,
-                )
+                num_rows += stop - start
+                num_tokens += int(ends[stop] - ends[start])
                 start = stop
             else:
                 yield pa.concat_tables(held).combine_chunks()
                 held, num_rows, num_tokens = [], 0, 0
-    if num_rows:
+    if held:
         yield pa.concat_tables(held).combine_chunks()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """What the stages of one job share."""
-
-    shares: Shares
-    engine: Engine
-    store: Store
-    output: Store
-    parts: Store
-    """Where they are written: beside a local output, into another one."""
-    tally: Tally
-    began: float
-
-    def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
-        """The answers of a stage's tasks, one for each share."""
-        shared["memory"] = self.shares.memory
-        if stage != "digest":
-            shared["target"] = self.parts.url
-        tasks = [
-            Task(
-                stage=stage,
-                name=arguments["share"].name,
-                function=f"{__name__}:{stage}",
-                arguments={**shared, **arguments},
-            )
-            for arguments in given
-        ]
-        return list(run_stage(self.engine, self.store, stage, tasks, self.tally.hear).values())
-
-    def summary(self, **figures: Any) -> JobSummary:
-        return JobSummary(
-            outputs=(self.output.url,),
-            bytes_in=self.shares.num_bytes,
-            seconds=time.perf_counter() - self.began,
-            stages=self.tally.stages(),
-            nodes=self.tally.nodes(),
-            **figures,
-        )
-
-
-@contextmanager
-def _open_job(
-    shares: Shares,
-    about: Mapping[str, Any],
-    places: tuple[str, str | None, bool, bool],
-    workforce: tuple[str, str, int],
-    heard: Heard,
-) -> Iterator[_Job]:
-    """A job, whose output is in place at the end."""
-    began = time.perf_counter()
-    url, work, restart, overwrite = places
-    kind, address, workers = workforce
-    if format_of_name(url.rstrip("/"))[0] not in (None, "parquet"):
-        raise UsageError(f"output {url} becomes a folder of Parquet files: give it no ending")
-    output = parts = Store(url.rstrip("/"))
-    if output.is_local:
-        parts = Store(f"{output.url}.parts")
-    work = work or f"{output.url}.work"
-    is_new = restart or not Store(work).exists("job.json")
-    if is_new and output.exists("") and not overwrite:
-        raise UsageError(
-            f"output {url} exists and is left as it is: pass overwrite=True (--overwrite) to "
-            "replace it, or choose another name"
-        )
-    description = {**about, "output": output.url, **shares.describe()}
-    store = open_job(work, description, restart=restart)
-    if is_new:
-        parts.remove()
-    with closing(
-        open_engine(kind, address=address, workers=workers, memory=shares.memory)
-    ) as engine:
-        yield _Job(
-            shares=shares,
-            engine=engine,
-            store=store,
-            output=output,
-            parts=parts,
-            tally=Tally(heard),
-            began=began,
-        )
-    if not output.is_local:
-        output.write_json("_SUCCESS", {})
-    elif parts.exists(""):  # else an earlier run came as far as this
-        if output.exists(""):
-            shutil.rmtree(output.path(""))
-        Path(parts.path("")).rename(output.path(""))
-    store.remove()
 
 
 def _sum(answers: Sequence[Answer], name: str) -> int:
