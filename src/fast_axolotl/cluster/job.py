@@ -115,7 +115,7 @@ def open_job(work: str, description: Mapping[str, Any], *, restart: bool = False
         description: All that the result depends on, as plain JSON values without secrets.
         restart: Removes what an earlier run left.
     """
-    store = Store(work)
+    store = Store(work).anchored()
     if restart:
         store.remove()
     wanted = json.loads(json.dumps(description))

@@ -8,10 +8,12 @@ that a scan of the reader finds, but that every share is scanned by a task.
 
 from __future__ import annotations
 
+import os
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +35,7 @@ _MIB = 1024 * 1024
 _SHARES = 256
 """Data is cut into about so many shares, as long as they are not too small or too large."""
 
+_LEAST_BYTES = 4 * _MIB
 _MOST_BYTES = 256 * _MIB
 _MEMORY_SHARE = 8
 """Of a process's memory, this part is for reading ahead."""
@@ -71,11 +74,14 @@ class Shares:
     @classmethod
     def open(cls, inputs: Any, *, memory: int, format: str = "auto", **options: Any) -> Shares:
         """What ``open_dataset`` opens with these options."""
+        listed = [inputs] if isinstance(inputs, str | Path) else inputs
+        # Other processes have other working directories.
+        paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
         budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
         with warnings.catch_warnings():
             # CSV as text is only what a sample says; the scan follows.
             warnings.filterwarnings("ignore", "of more than", FormatWarning)
-            reader = open_dataset(inputs, format=format, memory_budget=budget, **options)
+            reader = open_dataset(paths, format=format, memory_budget=budget, **options)
         return cls(dataset=reader.dataset, schema=reader.schema, format=format, memory=memory)
 
     @property
@@ -95,11 +101,11 @@ class Shares:
             "options": options,
         }
 
-    def cut(self, units: Sequence[Unit] | None = None, least_bytes: int = 4 * _MIB) -> list[Share]:
+    def cut(self, units: Sequence[Unit] | None = None, least_bytes: int = 0) -> list[Share]:
         """All units, or those given, in order."""
         units = self.dataset.units() if units is None else units
         total = sum(unit.num_bytes for unit in units)
-        share_bytes = max(least_bytes, min(total // _SHARES, _MOST_BYTES))
+        share_bytes = max(least_bytes or _LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
         groups: list[list[Unit]] = []
         size = 0
         for unit in units:

@@ -76,9 +76,7 @@ def dedupe_on(
         schema = job.shares.one_schema(job.engine, store, hear)
         names = list(schema.names if columns is None else columns)
         if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
-            raise UsageError(
-                f"columns must be different ones of {', '.join(schema.names)}, not {names}"
-            )
+            raise job.refused(f"columns must be some of {', '.join(schema.names)}, not {names}")
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
         secret = store.read_json("secret.json")
@@ -136,6 +134,8 @@ def pack_on(
         method: One of ``plan_packs``.
     """
     about = {"job": "pack", "length": length, "long": long, "method": method}
+    if length < 1 or long not in ("error", "drop", "cut"):
+        raise UsageError(f"length must be at least 1 and long error, drop or cut: {about}")
     job = _Job(inputs, output, about | {"columns": [column, *(others or ())]}, **options)
     known = job.shares.schema
     columns = [
@@ -144,13 +144,9 @@ def pack_on(
     ]
     with closing(job.engine):
         if not set(columns) <= set(known.names):
-            raise UsageError(
-                f"columns {columns} must be among those read: {', '.join(known.names)}"
-            )
+            raise job.refused(f"columns {columns} must be among {', '.join(known.names)}")
         if len({*columns, "position_ids", "lengths"}) != len(columns) + 2:
-            raise UsageError(f"columns must differ, also from position_ids and lengths: {columns}")
-        if length < 1 or long not in ("error", "drop", "cut"):
-            raise UsageError(f"length must be at least 1 and long error, drop or cut: {about}")
+            raise job.refused(f"columns must differ, also from position_ids, lengths: {columns}")
         packed = job.run(
             "pack",
             [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)],
@@ -208,7 +204,7 @@ class _Job:
         heard: Told of stages and tasks.
         """
         self.began = time.perf_counter()
-        self.output = self.parts = Store(str(output).rstrip("/"))
+        self.output = self.parts = Store(str(output).rstrip("/")).anchored()
         if format_of_name(self.output.url)[0] not in (None, "parquet"):
             raise UsageError(
                 f"output {output} becomes a folder of Parquet files: give it no ending"
@@ -217,7 +213,8 @@ class _Job:
             self.parts = Store(f"{self.output.url}.parts")
         work = work or f"{self.output.url}.work"
         is_new = restart or not Store(work).exists("job.json")
-        if is_new and self.output.exists("") and not overwrite:
+        is_file = self.output.is_local and Path(self.output.url).is_file()
+        if is_file or (is_new and self.output.names("") and not overwrite):
             raise UsageError(
                 f"output {output} exists and is left as it is: pass overwrite=True (--overwrite) "
                 "to replace it, or choose another name"
@@ -229,6 +226,11 @@ class _Job:
             self.parts.remove()
         self.tally = Tally(heard)
         self.engine = open_engine(engine, address=address, workers=workers, memory=memory)
+
+    def refused(self, reason: str) -> UsageError:
+        """Nothing is left of a job that cannot be meant."""
+        self.store.remove()
+        return UsageError(reason)
 
     def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
         """The answers of a stage's tasks, one for each share."""
