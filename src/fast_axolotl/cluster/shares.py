@@ -106,11 +106,11 @@ class Shares:
         units = self.dataset.units() if units is None else units
         total = sum(unit.num_bytes for unit in units)
         share_bytes = max(least_bytes or _LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
-        groups: list[list[Unit]] = []
+        groups: list[list[Unit]] = [[]]
         size = 0
         for unit in units:
             size += unit.num_bytes
-            if not groups or size > share_bytes:
+            if groups[-1] and size > share_bytes:
                 groups.append([])
                 size = unit.num_bytes
             groups[-1].append(unit)

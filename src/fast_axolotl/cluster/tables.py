@@ -381,9 +381,10 @@ def _sequences(
     table, lists = rows.table, list[pa.Array]()
     for name in columns:
         try:
-            lists.append(
-                pa.concat_arrays([pa.array([], _TOKENS), *table[name].cast(_TOKENS).chunks])
-            )
+            cast = table[name].cast(_TOKENS).chunks
+            lists.append(pa.concat_arrays([pa.array([], _TOKENS), *cast]))
+            if lists[-1].flatten().null_count:
+                raise pa.ArrowInvalid("null among them")
         except pa.ArrowException as error:
             raise DataError(
                 f"column {name!r} of type {table[name].type} holds no token ids of 32 bits "
