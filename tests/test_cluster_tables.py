@@ -251,6 +251,8 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         dedupe_on(path, str(tmp_path / "out.jsonl"))
     with pytest.raises(UsageError, match="belongs to no job"):
         dedupe_on(path, str(tmp_path / "new"), work=output)
+    with pytest.raises(UsageError, match=r"holds .*a\.jsonl, which is read"):
+        dedupe_on(path, str(tmp_path), overwrite=True)
 
 
 # Packs

@@ -41,7 +41,7 @@ from fast_axolotl.packing.plan import Method, plan_packs
 from fast_axolotl.reading import Rejection, format_of_name, held_bytes
 from fast_axolotl.reading.rows import Rows, take
 
-__all__ = ["dedupe_on", "pack_on"]
+__all__ = ["dedupe_on", "digest", "pack", "pack_on", "write"]
 
 _PLANNED_ROWS = 100_000
 _PLANNED_TOKENS = 16 * 1024 * 1024
@@ -220,6 +220,9 @@ class _Job:
                 "to replace it, or choose another name"
             )
         self.shares = Shares.open(inputs, memory=memory, **read_options)
+        sources = [item.source.identity for item in self.shares.dataset.inputs]
+        if inside := [path for path in sources if path.startswith(f"{self.output.url}/")]:
+            raise UsageError(f"output {output} holds {inside[0]}, which is read: write elsewhere")
         description = {**about, "output": self.output.url, **self.shares.describe()}
         self.store = open_job(work, description, restart=restart)
         if is_new:
