@@ -24,7 +24,7 @@ from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
 from fast_axolotl.reading.formats import FormatWarning, open_files
 from fast_axolotl.reading.order import Piece, Position, Span
-from fast_axolotl.reading.reader import LEAST_MEMORY_BUDGET, open_dataset
+from fast_axolotl.reading.reader import LEAST_MEMORY_BUDGET, dataset_of, open_dataset
 from fast_axolotl.reading.rows import Rows, read_rows
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.unify_types import Known, first_schema
@@ -82,7 +82,7 @@ class Shares:
             # CSV as text is only what a sample says; the scan follows.
             warnings.filterwarnings("ignore", "of more than", FormatWarning)
             reader = open_dataset(paths, format=format, memory_budget=budget, **options)
-        return cls(dataset=reader.dataset, schema=reader.schema, format=format, memory=memory)
+        return cls(dataset=dataset_of(reader), schema=reader.schema, format=format, memory=memory)
 
     @property
     def num_bytes(self) -> int:
