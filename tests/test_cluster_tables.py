@@ -330,7 +330,7 @@ def test_rows_that_are_no_tokens_are_named(tmp_path: Path) -> None:
         path = write_jsonl(tmp_path / f"{name}.jsonl", rows)
         with pytest.raises(DataError, match=rf"{name}\.jsonl.*{message}"):
             pack_on(path, str(tmp_path / name), length=8)
-        with pytest.raises(UsageError, match="must be among input_ids, labels"):
+        with pytest.raises(UsageError, match="must be some of input_ids, labels"):
             pack_on(path, str(tmp_path / name), length=8, column="tokens", restart=True)
 
 

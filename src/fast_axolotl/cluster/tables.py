@@ -52,9 +52,6 @@ _GROUP_TOKENS = 2 * 1024 * 1024
 """Tokens in a row group."""
 
 _MOST_REJECTIONS = 100
-_HEAD_BYTES = 128
-"""Of a .npy file."""
-
 _TOKENS = pa.list_(pa.int32())
 
 
@@ -76,7 +73,8 @@ def dedupe_on(
         schema = job.shares.one_schema(job.engine, store, hear)
         names = list(schema.names if columns is None else columns)
         if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
-            raise job.refused(f"columns must be some of {', '.join(schema.names)}, not {names}")
+            store.remove()  # nothing is left of a job that cannot be meant
+            raise UsageError(f"columns must be some of {', '.join(schema.names)}, not {names}")
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
         secret = store.read_json("secret.json")
@@ -133,31 +131,25 @@ def pack_on(
         long: What to do with a row of more tokens: stop, leave it out, or cut off its end.
         method: One of ``plan_packs``.
     """
-    about = {"job": "pack", "length": length, "long": long, "method": method}
+    how = {"length": length, "long": long, "method": method}
     if length < 1 or long not in ("error", "drop", "cut"):
-        raise UsageError(f"length must be at least 1 and long error, drop or cut: {about}")
-    job = _Job(inputs, output, about | {"columns": [column, *(others or ())]}, **options)
+        raise UsageError(f"length must be at least 1 and long error, drop or cut: {how}")
+    about = {"job": "pack", "columns": [column, *(others or ())], **how}
+    job = _Job(inputs, output, about, **options)
     known = job.shares.schema
-    columns = [
-        column,
-        *(("labels",) if others is None and "labels" in known.names else others or ()),
-    ]
+    optional = [name for name in ("labels",) if name in known.names] if others is None else others
+    columns = [column, *optional]
     with closing(job.engine):
-        if not set(columns) <= set(known.names):
-            raise job.refused(f"columns {columns} must be among {', '.join(known.names)}")
-        if len({*columns, "position_ids", "lengths"}) != len(columns) + 2:
-            raise job.refused(f"columns must differ, also from position_ids, lengths: {columns}")
-        packed = job.run(
-            "pack",
-            [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)],
-            schema=pa.schema([known.field(name) for name in columns]),
-            length=length,
-            long=long,
-            method=method,
-            target=job.parts.url,
-        )
+        kept = set(known.names) - {"position_ids", "lengths"}
+        if not set(columns) <= kept or len(set(columns)) != len(columns):
+            job.store.remove()
+            raise UsageError(f"columns must be some of {', '.join(sorted(kept))}, not {columns}")
+        given = [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)]
+        schema = pa.schema([known.field(name) for name in columns])
+        packed = job.run("pack", given, schema=schema, target=job.parts.url, **how)
     dropped = {reason: _sum(packed, reason) for reason in ("too long", "empty", "unreadable")}
     packs, tokens = _sum(packed, "packs"), _sum(packed, "tokens")
+    extra = {name: _sum(packed, name) for name in ("sequences", "cut")}
     return job.finish(
         rows_in=_sum(packed, "rows"),
         dropped={reason: count for reason, count in dropped.items() if count},
@@ -165,11 +157,7 @@ def pack_on(
         rows_out=packs,
         tokens=tokens,
         bytes_out=_sum(packed, "bytes_out"),
-        extra={
-            "efficiency": tokens / (packs * length) if packs else None,
-            "sequences": _sum(packed, "sequences"),
-            "cut": _sum(packed, "cut"),
-        },
+        extra={"efficiency": tokens / (packs * length) if packs else None, **extra},
     )
 
 
@@ -230,11 +218,6 @@ class _Job:
         self.tally = Tally(heard)
         self.engine = open_engine(engine, address=address, workers=workers, memory=memory)
 
-    def refused(self, reason: str) -> UsageError:
-        """Nothing is left of a job that cannot be meant."""
-        self.store.remove()
-        return UsageError(reason)
-
     def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
         """The answers of a stage's tasks, one for each share."""
         shared["memory"] = self.shares.memory
@@ -277,7 +260,7 @@ def digest(
         schema = pa.schema([schema.field(name) for name in columns])
     num_rows, rejections = 0, list[Rejection]()
     with store.writing(f"digests/{share.name}.npy") as path, path.open("wb") as file:
-        file.seek(_HEAD_BYTES)
+        file.seek(128)  # the head of a .npy file is written last
         for rows in read_share(share, schema, memory):
             rejections += rows.rejections
             num_rows += rows.table.num_rows
@@ -288,7 +271,7 @@ def digest(
         head.write_array_header_1_0(
             file, {"descr": "<u8", "fortran_order": False, "shape": (num_rows, 2)}
         )
-        assert file.tell() == _HEAD_BYTES
+        assert file.tell() == 128
     return {
         "rows": num_rows,
         "bytes_out": 16 * num_rows,
