@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
 
 pytestmark = STOCK_AXOLOTL
 
@@ -431,7 +431,8 @@ def test_conversations_that_are_each_of_a_kind_of_their_own_are_rendered_without
     strategy = make_strategy(template)
     check(strategy, {"messages": [[turn("assistant", "hello")]] * len(tools), "tools": tools})
     renderer = find_renderer(template, strategy.tokenizer.special_tokens_map)
-    assert renderer.num_plans + renderer.num_failed < 150
+    if RELEASE >= (0, 19):  # earlier ones render a conversation so often that plans pay off
+        assert renderer.num_plans + renderer.num_failed < 150
 
 
 @pytest.mark.parametrize("name", shipped_templates())
@@ -610,7 +611,10 @@ def test_rare_rows_are_done_like_the_others(name: str, template: str) -> None:
         strategy = make_strategy(template, prompter=prompter, split_thinking=split)
         fails = name in ("no content", "null system") and template == CHATML
         fails = fails or (name == "no content" and split)
-        with rows_of_stock(int(fails)):
+        # The newest transformers shows a template one thought under several names.
+        has_aliases = find_renderer(template, strategy.tokenizer.special_tokens_map).aliases
+        is_left = has_aliases and name.startswith(("reasoning", "thinking", "solution"))
+        with nullcontext() if is_left else rows_of_stock(int(fails)):
             check(strategy, among_others(name))
 
 

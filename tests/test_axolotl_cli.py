@@ -20,7 +20,14 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, PLUGIN, VERSION, run_child
+from support.axolotl import (
+    AGAINST_AXOLOTL,
+    ON_A_PROCESSOR,
+    PLUGIN,
+    TOLD_LESS,
+    VERSION,
+    run_child,
+)
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -101,7 +108,8 @@ def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
     done = start(*ours("axolotl", "preprocess", bench.write("run", bench.config("run"))))
     assert_same(bench.prepared("run"), as_it_is)
     first, last = lines(done)
-    assert first.startswith(f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save")
+    told = (f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save", TOLD_LESS)
+    assert first.startswith(told)
     for name in ("dedupe ×1", "save ×1", "packing ×1", "long ×1"):
         assert name in last
     assert "Axolotl's own" not in last
@@ -112,7 +120,7 @@ def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
     done = start("axolotl", "preprocess", bench.write("plugin", config))
     assert_same(bench.prepared("plugin"), as_it_is)
     first, last = lines(done)
-    assert "accelerated: dedupe, " in first
+    assert "accelerated: dedupe, " in first or first.startswith(TOLD_LESS)
     assert "switched off: save" in first
     assert "used dedupe ×1" in last
     assert "save" not in last

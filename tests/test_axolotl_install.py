@@ -17,7 +17,15 @@ import pytest
 import fast_axolotl
 from fast_axolotl import axolotl as shim
 from fast_axolotl.axolotl.patches import KNOWN, RELIED_ON, REPLACEMENTS
-from fast_axolotl.axolotl.patching import MARK, Patchwork, Reliance, Replacement, mismatch
+from fast_axolotl.axolotl.patching import (
+    ABSENT,
+    MARK,
+    Patchwork,
+    Reliance,
+    Replacement,
+    fingerprint,
+    mismatch,
+)
 from support.axolotl import (
     AGAINST_AXOLOTL,
     RELEASE,
@@ -31,7 +39,9 @@ from support.axolotl import (
 pytestmark = AGAINST_AXOLOTL
 
 FITTING = tuple(
-    item for item in REPLACEMENTS if not mismatch((item.target, *item.relies_on), KNOWN)
+    item
+    for item in REPLACEMENTS
+    if not mismatch((item.target, *item.relies_on), KNOWN) and fingerprint(item.target) != ABSENT
 )
 """What can be replaced in the Axolotl that is installed; all of it in the newest, see below."""
 PURE = {item.target for item in FITTING if item.is_pure}

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import dedupe_files, open_dataset
-from fast_axolotl.cluster import engines, shares, tables
+from fast_axolotl.cluster import shares, tables
 from fast_axolotl.cluster.tables import dedupe_on, pack_on
 from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
 from fast_axolotl.errors import ConflictError, DataError, UsageError
@@ -134,7 +134,6 @@ def test_any_number_of_processes_writes_the_same(
     check_dedupe(tmp_path, write_inputs(tmp_path, "several"), forget, workers=workers)
 
 
-@pytest.mark.skipif(not hasattr(engines, "find_skew"), reason="the engine for Ray is not there")
 def test_a_ray_cluster_writes_the_same(
     tmp_path: Path, forget: Forget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +175,7 @@ def test_rows_that_cannot_be_read_are_counted_and_no_rows_have_a_schema(
     path.write_text("\n".join(lines))
     summary = check_dedupe(tmp_path, path, forget, on_error="skip")
     assert summary.dropped == {"unreadable": 3}
-    assert [item["path"] for item in summary.extra["rejections"]] == [str(path)] * 3
+    assert [f"{path}, " in item for item in summary.extra["rejections"]] == [True] * 3
     with pytest.raises(DataError, match=r"a\.jsonl.*line 4"):
         dedupe_on(path, str(tmp_path / "other"))
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
@@ -240,7 +239,7 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         dedupe_on(path, output, heard=Stopping(1))
-    with pytest.raises(UsageError, match=r"out\.work was left by another job: its columns is None"):
+    with pytest.raises(UsageError, match=r"out\.work holds an unfinished job with other columns"):
         dedupe_on(path, output, columns=["id"])
     with pytest.raises(UsageError, match=r"columns must be some of id, text.*'missing'"):
         dedupe_on(path, output, columns=["missing"], restart=True)
@@ -249,7 +248,7 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         dedupe_on(path, output)
     with pytest.raises(UsageError, match="folder of Parquet files"):
         dedupe_on(path, str(tmp_path / "out.jsonl"))
-    with pytest.raises(UsageError, match="belongs to no job"):
+    with pytest.raises(UsageError, match="is not the folder of a job"):
         dedupe_on(path, str(tmp_path / "new"), work=output)
     with pytest.raises(UsageError, match=r"holds .*a\.jsonl, which is read"):
         dedupe_on(path, str(tmp_path), overwrite=True)
@@ -288,7 +287,7 @@ def test_packs_hold_every_sequence_once(
     tokens = sum(len(ids) for ids, _ in sequences)
     assert (summary.rows_in, summary.rows_out, summary.tokens) == (1000, len(packs), tokens)
     assert summary.dropped == {"empty": 1000 - len(sequences)}
-    assert summary.extra["efficiency"] == tokens / (len(packs) * 256) > 0.8
+    assert summary.extra["efficiency"] == round(tokens / (len(packs) * 256), 4) > 0.8
 
 
 def test_what_is_planned_together_does_not_depend_on_how_rows_come(

@@ -26,10 +26,11 @@ from support.axolotl import (
     assert_same_dataset,
     byte_tokenizer,
     log_lines,
+    needs,
     run_child,
 )
 
-pytestmark = STOCK_AXOLOTL
+pytestmark = [STOCK_AXOLOTL, needs("trl-sft")]
 
 ours = Later("fast_axolotl.axolotl.trl_datasets")
 trl = Later("trl")

@@ -43,6 +43,9 @@ RELEASE = tuple(map(int, VERSION.split(".")[:2]))
 ON_A_PROCESSOR = {"sdpa_varlen": False} if RELEASE == (0, 18) else {}
 """Keys with which a release trains without a GPU."""
 
+TOLD_LESS = "fast-axolotl: WARNING: "
+"""How the line about replacements begins where a release leaves some of them out."""
+
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 
 EQUAL_TO_STOCK = settings(

@@ -4,7 +4,7 @@ Each function takes the place of one of Axolotl's and gives what that gives. Sto
 into Python objects; here the answers are read from Arrow's buffers:
 
 - Two rows are repeated for stock when Python prints them alike. ``dedupe`` compares just that, for
-  the types of ``_is_comparable``; the rows kept go through the same ``Dataset.select``, so the
+  the types of ``is_comparable``; the rows kept go through the same ``Dataset.select``, so the
   fingerprint is the same too. 16 bytes a row, and the set of rows seen.
 - Stock saves with ``save_to_disk(num_proc=…)``, whose spawned children import Axolotl again. Here
   the same shards go through the same ``ArrowWriter`` on threads of this process, byte for byte.
@@ -51,6 +51,7 @@ __all__ = [
     "column_of",
     "deduplicate_dataset",
     "get_dataset_lengths",
+    "is_comparable",
     "list_lengths",
     "of_column",
     "per_row",
@@ -432,7 +433,7 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     schema = dataset._data.schema
     require_no_decoding(dataset)
     for field in schema:
-        if not _is_comparable(field.type):
+        if not is_comparable(field.type):
             raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
@@ -457,14 +458,14 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     return digests.reshape(-1).astype(np.uint64, copy=False)
 
 
-def _is_comparable(kind: pa.DataType) -> bool:
+def is_comparable(kind: pa.DataType) -> bool:
     """Whether values of this type are alike for ``dedupe`` just when Python prints them alike."""
     types = pa.types
     if types.is_struct(kind):
         names = [field.name for field in kind]
-        return len(set(names)) == len(names) and all(_is_comparable(field.type) for field in kind)
+        return len(set(names)) == len(names) and all(is_comparable(field.type) for field in kind)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _is_comparable(kind.value_type)
+        return is_comparable(kind.value_type)
     return bool(
         types.is_null(kind)
         or types.is_boolean(kind)

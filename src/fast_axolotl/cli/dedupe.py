@@ -112,25 +112,25 @@ def dedupe(
     if engine is not None:
         if against or report is not None or temp_dir is not None:
             raise UsageError("--against, --report and --temp-dir do not work with --engine yet")
-        from fast_axolotl.cli.job_progress import JobProgress, print_summary
+        from fast_axolotl.cli.job_progress import run_job
         from fast_axolotl.cluster.tables import dedupe_on
 
-        with JobProgress(f"dedupe {output}") as job:
-            done = dedupe_on(
-                inputs,
-                output,
-                columns=names,
-                engine=engine,
-                address=address or "auto",
-                workers=workers,
-                memory=parse_size(memory),
-                work=work,
-                restart=restart,
-                overwrite=overwrite,
-                heard=job.hear,
-                **reading,
-            )
-        print(json.dumps(done.to_json(), indent=2)) if as_json else print_summary(done)
+        run_job(
+            f"dedupe to {output}",
+            dedupe_on,
+            as_json=as_json,
+            inputs=inputs,
+            output=output,
+            columns=names,
+            engine=engine,
+            address=address or "auto",
+            workers=workers,
+            memory=parse_size(memory),
+            work=work,
+            restart=restart,
+            overwrite=overwrite,
+            **reading,
+        )
         return
     if address is not None or work is not None or workers or restart:
         raise UsageError("--address, --workers, --work and --restart need --engine local or ray")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
@@ -78,31 +77,31 @@ def pack(
     sequence, and the lengths of the sequences. Packs are not padded. If it is interrupted, the same
     command continues where it stopped.
     """
-    from fast_axolotl.cli.job_progress import JobProgress, print_summary
+    from fast_axolotl.cli.job_progress import run_job
     from fast_axolotl.cluster.tables import pack_on
 
     if address is not None and engine != "ray":
         raise UsageError("--address is of a Ray cluster: add --engine ray")
-    with JobProgress(f"pack {output}") as job:
-        done = pack_on(
-            inputs,
-            output,
-            length=length,
-            column=column,
-            others=None if others is None else parse_names(others),
-            long=long,
-            method=method,
-            engine=engine,
-            address=address or "auto",
-            workers=workers,
-            memory=parse_size(memory),
-            work=work,
-            restart=restart,
-            overwrite=overwrite,
-            heard=job.hear,
-            format=format,
-            split=split,
-            on_error=on_error,
-            json_field=json_field,
-        )
-    print(json.dumps(done.to_json(), indent=2)) if as_json else print_summary(done)
+    run_job(
+        f"pack to {output}",
+        pack_on,
+        as_json=as_json,
+        inputs=inputs,
+        output=output,
+        length=length,
+        column=column,
+        others=None if others is None else parse_names(others),
+        long=long,
+        method=method,
+        engine=engine,
+        address=address or "auto",
+        workers=workers,
+        memory=parse_size(memory),
+        work=work,
+        restart=restart,
+        overwrite=overwrite,
+        format=format,
+        split=split,
+        on_error=on_error,
+        json_field=json_field,
+    )

@@ -7,14 +7,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fast_axolotl.cli.options import AsJson, examples
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
+from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.folder import JOB_FILE
 
 if TYPE_CHECKING:
+    from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.report.content import Report, ReportRun
 
 __all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
@@ -57,17 +60,26 @@ def report(
 ) -> None:
     """Write runs or a protocol as one HTML file: verdict, matrix, charts, settings, raw data.
 
-    The file opens offline and asks nothing of the network. It may be written while a run still
-    goes on.
+    The record of fast-axolotl prepare becomes a page with its rows, stages and nodes. The file
+    opens offline and asks nothing of the network. It may be written while a run still goes on.
     """
+    from fast_axolotl.cli.job_record import JobRecord
+
     if output is None and markdown is None and png is None:
         output = _DEFAULT
-    made = make_report(runs, now=time.time())
+    jobs = [folder for folder in runs if (folder / JOB_FILE).is_file()]
+    if jobs and len(runs) > 1:
+        raise UsageError(f"{jobs[0]} is a job on data, which has a page of its own: give it alone")
+    made = JobRecord.read(jobs[0]) if jobs else make_report(runs, now=time.time())
     written = _write_all(made, output=output, markdown=markdown, png=png)
-    if as_json:
-        found = {
-            "title": made.title,
-            "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
+    found: dict[str, Any] = {
+        "title": made.title,
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
+    }
+    if isinstance(made, JobRecord):
+        found |= {"job": to_plain(made), "notes": []}
+    else:
+        found |= {
             "runs": [
                 {
                     "name": run.name,
@@ -81,9 +93,10 @@ def report(
             "answer": made.protocol.paragraph if made.protocol is not None else None,
             "notes": list(made.notes),
         }
+    if as_json:
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    for note in made.notes:
+    for note in found["notes"]:
         print(note)
     for path in written:
         print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
@@ -190,8 +203,9 @@ def check_targets(
 
 
 def _write_all(
-    made: Report, *, output: Path | None, markdown: Path | None, png: Path | None
+    made: Report | JobRecord, *, output: Path | None, markdown: Path | None, png: Path | None
 ) -> list[Path]:
+    from fast_axolotl.report.content import Report
     from fast_axolotl.report.picture import find_browser, take_picture
 
     check_targets(output=output, markdown=markdown, png=png)
@@ -200,7 +214,7 @@ def _write_all(
     if output is not None or png is not None:
         from fast_axolotl.report.page import render_report
 
-        page = render_report(made)
+        page = render_report(made) if isinstance(made, Report) else made.page(now=time.time())
         if output is not None:
             _write(output, page)
             written.append(output)
@@ -211,7 +225,9 @@ def _write_all(
                 take_picture(path, png, browser=browser)
             written.append(png)
     if markdown is not None:
-        _write(markdown, _markdown(made))
+        text = _markdown(made) if isinstance(made, Report) else made.markdown()
+        # A comment ends at an empty line: what follows it is Markdown again.
+        _write(markdown, f"{_MARKDOWN_MARK}\n\n{text}\n")
         written.append(markdown)
     return written
 
@@ -219,7 +235,7 @@ def _write_all(
 def _markdown(made: Report) -> str:
     from fast_axolotl.report.matrix import escape_markdown, protocol_markdown, runs_markdown
 
-    parts = [_MARKDOWN_MARK]
+    parts = []
     rest = made.runs[made.arm_runs :]
     if made.protocol is not None:
         parts.append(protocol_markdown(made.protocol))
@@ -227,8 +243,7 @@ def _markdown(made: Report) -> str:
             parts.append(f"## {escape_markdown(', '.join(run.name for run in rest))}")
     if rest or made.protocol is None:
         parts.append(runs_markdown(rest))
-    # A comment ends at an empty line: what follows it is Markdown again.
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
 def _write(path: Path, text: str) -> None:

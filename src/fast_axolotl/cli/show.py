@@ -23,13 +23,21 @@ def show(
     """Show what bounds a run: the verdict, why, what to do next, and every figure.
 
     A record is read as far as it goes, so a run that is still going on, or was killed, can be
-    shown, too.
+    shown, too. The record of fast-axolotl prepare shows its rows, stages and nodes.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.codec import to_json
+    from fast_axolotl.record.folder import JOB_FILE
     from fast_axolotl.record.run_folders import read_training
     from fast_axolotl.report.show import show_summary
 
+    if (run / JOB_FILE).is_file():
+        from fast_axolotl.cli.job_progress import summary_table
+        from fast_axolotl.cli.job_record import JobRecord
+
+        job = JobRecord.read(run)
+        print(to_json(job)) if as_json else summary_table(job)
+        return
     record = read_training(run)
     summary = summarise(record)
     if as_json:

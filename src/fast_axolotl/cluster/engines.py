@@ -1,30 +1,332 @@
-"""Who does the tasks of a job: processes of this machine, or the nodes of a Ray cluster."""
+"""Who does the tasks of a job: processes of this machine, or the nodes of a Ray cluster.
+
+A process that dies costs nothing but its task, which is tried again; a task that ends its process
+every time ends the job. Ray's own retries, of which nobody would hear, are off. Ray would end this
+process 60 seconds after the cluster's head has gone, so we look before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from importlib import metadata
+from multiprocessing.connection import wait
 from typing import Any
 
-from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, perform
-from fast_axolotl.system import node_name
+from fast_axolotl import system
+from fast_axolotl._version import __version__
+from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, perform
+from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
-__all__ = ["open_engine"]
+__all__ = ["find_skew", "open_engine"]
+
+_ATTEMPTS, _MOST_LOSSES = 3, 20
+"""Of one task: processes that it ended, and all losses, those with whole nodes included."""
+_MOMENT_SECONDS = 5.0
+_HEAD_SECONDS, _NO_NODES_SECONDS = 30.0, 600.0  # an autoscaler takes minutes to replace nodes
+_PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+_AGAIN = "What is finished is kept, and the same command continues where it was."
+
+_Outcome = tuple[str, Any]
+"""done, an answer; meant, an error; broke, a traceback; skewed, a node's id and why."""
 
 
-def open_engine(kind: str, *, address: str = "auto", workers: int = 0, memory: int = 0) -> Engine:
-    """The engine called ``kind``: local or ray."""
-    return _Inline()
+def open_engine(
+    kind: str,
+    *,
+    address: str = "auto",
+    workers: int = 0,
+    memory: int = 0,
+    preload: Sequence[str] = (),
+) -> Engine:
+    """The engine called ``kind``: local or ray.
+
+    A Ray task takes ``memory`` bytes of its node; local ones find ``preload``'s modules imported.
+    """
+    if kind == "local":
+        return _Local(workers, preload)
+    if kind == "ray":
+        return _Ray(address, workers, memory)
+    raise UsageError(f"unknown engine {kind!r}: use local or ray")
 
 
-class _Inline:
-    num_workers = 1
+class _Local:
+    def __init__(self, workers: int, preload: Sequence[str]) -> None:
+        self.num_workers = workers or system.usable_cores()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(preload))
+        self._idle: dict[Any, Any] = {}
 
     def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
-        for task in tasks:
-            yield task, perform(url, task)
+        waiting = deque(tasks)
+        deaths: Counter[str] = Counter()
+        busy: dict[Any, tuple[Any, Task]] = {}
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.num_workers:
+                    pipe, process = self._idle.popitem() if self._idle else self._start()
+                    task = waiting.popleft()
+                    busy[pipe] = process, task
+                    heard(Event(kind="started", stage=task.stage, task=task))
+                    with suppress(OSError):  # one that died while it was idle is seen below
+                        pipe.send((url, task))
+                # Who has died need not have closed its pipe, where children of its own live on.
+                ready = set(wait([*busy, *(process.sentinel for process, _ in busy.values())]))
+                for pipe in [p for p in busy if p in ready or busy[p][0].sentinel in ready]:
+                    process, task = busy.pop(pipe)
+                    outcome: _Outcome | None = None
+                    with suppress(EOFError, OSError):
+                        outcome = pipe.recv() if pipe.poll() else None
+                    if outcome is not None:
+                        self._idle[pipe] = process
+                        yield task, _answer(task, *outcome)
+                        continue
+                    _end({pipe: process})
+                    code = process.exitcode
+                    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                    reason = f"its process ended with {name}"
+                    deaths[task.name] += 1
+                    if deaths[task.name] >= _ATTEMPTS:
+                        raise _hopeless(task, _ATTEMPTS, reason)
+                    heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
+                    waiting.append(task)
+        finally:
+            _end({pipe: process for pipe, (process, _) in busy.items()})
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"name": node_name()}]
+        return [_probe()]
 
     def close(self) -> None:
-        pass
+        _end(self._idle)
+        self._idle.clear()
+
+    def _start(self) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
+
+class _Ray:
+    def __init__(self, address: str, workers: int, memory: int) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("the engine ray needs Ray: pip install 'ray>=2.52.1'") from None
+
+        at = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
+        problem = f"no Ray cluster at {at} (HOST:PORT or auto): start one with `ray start --head`"
+        if at != "auto" and not _is_open(at):  # Ray itself would try for minutes
+            raise UsageError(problem)
+        self._ray: Any = ray
+        try:
+            ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
+        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+            if "AuthToken" in f"{error} {error.__cause__}":
+                problem = f"the Ray cluster at {at} wants its token: set RAY_AUTH_MODE=token, and "
+                problem += "copy ~/.ray/auth_token from its head"
+            raise UsageError(problem) from None
+        self._head: str = ray.get_runtime_context().gcs_address
+        self._workers = workers
+        self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
+        self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}
+        self._avoided: set[str] = set()
+        self._seen_head = self._seen_nodes = time.monotonic()
+        self._look()
+        if not self._slots:
+            problem = f"no node of the Ray cluster at {at} has a CPU and {memory:,} bytes free "
+            problem += "for a task: add nodes, or use a lower --memory"
+        elif differences := find_skew(_versions(), self.nodes()):
+            problem = "\n  ".join(["install the same versions on all nodes:", *differences])
+        else:
+            return
+        self.close()
+        raise UsageError(problem)
+
+    def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
+        ray = self._ray
+        function = ray.remote(_attempt)
+        waiting = deque(tasks)
+        sent: dict[Any, tuple[Task, frozenset[str]]] = {}
+        losses: dict[str, list[frozenset[str]]] = defaultdict(list)
+        while waiting or sent:
+            if time.monotonic() > self._looked + _MOMENT_SECONDS:
+                self._look()
+            while waiting and len(sent) < 2 * self.num_workers:
+                task = waiting.popleft()
+                reference = function.options(**self._options).remote(url, task, _versions())
+                sent[reference] = task, frozenset(self._slots)
+                heard(Event(kind="started", stage=task.stage, task=task))
+            ray.wait(list(sent), timeout=_MOMENT_SECONDS)
+            for reference in ray.wait(list(sent), num_returns=len(sent), timeout=0)[0]:
+                task, nodes = sent.pop(reference)
+                try:
+                    outcome, value = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    outcome, reason = "lost", str(error).strip()
+                    self._look()
+                    (lost := losses[task.name]).append(nodes)
+                    # Where a node has gone since, it may have taken the task with it.
+                    deaths = sum(nodes <= self._slots.keys() for nodes in lost)
+                    is_head_there = self._seen_head == self._looked
+                    if is_head_there and (deaths >= _ATTEMPTS or len(lost) >= _MOST_LOSSES):
+                        raise _hopeless(task, len(lost), reason) from None
+                if outcome == "skewed":
+                    node, reason = value
+                    self._avoided.add(node)
+                    others = f"!in({','.join(sorted(self._avoided))})"
+                    self._options["label_selector"] = {"ray.io/node-id": others}
+                if outcome in ("lost", "skewed"):
+                    heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
+                    waiting.append(task)
+                else:
+                    yield task, _answer(task, outcome, value)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        errors = self._ray.exceptions
+        probe = partial(self._ray.remote(_probe).options, num_cpus=0)
+        there = partial(NodeAffinitySchedulingStrategy, soft=False)
+        asked = {node: probe(scheduling_strategy=there(node)).remote() for node in self._slots}
+        found = []
+        for node, reference in asked.items():
+            try:
+                found.append(self._ray.get(reference))
+            except errors.RayTaskError:  # it could not even import this
+                found.append({"name": node, "versions": {}})
+            except (errors.TaskUnschedulableError, errors.NodeDiedError):
+                continue
+        return found
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def _look(self) -> None:
+        """Who could work now; an error where nobody could for too long."""
+        self._looked = now = time.monotonic()
+        if _is_open(self._head):
+            self._slots = {}
+            for node in self._ray.nodes():
+                has = node["Resources"] if node["NodeID"] not in self._avoided else {}
+                slots = min(has.get(name, 0) // need for name, need in self._need.items())
+                if node["Alive"] and slots:
+                    self._slots[node["NodeID"]] = int(slots)
+            self.num_workers = self._workers or max(1, sum(self._slots.values()))
+            self._seen_head = now
+            self._seen_nodes = now if self._slots else self._seen_nodes
+        else:
+            time.sleep(_MOMENT_SECONDS / 5)
+        if now > self._seen_head + _HEAD_SECONDS:
+            raise DataError(f"the head of the Ray cluster at {self._head} has gone. {_AGAIN}")
+        if now > self._seen_nodes + _NO_NODES_SECONDS:
+            raise DataError(f"the Ray cluster at {self._head} has lost all its nodes. {_AGAIN}")
+
+
+def find_skew(versions: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where nodes have other versions than these, a line for each node and package."""
+    return [
+        f"node {node['name']}: {name} {node['versions'].get(name, 'not installed')}, here {version}"
+        for node in nodes
+        for name, version in versions.items()
+        if node["versions"].get(name) != version
+    ]
+
+
+def _probe() -> dict[str, Any]:
+    free = system.meminfo_bytes(system.PROC, "MemAvailable") or 0
+    return {
+        "name": system.node_name(),
+        "cores": system.usable_cores(),
+        "memory_bytes": min(free, system.limit_bytes() or free),
+        "versions": _versions(),
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version().rpartition(".")[0], "fast-axolotl": __version__}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, ValueError, OverflowError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_MOMENT_SECONDS).close()
+        return True
+    return False
+
+
+def _work(pipe: Any, environment: dict[str, str]) -> None:
+    """A local process: tasks from a pipe, until it or the process behind it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unfinished files are removed
+    os.environ.clear()  # the fork server's is as old as itself
+    os.environ.update(environment)
+
+    def follow(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, args=(multiprocessing.parent_process(),), daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send(_attempt(*pipe.recv()))
+
+
+def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) -> _Outcome:
+    """A task in a working process; on a node, which may have joined late, versions are compared."""
+    node = system.node_name()
+    if differences := find_skew(versions or {}, [{"name": node, "versions": _versions()}]):
+        import ray
+
+        return "skewed", (ray.get_runtime_context().get_node_id(), "; ".join(differences))
+    where = f" (on node {node})" if versions else ""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
+    try:
+        return "done", perform(url, task)
+    except FastAxolotlError as error:
+        reduced: Any = error.__reduce__()
+        make, (message, *rest) = reduced[:2]
+        return "meant", make(f"{message}{where}", *rest)
+    except Exception as error:  # noqa: BLE001  whoever sent the task raises it
+        return "broke", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
+
+
+def _answer(task: Task, outcome: str, value: Any) -> Answer:
+    if outcome == "meant":
+        raise value
+    if outcome == "broke":
+        raise DataError(f"task {task.stage}/{task.name} failed: {value}")
+    return dict(value)
+
+
+def _hopeless(task: Task, times: int, reason: str) -> DataError:
+    cure = "If the machine ran out of memory, use a lower --memory or fewer --workers."
+    lost = f"task {task.stage}/{task.name} was lost {times} times, at last because {reason}."
+    return DataError(f"{lost} {cure} {_AGAIN}")
+
+
+def _end(workers: Mapping[Any, Any]) -> None:
+    for pipe, process in workers.items():
+        pipe.close()
+        process.terminate()
+    for process in workers.values():
+        process.join(_MOMENT_SECONDS)
+        process.kill()
+        process.join()

@@ -1,11 +1,13 @@
-"""What a job is: its plan before, its summary after, and the folder that it is continued from."""
+"""What a job tells people: its plan before, its summary after."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 from fast_axolotl.cluster.store import Store
@@ -16,11 +18,35 @@ __all__ = [
     "DatasetPlan",
     "JobPlan",
     "JobSummary",
+    "Ledger",
     "NodeSummary",
     "StageSummary",
-    "Tally",
     "open_job",
 ]
+
+
+def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -> Store:
+    """The folder of a job, empty or with what the same job has finished before."""
+    store = Store(work)
+    if restart:
+        store.remove()
+    names = ("axolotl", "datasets", "fast-axolotl", "pyarrow", "tokenizers", "transformers")
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    wanted = json.loads(json.dumps({**description, "versions": versions}, default=str))
+    if not store.exists("job.json"):
+        store.write_json("job.json", wanted)
+        return store
+    found = store.read_json("job.json")
+    other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
+    if other:
+        raise UsageError(
+            f"{work} holds an unfinished job with other {', '.join(sorted(other))}: begin anew "
+            "with --restart, which removes it, or choose another folder by --work"
+        )
+    return store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,72 +133,43 @@ class JobSummary:
         return asdict(self)
 
 
-def open_job(work: str, description: Mapping[str, Any], *, restart: bool = False) -> Store:
-    """The folder of a job, new or as an earlier run of the same job left it.
+class Ledger:
+    """Adds up what is heard of stages and tasks, and passes it on."""
 
-    Args:
-        work: A path or a URL.
-        description: All that the result depends on, as plain JSON values without secrets.
-        restart: Removes what an earlier run left.
-    """
-    store = Store(work).anchored()
-    if restart:
-        store.remove()
-    wanted = json.loads(json.dumps(description))
-    if not store.exists("job.json"):
-        if store.names(""):
-            raise UsageError(
-                f"{work} is not empty and belongs to no job: pass another folder as work (--work), "
-                "or remove it"
-            )
-        store.write_json("job.json", wanted)
-    known = store.read_json("job.json")
-    other = next((key for key in known | wanted if known.get(key) != wanted.get(key)), None)
-    if other is not None:
-        values = [str(job.get(other))[:200] for job in (known, wanted)]
-        raise UsageError(
-            f"{work} was left by another job: its {other} is {values[0]}, and not {values[1]}. "
-            "Run that job again to finish it, or pass restart=True (--restart) to begin from the "
-            "start"
-        )
-    return store
-
-
-@dataclass(slots=True)
-class Tally:
-    """Hears of stages and tasks, tells them on, and adds them up."""
-
-    heard: Heard
-    _stages: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _nodes: dict[str, list[int]] = field(default_factory=dict)
-    _started: set[tuple[str, str]] = field(default_factory=set)
+    def __init__(self, heard: Heard, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._heard, self._clock = heard, clock
+        self._begin = clock()
+        self._last = self._begin
+        self._stages: dict[str, dict[str, Any]] = {}
+        self._nodes: dict[str, tuple[int, int]] = {}
 
     def hear(self, event: Event) -> None:
-        now = time.perf_counter()
-        names = ("tasks", "done_before", "retried", "seconds", "task_seconds", "bytes_out")
-        stage = self._stages.setdefault(event.stage, dict.fromkeys(names, 0) | {"began": now})
-        stage["tasks"] += event.total
-        stage["retried"] += event.kind == "retried"
-        if event.task is not None and event.kind == "started":
-            self._started.add((event.stage, event.task.name))
-        if event.task is not None and event.answer is not None:
+        now = self._clock()
+        fresh = dict.fromkeys(("tasks", "done_before", "retried", "bytes_out"), 0)
+        stage = self._stages.setdefault(event.stage, {**fresh, "seconds": 0.0, "task_seconds": 0.0})
+        if event.kind == "stage":
+            stage["tasks"] += event.total
+        else:
+            stage["seconds"] += now - self._last
+        self._last = now
+        if event.kind == "retried":
+            stage["retried"] += 1
+        if event.answer is not None:
             ran = event.answer["ran"]
-            stage["done_before"] += (event.stage, event.task.name) not in self._started
+            stage["done_before"] += event.is_earlier
             stage["task_seconds"] += ran["seconds"]
             stage["bytes_out"] += event.answer.get("bytes_out", 0)
-            node = self._nodes.setdefault(ran["node"], [0, 0])
-            node[0], node[1] = node[0] + 1, max(node[1], ran["peak_bytes"])
-        stage["seconds"] = now - stage["began"]
-        self.heard(event)
+            tasks, peak = self._nodes.get(ran["node"], (0, 0))
+            self._nodes[ran["node"]] = (tasks + 1, max(peak, ran["peak_bytes"]))
+        self._heard(event)
 
-    def stages(self) -> tuple[StageSummary, ...]:
-        return tuple(
-            StageSummary(name=name, **{key: value for key, value in item.items() if key != "began"})
-            for name, item in self._stages.items()
-        )
-
-    def nodes(self) -> tuple[NodeSummary, ...]:
-        return tuple(
+    def summary(self, **figures: Any) -> JobSummary:
+        """What was heard, with what only the job knows."""
+        stages = (StageSummary(name=name, **stage) for name, stage in self._stages.items())
+        nodes = (
             NodeSummary(name=name, tasks=tasks, peak_bytes=peak)
-            for name, (tasks, peak) in self._nodes.items()
+            for name, (tasks, peak) in sorted(self._nodes.items())
         )
+        seconds = self._clock() - self._begin
+        known: dict[str, Any] = {"stages": tuple(stages), "nodes": tuple(nodes), "seconds": seconds}
+        return JobSummary(**known, **figures)

@@ -1,21 +1,239 @@
-"""``axolotl preprocess`` in units: the same rows in the same order, whoever makes them."""
+"""``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
+
+    find the units ── tokenise ── order ── split, unique ── deal ── write ── rename
+                       (tasks)     (here)    (tasks, for dedupe)  (tasks)
+
+A first look at 1,000 rows of every dataset decides the types, as it does with ``Dataset.map``, and
+finds a wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
+row numbers in place of rows. Of repeated rows the first in that order stays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fast_axolotl.cluster.job import JobPlan, JobSummary
-from fast_axolotl.cluster.tasks import Heard
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.cluster.engines import open_engine
+from fast_axolotl.cluster.first_rows import Part, find_repeated
+from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, open_job
+from fast_axolotl.cluster.shards import count_tokens, np_read, np_write
+from fast_axolotl.cluster.sources import Source, Unit, find_source, first_table
+from fast_axolotl.cluster.stock import Pipeline, load_configuration
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
+from fast_axolotl.dedupe.seen import fresh_secret
+from fast_axolotl.errors import DataError, UsageError
 
 __all__ = ["plan_preparation", "prepare"]
+
+MIB = 1024 * 1024
+_LEAST_MEMORY = 256 * MIB
+_CHUNK_BYTES = 10 * MIB
+"""Of JSON lines, as Hugging Face parses them."""
+_PROBED_ROWS = 1000
+_SHARD_BYTES = 500_000_000
+"""As ``save_to_disk`` makes them."""
+_ROWS_PER_PROCESS = 256
+"""As Axolotl counts the processes that save."""
+_COORDINATOR_ROW_BYTES = 40
+_PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Split:
+    """One prepared dataset: ``datasets:``, or ``test_datasets:``."""
+
+    name: str
+    configs: list[Any]
+    store: Store
+    output: str
+    sources: list[Source]
+    raw: list[pa.Schema] = field(default_factory=list)
+    final: pa.Schema | None = None
+    probed: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def units(self) -> Iterator[tuple[int, str, Unit]]:
+        """All units with the number of their dataset and a name."""
+        for index, source in enumerate(self.sources):
+            for number, unit in enumerate(source.units):
+                yield index, f"{index:03d}-{number:07d}", unit
+
+
+class _Job:
+    """What is known of a configuration before work begins."""
+
+    def __init__(
+        self,
+        config: str,
+        overrides: Mapping[str, Any],
+        memory: int,
+        output: str | None,
+        work: str | None,
+        *,
+        restart: bool,
+    ) -> None:
+        if memory < _LEAST_MEMORY:
+            raise UsageError(f"memory must be at least {_LEAST_MEMORY // MIB} MiB a worker")
+        if not Path(config).is_file():
+            raise UsageError(f"{config} is no file: prepare takes the YAML file of a training")
+        self.cfg, self.tokenizer = load_configuration(config, dict(overrides))
+        self.memory = memory
+        self.unit_bytes = max(_CHUNK_BYTES, memory // 32)
+        self.part_bytes = self.piece_bytes = memory // 16
+        self.splits = list(self._find(output, work, restart=restart))
+
+    def _find(self, output: str | None, work: str | None, *, restart: bool) -> Iterator[_Split]:
+        from axolotl.common.const import DEFAULT_DATASET_PREPARED_PATH
+        from axolotl.utils.data.shared import (
+            datasets_with_name_generator,
+            generate_dataset_hash_from_config,
+        )
+
+        base = output or self.cfg.dataset_prepared_path or DEFAULT_DATASET_PREPARED_PATH
+        base = str(base) if "://" in str(base) else str(Path(base).absolute())
+        for split, datasets in (("train", self.cfg.datasets), ("test", self.cfg.test_datasets)):
+            if not datasets:
+                continue
+            named = generate_dataset_hash_from_config(
+                self.cfg, datasets, self.tokenizer.name_or_path
+            )
+            folder = f"{work.rstrip('/')}/{named}" if work else f"{base}/.{named}.work"
+            configs = list(datasets_with_name_generator(datasets))
+            found = _Split(
+                name=split,
+                configs=configs,
+                store=Store(folder),
+                output=f"{base}/{named}",
+                sources=[],
+            )
+            described = [json.loads(json.dumps(dict(config), default=str)) for config in configs]
+            description = {
+                "what": f"prepare, {split}",
+                "prepared": named,
+                "datasets": described,
+                "memory": self.memory,
+            }
+            found.store = open_job(folder, description, restart=restart)
+            for number, config in enumerate(configs):
+                source = find_source(
+                    config,
+                    self.cfg,
+                    split,
+                    unit_bytes=self.unit_bytes,
+                    store=found.store,
+                    name=f"{number:03d}",
+                )
+                if not source.units:
+                    raise DataError(f"dataset {config.path} has no rows")
+                found.sources.append(source)
+            self._look(found)
+            yield found
+
+    def _look(self, split: _Split) -> None:
+        """The first rows of every dataset: their types, and how many tokens they become."""
+        from datasets import Dataset, concatenate_datasets
+        from datasets.table import InMemoryTable
+
+        pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
+        results = []
+        for config, source in zip(split.configs, split.sources, strict=True):
+            tables = (first_table(split.store, unit) for unit in source.units)
+            table = next((table for table in tables if table is not None and len(table)), None)
+            if table is None:
+                raise DataError(f"dataset {config.path} has no rows")
+            split.raw.append(table.schema)
+            rows = table.slice(0, _PROBED_ROWS)
+            try:
+                made = pipeline.make(config, rows, split.name)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise DataError(
+                    f"{source.units[0].path}: Axolotl fails on its first rows "
+                    f"({type(error).__name__}: {error}); check type and fields of this dataset"
+                ) from error
+            split.probed.append(
+                {
+                    "rows": len(rows),
+                    "bytes": max(1, rows.nbytes),
+                    "made": 0 if made.table is None else len(made.table),
+                    "bytes_out": 0 if made.table is None else made.table.nbytes,
+                    "tokens": 0 if made.table is None else count_tokens(made.table),
+                }
+            )
+            if made.table is not None:
+                results.append(Dataset(InMemoryTable(made.table)))
+        if not results:
+            raise DataError(
+                f"none of the first {_PROBED_ROWS:,} rows is kept: check sequence_len, "
+                "roles_to_train and the fields of the datasets"
+            )
+        merged = concatenate_datasets(results) if len(results) > 1 else results[0]
+        split.final = merged.features.arrow_schema
+
+    def plan(self) -> JobPlan:
+        """What would be done, estimated from the first rows."""
+        datasets, rows, tokens, out = [], 0, 0, 0
+        for split in self.splits:
+            for config, source, probe in zip(
+                split.configs, split.sources, split.probed, strict=True
+            ):
+                size = sum(unit.num_bytes for unit in source.units)
+                share = size / probe["bytes"]
+                rows += int(probe["rows"] * share)
+                tokens += int(probe["tokens"] * share)
+                out += int(probe["bytes_out"] * share)
+                datasets.append(
+                    DatasetPlan(
+                        path=str(config.path),
+                        split=split.name,
+                        units=len(source.units),
+                        num_bytes=size,
+                        whole=source.whole,
+                    )
+                )
+        units = sum(dataset.units for dataset in datasets)
+        shards = max(1, -(-out // _SHARD_BYTES))
+        stages = {"tokenise": units, "deal": max(units, out // self.part_bytes), "write": shards}
+        left = {"tokenise": out + 8 * rows, "deal": out + 8 * rows}
+        if self.cfg.dataset_exact_deduplication:
+            buckets = 1 << (rows * 512 // (3 * self.memory)).bit_length()
+            stages = {"tokenise": units, "split": -(-rows * 256 // self.memory)} | {
+                "unique": buckets,
+                **stages,
+            }
+            left["tokenise"] += 24 * rows
+            left["split"] = 24 * rows
+        # Tokens are removed when they are dealt, so there are two copies at any time.
+        return JobPlan(
+            datasets=tuple(datasets),
+            outputs=tuple(split.output for split in self.splits),
+            work=self.splits[0].store.url,
+            stages=stages,
+            rows=rows,
+            tokens=tokens,
+            bytes_between=left,
+            bytes_out=out,
+            disk_needed=2 * out + 72 * rows,
+            disk_free=self.splits[0].store.free_bytes(),
+            coordinator_bytes=_COORDINATOR_ROW_BYTES * rows,
+        )
 
 
 def plan_preparation(
     config: str, *, overrides: Mapping[str, Any], memory: int, output: str | None, work: str | None
 ) -> JobPlan:
     """What ``prepare`` would do."""
-    raise NotImplementedError
+    return _Job(config, overrides, memory, output, work, restart=False).plan()
 
 
 def prepare(
@@ -29,6 +247,7 @@ def prepare(
     output: str | None,
     work: str | None,
     heard: Heard,
+    restart: bool = False,
 ) -> JobSummary:
     """Writes the prepared dataset of a configuration where ``axolotl train`` looks for it.
 
@@ -40,8 +259,227 @@ def prepare(
         workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
         memory: Bytes that a working process may hold.
         output: In place of the configuration's ``dataset_prepared_path``; a path or a URL.
-        work: The folder for files between stages; below the output by default. All nodes must see
+        work: The folder for files between stages; beside the output by default. All nodes must see
             it under this name.
         heard: Told of stages and tasks.
+        restart: Forget what an interrupted run has finished.
     """
-    raise NotImplementedError
+    job = _Job(config, overrides, memory, output, work, restart=restart)
+    plan = job.plan()
+    if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
+        raise UsageError(
+            f"the disk of {plan.work} has {plan.disk_free / 1e9:.1f} GB left and about "
+            f"{plan.disk_needed / 1e9:.1f} GB are needed: choose another folder by --work"
+        )
+    ledger, totals = Ledger(heard), _Totals()
+    crew = open_engine(engine, address=address, workers=workers, memory=memory, preload=_PRELOAD)
+    try:
+        for split in job.splits:
+            _prepare_split(job, split, crew, ledger.hear, totals)
+    finally:
+        crew.close()
+    outputs = tuple(split.output for split in job.splits)
+    return ledger.summary(outputs=outputs, extra={}, **asdict(totals))
+
+
+@dataclass(slots=True)
+class _Totals:
+    rows_in: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    rows_out: int = 0
+    tokens: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+def _prepare_split(job: _Job, split: _Split, crew: Engine, heard: Heard, totals: _Totals) -> None:
+    store = split.store
+    secret = _write_types(job, split)
+
+    def stage(name: str, tasks: Mapping[str, dict[str, Any]]) -> dict[str, Answer]:
+        function = f"fast_axolotl.cluster.shards:{name}"
+        made = [
+            Task(stage=name, name=task, function=function, arguments=arguments)
+            for task, arguments in tasks.items()
+        ]
+        return run_stage(crew, store, name, made, heard)
+
+    alike = {
+        "split": split.name,
+        "slice_bytes": max(MIB, job.memory // 64),
+        "part_bytes": job.part_bytes,
+        "secret": secret,
+    }
+    answers = stage(
+        "tokenise",
+        {
+            name: {"name": name, "index": index, "unit": unit.to_json(), **alike}
+            for index, name, unit in split.units
+        },
+    )
+    parts = _order(job, split, answers)
+    for answer in answers.values():
+        totals.rows_in += answer["rows"]
+        totals.bytes_in += answer["bytes_in"]
+        for reason, count in answer["dropped"].items():
+            totals.dropped[reason] = totals.dropped.get(reason, 0) + count
+    if not parts:
+        raise DataError(
+            "no row is left: all are too long, too short or without trainable tokens; check "
+            "sequence_len, train_on_inputs and roles_to_train"
+        )
+    repeated = np.zeros(0, np.int64)
+    if secret is not None:
+        named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
+        repeated = find_repeated(crew, store, named, memory=job.memory // 2, heard=heard)
+    num_rows, shards = _place(job, store, parts, repeated)
+    dealt = stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
+    store.remove("tokens")
+    store.write_json("pieces.json", {name: answer["pieces"] for name, answer in dealt.items()})
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    files = zip(names, shards, strict=True)
+    written = stage("write", {name: {"name": name, "pieces": pieces} for name, pieces in files})
+    count = sum(answer["rows"] for answer in written.values())
+    if count != num_rows:
+        raise DataError(f"{count:,} rows were written in place of {num_rows:,}: use --restart")
+    totals.rows_out += num_rows
+    totals.duplicates += len(repeated)
+    totals.tokens += sum(answer["tokens"] for answer in written.values())
+    totals.bytes_out += sum(answer["bytes_out"] for answer in written.values())
+    _publish(split, names, num_rows)
+
+
+def _write_types(job: _Job, split: _Split) -> list[int] | None:
+    """What every task reads, the same whenever the job goes on; the secret of its digests."""
+    assert split.final is not None
+    if not split.store.exists("types.json"):
+        with split.store.writing("pipeline.pickle") as path:
+            path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
+        types = {
+            "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
+            "final": split.final.serialize().to_pybytes().hex(),
+            "processes": job.cfg.dataset_num_proc or os.cpu_count() or 1,
+            "secret": fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None,
+        }
+        split.store.write_json("types.json", types)
+    secret: list[int] | None = split.store.read_json("types.json")["secret"]
+    return secret
+
+
+def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict[str, Any]]:
+    """The place of every row among all rows that are merged, written down part by part."""
+    from axolotl.utils.data.shared import merge_datasets
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    counts = [0] * len(split.sources)
+    firsts = {}
+    for index, name, _ in split.units:
+        firsts[name] = counts[index]
+        counts[index] += answers[name]["merged"]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    stand_ins = [
+        Dataset(InMemoryTable(pa.table({"row": np.arange(start, start + count)})))
+        for start, count in zip(offsets[:-1].tolist(), counts, strict=True)
+        if count
+    ]
+    parts: list[dict[str, Any]] = []
+    if not stand_ins:
+        return parts
+    merged = merge_datasets(stand_ins, job.cfg)
+    order = merged.with_format("arrow")[:].column("row").to_numpy()
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    for index, name, _ in split.units:
+        first = int(offsets[index]) + firsts[name]
+        for part in answers[name]["parts"]:
+            numbers = np_read(split.store, f"numbers/{part['name']}")
+            np_write(split.store, f"places/{part['name']}", places[first + numbers])
+            parts.append(part)
+    return parts
+
+
+def _place(
+    job: _Job, store: Store, parts: Sequence[Mapping[str, Any]], repeated: Any
+) -> tuple[int, list[list[int]]]:
+    """Where each row is in the output; its number of rows, and the pieces of every shard."""
+    places = {part["name"]: np_read(store, f"places/{part['name']}") for part in parts}
+    most = max(int(found.max()) for found in places.values()) + 1
+    is_kept = np.zeros(most, np.bool_)
+    weights = np.zeros(most, np.float32)
+    for part in parts:
+        is_kept[places[part["name"]]] = True
+        weights[places[part["name"]]] = part["bytes"] / part["rows"]
+    is_kept[repeated] = False
+    finals = np.cumsum(is_kept) - 1
+    for name, found in places.items():
+        np_write(store, f"finals/{name}", np.where(is_kept[found], finals[found], -1))
+    weights = weights[is_kept]
+    num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
+    processes = store.read_json("types.json")["processes"]
+    count = job.cfg.num_dataset_shards_to_save or max(
+        int(num_bytes / _SHARD_BYTES) + 1, min(max(1, num_rows // _ROWS_PER_PROCESS), processes)
+    )
+    count = min(count, num_rows)
+    share, rest = divmod(num_rows, count)
+    edges, shards = [0], []
+    for shard in range(count):
+        stop = edges[-1] + share + (shard < rest)
+        first = len(edges) - 1
+        filled = np.cumsum(weights[edges[-1] : stop], dtype=np.float64)
+        cuts = np.searchsorted(filled, np.arange(job.piece_bytes, filled[-1], job.piece_bytes))
+        starts = edges[-1]
+        edges += [int(cut) + starts for cut in np.unique(cuts) if 0 < cut < len(filled)]
+        edges.append(stop)
+        shards.append(list(range(first, len(edges) - 1)))
+    np_write(store, "edges", np.array(edges, np.int64))
+    return num_rows, shards
+
+
+def _publish(split: _Split, names: Sequence[str], num_rows: int) -> None:
+    """The shards and their two notes under the name that Axolotl looks for, at once."""
+    from datasets import Dataset, Features
+    from datasets.utils.py_utils import asdict as datasets_asdict
+
+    store = split.store
+    features = Features.from_arrow_schema(split.final)
+    empty = Dataset.from_dict({key: [] for key in features}, features=features)
+    fingerprint = hashlib.sha256(f"{split.output} {num_rows}".encode()).hexdigest()[:16]
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": fingerprint,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    info = datasets_asdict(empty.info)
+    notes = {
+        "dataset_info.json": json.dumps({key: info[key] for key in sorted(info)}, indent=2),
+        "state.json": json.dumps(state, indent=2, sort_keys=True),
+    }
+    for name, text in notes.items():
+        with store.writing(f"shards/{name}") as path:
+            path.write_text(text, encoding="utf-8")
+    target = Store(split.output)
+    if target.is_local and store.is_local:
+        folder, made = Path(split.output), Path(store.path("shards"))
+        if made.stat().st_dev != folder.parent.stat().st_dev:
+            beside = folder.with_name(f".{folder.name}.new")
+            shutil.rmtree(beside, ignore_errors=True)
+            shutil.copytree(made, beside)
+            made = beside
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        made.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        # The state comes last: it is what names the shards.
+        for name in [*names, *notes]:
+            with store.reading(f"shards/{name}") as source, target.writing(name) as path:
+                shutil.copyfile(source, path)
+    store.remove()

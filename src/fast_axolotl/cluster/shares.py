@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from fast_axolotl._version import __version__
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
@@ -94,8 +93,6 @@ class Shares:
         options = asdict(self.dataset.options)
         del options["block_bytes"]
         return {
-            "fast_axolotl": __version__,
-            "pyarrow": pa.__version__,
             "inputs": [[source.identity, source.num_bytes, source.version] for source in sources],
             "format": self.format,
             "options": options,

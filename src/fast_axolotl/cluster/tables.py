@@ -14,11 +14,10 @@ a task holds some 350 MB. Packs are not padded.
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array
-from fast_axolotl.cluster.job import JobSummary, Tally, open_job
+from fast_axolotl.cluster.job import JobSummary, Ledger, open_job
 from fast_axolotl.cluster.shares import Share, Shares, read_share
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Heard, Task, run_stage
@@ -69,7 +68,7 @@ def dedupe_on(
     """
     job = _Job(inputs, output, {"job": "dedupe", "columns": columns and list(columns)}, **options)
     with closing(job.engine):
-        store, hear, memory = job.store, job.tally.hear, job.shares.memory
+        store, hear, memory = job.store, job.ledger.hear, job.shares.memory
         schema = job.shares.one_schema(job.engine, store, hear)
         names = list(schema.names if columns is None else columns)
         if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
@@ -157,7 +156,7 @@ def pack_on(
         rows_out=packs,
         tokens=tokens,
         bytes_out=_sum(packed, "bytes_out"),
-        extra={"efficiency": tokens / (packs * length) if packs else None, **extra},
+        extra={"efficiency": round(tokens / (packs * length), 4) if packs else None, **extra},
     )
 
 
@@ -191,7 +190,7 @@ class _Job:
         overwrite: Replaces an output that exists.
         heard: Told of stages and tasks.
         """
-        self.began = time.perf_counter()
+        self.ledger = Ledger(heard)
         self.output = self.parts = Store(str(output).rstrip("/")).anchored()
         if format_of_name(self.output.url)[0] not in (None, "parquet"):
             raise UsageError(
@@ -199,8 +198,8 @@ class _Job:
             )
         if self.output.is_local:
             self.parts = Store(f"{self.output.url}.parts")
-        work = work or f"{self.output.url}.work"
-        is_new = restart or not Store(work).exists("job.json")
+        folder = Store(work or f"{self.output.url}.work").anchored()
+        is_new = restart or not folder.exists("job.json")
         is_file = self.output.is_local and Path(self.output.url).is_file()
         if is_file or (is_new and self.output.names("") and not overwrite):
             raise UsageError(
@@ -212,11 +211,14 @@ class _Job:
         if inside := [path for path in sources if path.startswith(f"{self.output.url}/")]:
             raise UsageError(f"output {output} holds {inside[0]}, which is read: write elsewhere")
         description = {**about, "output": self.output.url, **self.shares.describe()}
-        self.store = open_job(work, description, restart=restart)
+        if folder.names("") and not folder.exists("job.json"):
+            raise UsageError(f"{folder.url} is not the folder of a job: choose another by --work")
+        self.store = open_job(folder.url, description, restart=restart)
         if is_new:
             self.parts.remove()
-        self.tally = Tally(heard)
-        self.engine = open_engine(engine, address=address, workers=workers, memory=memory)
+        self.engine = open_engine(
+            engine, address=address, workers=workers, memory=memory, preload=[__name__]
+        )
 
     def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
         """The answers of a stage's tasks, one for each share."""
@@ -230,7 +232,7 @@ class _Job:
             )
             for arguments in given
         ]
-        return list(run_stage(self.engine, self.store, stage, tasks, self.tally.hear).values())
+        return list(run_stage(self.engine, self.store, stage, tasks, self.ledger.hear).values())
 
     def finish(self, **figures: Any) -> JobSummary:
         """Puts the output in its place."""
@@ -241,14 +243,8 @@ class _Job:
                 shutil.rmtree(self.output.path(""))
             Path(self.parts.path("")).rename(self.output.path(""))
         self.store.remove()
-        return JobSummary(
-            outputs=(self.output.url,),
-            bytes_in=self.shares.num_bytes,
-            seconds=time.perf_counter() - self.began,
-            stages=self.tally.stages(),
-            nodes=self.tally.nodes(),
-            **figures,
-        )
+        read = self.shares.num_bytes
+        return self.ledger.summary(outputs=(self.output.url,), bytes_in=read, **figures)
 
 
 def digest(
@@ -276,7 +272,9 @@ def digest(
         "rows": num_rows,
         "bytes_out": 16 * num_rows,
         "rejected": sum(item.num_rows or 0 for item in rejections),
-        "rejections": [asdict(item) for item in rejections[:_MOST_REJECTIONS]],
+        "rejections": [
+            f"{item.path}, {item.place}: {item.reason}" for item in rejections[:_MOST_REJECTIONS]
+        ],
     }
 
 

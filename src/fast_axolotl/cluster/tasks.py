@@ -48,7 +48,8 @@ class Event:
     """Of a stage: its tasks, those done earlier included."""
     task: Task | None = None
     answer: Answer | None = None
-    """Of a task that is done, also of one that was done before."""
+    is_earlier: bool = False
+    """Whether it was done by an earlier run."""
     reason: str = ""
     """Why it is tried again."""
 
@@ -98,7 +99,8 @@ def run_stage(
     for task in tasks:
         if f"{task.name}.json" in done:
             answers[task.name] = store.read_json(task.answer_name)
-            heard(Event(kind="done", stage=stage, task=task, answer=answers[task.name]))
+            answer = answers[task.name]
+            heard(Event(kind="done", stage=stage, task=task, answer=answer, is_earlier=True))
         else:
             left.append(task)
     for task, answer in engine.run(store.url, left, heard):

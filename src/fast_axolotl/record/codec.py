@@ -92,7 +92,7 @@ def _make_reader(hint: Any) -> Reader:
         (other,) = (item for item in inner if item is not type(None))
         read = _make_reader(other)
         return lambda value: None if value is None else read(value)
-    if origin is dict:
+    if origin in (dict, Mapping):
         fitting, read_item = _fitting(inner[1]), _make_reader(inner[1])
 
         def read_dict(value: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
 __all__ = [
+    "JOB_FILE",
     "SYSTEM_FILES",
     "UNREADABLE",
     "LineWriter",
@@ -73,6 +74,7 @@ _LISTS: dict[type, str] = {
 }
 """Where a rank keeps its lines."""
 SYSTEM_FILES = "system*.jsonl"
+JOB_FILE = "job.json"
 _CLOCK_SECONDS = 60.0
 """How far the clocks of two nodes may be apart."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
@@ -321,7 +323,9 @@ def no_record(folder: Path, reason: str = "") -> DataError:
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
-    if words:
+    if (folder / JOB_FILE).is_file():
+        text = "this is the record of a job on data, which has no steps: fast-axolotl report it"
+    elif words:
         commands = ", ".join(f"fast-axolotl {word}" for word in words)
         text = f"this is the folder of a protocol, with a record for each run: {commands}"
     return DataError(text, path=str(folder))

@@ -7,6 +7,7 @@ shown, how far a protocol has come, and what must be told before any verdict.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,12 +97,12 @@ def verdict_title(kind: str, subtype: str) -> str:
     return f"{title} ({subtype})" if subtype else title
 
 
-def divide_clock(summary: RunSummary) -> list[tuple[str, float, float]]:
+def divide_clock(ledger: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """The parts of the wall clock that took any of it: name, seconds, share."""
-    whole = sum(summary.ledger.values())
+    whole = sum(ledger.values())
     return [
         (part, seconds, seconds / whole)
-        for part, seconds in summary.ledger.items()
+        for part, seconds in ledger.items()
         if seconds >= _LEAST_PART * whole > 0
     ]
 

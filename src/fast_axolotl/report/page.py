@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -55,7 +55,15 @@ from fast_axolotl.report.matrix import compare_plainly, describe_change, measure
 from fast_axolotl.report.plot import Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
-__all__ = ["COLOURS", "GENERATOR", "MOST_RUNS", "interval_picture", "render_report", "report_data"]
+__all__ = [
+    "COLOURS",
+    "GENERATOR",
+    "MOST_RUNS",
+    "interval_picture",
+    "render_job",
+    "render_report",
+    "report_data",
+]
 
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
@@ -110,7 +118,8 @@ _TILES = (
 )
 
 _ROLES = ("step", "step", "anon", "wait", "pss", "hwm", "good", "accent", "bad", "calls", "host")
-_PART_COLOURS = dict(zip(LEDGER, _ROLES, strict=True))
+_PARTS = {part: (role, LEDGER[part]) for part, role in zip(LEDGER, _ROLES, strict=True)}
+"""How each part of a run's time is drawn: the role of its colour, and its label."""
 
 _ONE_EACH = (
     "One run each: how much of a difference is chance cannot be told. "
@@ -147,7 +156,7 @@ def render_report(report: Report) -> str:
         if panel.figure is not None
     }
     protocol, matrix, tables = report.protocol, _matrix(report), _tables(report)
-    clock = _clock(report.runs)
+    clock = _clock([(run.name, run.summary.ledger) for run in report.runs], _PARTS)
     subtitle = [format_date(report.made)]
     about = protocol or (report.runs[0].summary if report.runs else None)
     if about is not None:
@@ -189,6 +198,42 @@ def render_report(report: Report) -> str:
         library=library,
     )
     # White space between inline elements would show.
+    return re.sub(r">\s+<", "><", page.strip()) + "\n"
+
+
+def render_job(
+    head: Report,
+    *,
+    subtitle: str,
+    headline: str,
+    action: str,
+    tiles: Sequence[tuple[str, str]],
+    ledger: Mapping[str, float],
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
+    data: Any,
+) -> str:
+    """The page of a job on data: what it made, where its time went, tables. It has no charts."""
+    template, _ = _load_assets(has_charts=False)
+    roles = cycle(dict.fromkeys(_ROLES))
+    shown: list[dict[str, Any]] = [
+        {"name": title.lower(), "title": title, "head": header, "is_open": True}
+        | {"rows": [(label, values, "") for label, *values in rows]}
+        for title, (header, rows) in tables.items()
+    ]
+    page: str = template.render(
+        report=head,
+        made=format_date(head.made),
+        subtitle=subtitle,
+        links=[("clock", "Wall clock"), *((one["name"], one["title"]) for one in shown)],
+        answer={"headline": headline, "action": action, "tone": "good", "evidence": ()}
+        | {"badges": [("good", "Finished")]},
+        tiles=tiles,
+        clock=_clock([(head.title, ledger)], {part: (next(roles), part) for part in ledger}),
+        tables=shown,
+        data=_script_json(data),
+        figures="{}",
+        **dict.fromkeys(("protocol", "matrix", "charts", "groups", "members", "library"), ""),
+    )
     return re.sub(r">\s+<", "><", page.strip()) + "\n"
 
 
@@ -300,34 +345,35 @@ def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
     }
 
 
-def _clock(runs: Sequence[ReportRun]) -> dict[str, Any] | None:
+def _clock(
+    ledgers: Sequence[tuple[str, Mapping[str, float]]], looks: Mapping[str, tuple[str, str]]
+) -> dict[str, Any] | None:
     """Where the time of the runs went: a bar for each, and a table with a column for each."""
-    named = [run for run in runs if run.summary.ledger]
-    divided = [divide_clock(run.summary) for run in named]
+    names = [name for name, ledger in ledgers if ledger]
+    divided = [divide_clock(ledger) for _, ledger in ledgers if ledger]
     bars = []
     for parts in divided:
         ends = [0.0, *accumulate(100 * share for *_, share in parts)]
         bars.append(
             {
                 "parts": [
-                    (_PART_COLOURS[part], begin, 100 * share)
+                    (looks[part][0], begin, 100 * share)
                     for (part, _, share), begin in zip(parts, ends, strict=False)
                 ],
                 "words": ", ".join(
-                    f"{LEDGER[part]} {format_value(share, 'share')}" for part, _, share in parts
+                    f"{looks[part][1]} {format_value(share, 'share')}" for part, _, share in parts
                 ),
             }
         )
     rows = []
-    for part, label in LEDGER.items():
+    for part, look in looks.items():
         columns = [[one for one in parts if one[0] == part] for parts in divided]
         if any(columns):
             values = [
                 f"{format_value(one[0][2], 'share')} · {format_duration(one[0][1])}" if one else "–"
                 for one in columns
             ]
-            rows.append((_PART_COLOURS[part], label, values))
-    names = [run.name for run in named]
+            rows.append((*look, values))
     return {"names": names, "bars": bars, "rows": rows} if rows else None
 
 
@@ -472,9 +518,12 @@ def _script_json(value: Any) -> str:
 
 
 @cache
-def _load_assets() -> tuple[Any, str]:
+def _load_assets(*, has_charts: bool = True) -> tuple[Any, str]:
     """The page, compiled, with what is the same for every report; and Plotly, packed."""
-    plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
+    library = b""
+    if has_charts:
+        plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
+        library = gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)
     jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
@@ -497,5 +546,4 @@ def _load_assets() -> tuple[Any, str]:
         tones=_OUTCOME_TONES,
         zip=zip,
     )
-    packed = base64.b64encode(gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0))
-    return environment.get_template("report.html"), packed.decode()
+    return environment.get_template("report.html"), base64.b64encode(library).decode()

@@ -98,7 +98,7 @@ def show_summary(
         course.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
     clock = [
         f"{LEDGER[part]} {format_share(share)} ({format_seconds(seconds)})"
-        for part, seconds, share in divide_clock(summary)
+        for part, seconds, share in divide_clock(summary.ledger)
     ]
     if clock:
         course.append(("wall clock", " · ".join(clock)))
@@ -234,7 +234,9 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
             figures.append((label, text))
         elif name != "mfu":  # for those who asked for it
             missing.setdefault(missing_reason(summary, name), []).append(label)
-    clock = [f"{LEDGER[part]} {format_share(share)}" for part, _, share in divide_clock(summary)]
+    clock = [
+        f"{LEDGER[part]} {format_share(share)}" for part, _, share in divide_clock(summary.ledger)
+    ]
     figures += [("wall clock", " · ".join(clock))] if clock else []
     print_rows(figures, "cyan")
     if summary.replacements is not None:

@@ -202,6 +202,7 @@
 
   async function unpack() {
     const packed = byId("report-plotly");
+    if (!packed.textContent) return;
     const bytes = Uint8Array.from(atob(packed.textContent.trim()), (one) => one.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const script = document.createElement("script");

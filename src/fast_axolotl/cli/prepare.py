@@ -1,0 +1,199 @@
+"""``fast-axolotl prepare``: what ``axolotl preprocess`` does, on all cores or on a cluster."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fast_axolotl.cli.options import AsJson, examples, parse_size, say, unused_folder
+from fast_axolotl.errors import DataError, UsageError, mask_words
+
+if TYPE_CHECKING:
+    from fast_axolotl.cluster.job import JobPlan
+
+__all__ = ["PREPARE_EXAMPLES", "prepare"]
+
+PREPARE_EXAMPLES = examples(
+    "prepare config.yml --dry-run",
+    "prepare config.yml --memory 2GiB --workers 8 --set sequence_len=8192",
+    "prepare config.yml --engine ray --work s3://bucket/work --price 12.8",
+    "prepare config.yml --engine ray --address 10.0.0.1:6379 --output /shared/prepared",
+)
+
+
+def prepare(
+    config: Annotated[
+        Path, typer.Argument(help="Axolotl's YAML file.", metavar="CONFIG", exists=True)
+    ],
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Who does the work: processes of this machine, or a Ray cluster."),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster: HOST:PORT, or auto to find it. Default: auto."),
+    ] = None,
+    memory: Annotated[str, typer.Option(help="What one working process may hold.")] = "4GiB",
+    workers: Annotated[
+        int, typer.Option(help="Tasks at a time; 0 takes every core there is.", min=0)
+    ] = 0,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="In place of dataset_prepared_path: a path or a URL."),
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder for files between stages, a path or a URL that every node sees. "
+            "Default: below the output."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="What all nodes together cost per hour, to add up the cost.", min=0.0),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the plan: units, stages, disk needed; do nothing."),
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Drop what an interrupted run has left, and begin again."),
+    ] = False,
+    as_json: AsJson = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-prepare."),
+    ] = None,
+) -> None:
+    """Write Axolotl's prepared dataset on all cores or a Ray cluster, in bounded memory.
+
+    The rows, their order and the folder are those of axolotl preprocess, whatever the number of
+    nodes and workers. axolotl train finds the dataset there and starts at once.
+
+    If it is interrupted, the same command continues where it stopped. A task whose node dies runs
+    again on another node.
+    """
+    settings = _parse_overrides(overrides or ())
+    num_bytes = parse_size(memory)
+    if address is not None and engine != "ray":
+        raise UsageError("--address is of a Ray cluster: add --engine ray")
+    folder = record or unused_folder("fast-axolotl-runs", f"{datetime.now():%Y%m%d-%H%M%S}-prepare")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already; give an empty folder with --record")
+    if find_spec("axolotl") is None:
+        raise UsageError(
+            "prepare reads the configuration and tokenises with Axolotl, which is not installed "
+            "here: pip install axolotl"
+        )
+    from fast_axolotl.cli.job_progress import JobProgress, summary_table
+    from fast_axolotl.cli.job_record import JobRecord
+    from fast_axolotl.cluster.prepare import plan_preparation
+    from fast_axolotl.cluster.prepare import prepare as prepare_dataset
+
+    common: Any = {"overrides": settings, "memory": num_bytes, "output": output, "work": work}
+    if dry_run:
+        _print_plan(plan_preparation(str(config), **common), as_json=as_json)
+        return
+    started = time.time()
+    try:
+        with JobProgress(f"prepare {config}") as progress:
+            summary = prepare_dataset(
+                str(config),
+                **common,
+                engine=engine,
+                address=address or "auto",
+                workers=workers,
+                restart=restart,
+                heard=progress.hear,
+            )
+    except KeyboardInterrupt:
+        say("what is done is kept: the same command continues, --restart begins again")
+        raise
+    made = JobRecord(
+        title=f"prepare {config.name}",
+        started=started,
+        settings={
+            "config": str(config.absolute()),
+            "engine": f"ray at {address or 'auto'}" if engine == "ray" else engine,
+            "workers": workers or "every core",
+            "memory of a process": memory,
+        },
+        next_command=_train_command(config, settings, output),
+        price_per_hour=price,
+        summary=summary,
+    )
+    if as_json:
+        beside = {"price_per_hour": price, "next_command": made.next_command, "record": str(folder)}
+        print(json.dumps(summary.to_json() | beside, indent=2))
+    else:
+        summary_table(made)
+    made.write(folder)
+    say(f"to see it again: fast-axolotl report {shlex.quote(str(folder))}")
+
+
+def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """``sequence_len=4096`` as a number, ``sample_packing=true`` as a truth, else a text."""
+    settings: dict[str, Any] = {}
+    for word in words:
+        key, mark, text = word.partition("=")
+        key = key.strip().replace("-", "_")
+        if not (key and mark):
+            raise UsageError(f"cannot read --set {word!r}; write --set sequence_len=4096")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if value is None or isinstance(value, dict | list):
+            raise UsageError(
+                f"--set {key} takes a number, true, false or a text, and this is {text!r}; "
+                "write it into the configuration"
+            )
+        settings[key] = value
+    return settings
+
+
+def _train_command(config: Path, settings: Mapping[str, Any], output: str | None) -> str:
+    """How to train on it: with the same settings, or Axolotl looks for another dataset."""
+    words = ["axolotl", "train", str(config)]
+    # Axolotl opens a prepared dataset from a path only.
+    is_remote = output is not None and "://" in output
+    folder = {"dataset_prepared_path": "FOLDER" if is_remote else output}
+    for key, value in {**settings, **folder}.items():
+        name = key.replace("_", "-")
+        truth = {True: [f"--{name}"], False: [f"--no-{name}"]}
+        if value is not None:
+            words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
+    command = shlex.join(mask_words(words))
+    return f"copy {output} to FOLDER, then {command}" if is_remote else command
+
+
+def _print_plan(plan: JobPlan, *, as_json: bool) -> None:
+    """Print it, and fail where the disk cannot hold what the job needs."""
+    from fast_axolotl.cli.job_progress import plan_table
+    from fast_axolotl.record.units import format_bytes
+
+    if as_json:
+        print(json.dumps(plan.to_json(), indent=2))
+    else:
+        plan_table(plan)
+    if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
+        raise DataError(
+            f"the disk cannot hold this job: it needs about {format_bytes(plan.disk_needed)} and "
+            f"has {format_bytes(plan.disk_free)} free; give larger ones with --work and --output",
+            path=plan.work,
+        )

@@ -1,0 +1,243 @@
+"""The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
+
+``tokenise`` makes parts of a unit: tokens, digests, and the number of every row in its unit. When
+all are there, the coordinator knows where each row goes. ``deal`` sorts a part by that, one record
+batch for each piece of the output that it has rows of; ``write`` gathers a shard piece by piece.
+Parts and pieces are bounded by bytes, so that neither holds more than a fraction of a worker's
+memory, whatever the rows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fast_axolotl.axolotl.data import is_comparable
+from fast_axolotl.cluster.sources import Unit, read_tables
+from fast_axolotl.cluster.stock import Made, Pipeline, open_pipeline
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.dedupe.rows import digest_batch
+from fast_axolotl.errors import DataError
+
+__all__ = ["count_tokens", "deal", "np_read", "np_write", "tokenise", "write"]
+
+_PLACE = "__fast_axolotl_place"
+_ROWS_AT_ONCE = 1000
+_MOST_SLICE_ROWS = 20_000
+
+
+def tokenise(
+    store: Store,
+    *,
+    name: str,
+    split: str,
+    index: int,
+    unit: dict[str, Any],
+    slice_bytes: int,
+    part_bytes: int,
+    secret: list[int] | None,
+) -> dict[str, Any]:
+    """A unit's rows as they will be in the prepared dataset, in parts of bounded size."""
+    pipeline, source = open_pipeline(store.url), Unit(**unit)
+    types = store.read_json("types.json")
+    raw, final = _schema(types["raw"][index]), _schema(types["final"])
+    config = pipeline.configs[index]
+    parts: list[dict[str, Any]] = []
+    held: list[tuple[pa.Table, Any]] = []
+    rows_in = merged = bytes_out = tokens = 0
+    dropped: dict[str, int] = {}
+
+    def finish() -> None:
+        if not held:
+            return
+        part = f"{name}-{len(parts):04d}"
+        table = pa.concat_tables([rows for rows, _ in held])
+        with store.writing(f"tokens/{part}.arrow") as path, _file(path, final) as writer:
+            writer.write_table(table, _ROWS_AT_ONCE)
+        np_write(store, f"numbers/{part}", np.concatenate([numbers for _, numbers in held]))
+        if secret is not None:
+            np_write(store, f"digests/{part}", _digests(table, secret))
+        parts.append({"name": part, "rows": len(table), "bytes": table.nbytes})
+        held.clear()
+
+    for table in read_tables(store, source, raw):
+        for rows in _slices(table, slice_bytes):
+            made = _make(pipeline, config, rows, split, source, rows_in)
+            if made.table is not None:
+                kept = _conform(made.table, final, source)
+                held.append((kept, made.numbers.astype(np.int64) + merged))
+                bytes_out += kept.nbytes
+                tokens += count_tokens(kept)
+            rows_in, merged = rows_in + len(rows), merged + made.num_merged
+            for reason, count in made.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
+            if sum(rows.nbytes for rows, _ in held) >= part_bytes:
+                finish()
+    finish()
+    return {
+        "rows": rows_in,
+        "merged": merged,
+        "dropped": dropped,
+        "parts": parts,
+        "tokens": tokens,
+        "bytes_in": source.num_bytes,
+        "bytes_out": bytes_out,
+    }
+
+
+def deal(store: Store, *, part: str) -> dict[str, Any]:
+    """A part's rows in the order of the output, cut at the edges of its pieces."""
+    final = _schema(store.read_json("types.json")["final"])
+    places, pieces = np_read(store, f"finals/{part}"), np_read(store, "edges")
+    order = np.argsort(places, kind="stable")
+    order = order[np.searchsorted(places[order], 0) :]  # those below 0 are repeated
+    cuts = np.searchsorted(places[order], pieces)
+    filled = [piece for piece in range(len(pieces) - 1) if cuts[piece] < cuts[piece + 1]]
+    with ExitStack() as stack:
+        path = stack.enter_context(store.reading(f"tokens/{part}.arrow"))
+        file = stack.enter_context(pa.memory_map(str(path)))
+        table = pa.ipc.open_file(file).read_all()
+        target = stack.enter_context(store.writing(f"dealt/{part}.arrow"))
+        schema = final.append(pa.field(_PLACE, pa.int64()))
+        writer = stack.enter_context(_file(target, schema))
+        for piece in filled:
+            rows = order[cuts[piece] : cuts[piece + 1]]
+            chosen = table.take(pa.array(rows)).append_column(_PLACE, pa.array(places[rows]))
+            writer.write_batch(chosen.combine_chunks().to_batches()[0])
+        writer.close()
+        num_bytes = target.stat().st_size
+    return {"pieces": filled, "rows": len(order), "bytes_out": num_bytes}
+
+
+def write(store: Store, *, name: str, pieces: list[int]) -> dict[str, Any]:
+    """One file of the prepared dataset."""
+    from datasets import Features
+    from datasets.arrow_writer import ArrowWriter
+
+    final = _schema(store.read_json("types.json")["final"])
+    index: dict[str, list[int]] = store.read_json("pieces.json")
+    num_rows = tokens = 0
+    with store.writing(f"shards/{name}") as path:
+        features = Features.from_arrow_schema(final)
+        with ArrowWriter(features=features, path=str(path)) as writer:
+            left = final.empty_table()
+            for piece in pieces:
+                found = _gather(store, piece, index)
+                tokens += count_tokens(found)
+                rows = pa.concat_tables([left, found])
+                full = len(rows) - len(rows) % _ROWS_AT_ONCE
+                for start in range(0, full, _ROWS_AT_ONCE):
+                    writer.write_table(rows.slice(start, _ROWS_AT_ONCE))
+                left, num_rows = rows.slice(full), num_rows + full
+            if len(left):
+                writer.write_table(left)
+            writer.finalize()
+        num_bytes = path.stat().st_size
+    return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
+
+
+def _gather(store: Store, piece: int, index: dict[str, list[int]]) -> pa.Table:
+    """The rows of a piece, from all parts that have some, in their order."""
+    batches = []
+    for part, pieces in index.items():
+        at = bisect.bisect_left(pieces, piece)
+        if at < len(pieces) and pieces[at] == piece:
+            with store.reading(f"dealt/{part}.arrow") as path, pa.OSFile(str(path)) as file:
+                batches.append(pa.ipc.open_file(file).get_batch(at))
+    table = pa.Table.from_batches(batches)
+    order = np.argsort(table.column(_PLACE).to_numpy(), kind="stable")
+    return table.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
+
+
+def _schema(text: str) -> pa.Schema:
+    """A schema from what ``types.json`` keeps of it."""
+    return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
+
+
+def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
+    """The rows under the prepared dataset's types, missing columns filled with nulls."""
+    from datasets.table import CastError, table_cast
+
+    if table.schema.equals(schema):
+        return table.replace_schema_metadata(schema.metadata)
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    try:
+        return table_cast(table.select(schema.names), schema)
+    except (CastError, pa.ArrowInvalid, KeyError, TypeError) as error:
+        raise DataError(
+            f"{unit}: its rows do not come out with the types of the first rows: {error}"
+        ) from None
+
+
+def np_write(store: Store, name: str, array: Any) -> None:
+    with store.writing(f"{name}.npy") as path, path.open("wb") as file:
+        np.save(file, array)
+
+
+def np_read(store: Store, name: str) -> Any:
+    with store.reading(f"{name}.npy") as path:
+        return np.load(path)
+
+
+def _file(path: Any, schema: pa.Schema) -> Any:
+    return pa.ipc.new_file(str(path), schema)
+
+
+def _slices(table: pa.Table, slice_bytes: int) -> Iterator[pa.Table]:
+    """Rows of about so many bytes at a time."""
+    count = max(1, -(-table.nbytes // slice_bytes))
+    step = max(1, min(_MOST_SLICE_ROWS, -(-len(table) // count)))
+    for start in range(0, len(table), step):
+        yield table.slice(start, step)
+
+
+def _make(
+    pipeline: Pipeline, config: Any, rows: pa.Table, split: str, unit: Unit, first: int
+) -> Made:
+    """What Axolotl makes of rows; where it fails, the error names the first such row."""
+    try:
+        return pipeline.make(config, rows, split)
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a strategy raises
+        reason, low, high = error, 0, len(rows)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pipeline.make(config, rows.slice(low, middle - low), split)
+            low = middle
+        except Exception as error:  # noqa: BLE001
+            reason, high = error, middle
+    raise DataError(
+        f"{unit}, row {first + low:,} of it: Axolotl fails on this row ({type(reason).__name__}: "
+        f"{reason}); correct or remove the row, or check the type and fields of this dataset"
+    )
+
+
+def _digests(table: pa.Table, secret: list[int]) -> Any:
+    """Two words a row, alike where Python prints rows alike: that is how Axolotl compares."""
+    if all(is_comparable(kind) for kind in table.schema.types):
+        key = np.array(secret, np.uint64)
+        batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        return np.concatenate([digest_batch(batch, key, 1).reshape(-1, 2) for batch in batches])
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    rows = (str(row).encode("utf-8", "surrogatepass") for row in Dataset(InMemoryTable(table)))
+    digests = b"".join(hashlib.sha256(row).digest()[:16] for row in rows)
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
+
+
+def count_tokens(table: pa.Table) -> int:
+    if "input_ids" not in table.column_names:
+        return 0
+    chunks = table.column("input_ids").chunks
+    return sum(int(chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()) for chunk in chunks)

@@ -1,0 +1,260 @@
+"""Where the rows of a configuration come from, cut into units that anybody can read alone.
+
+Rows must be those that Hugging Face's loaders give Axolotl, so these loaders read them, one unit at
+a time. A file of JSON lines is cut where its loader cuts it anyway (every 10 MB, at the next line
+end): each chunk is parsed on its own there, too. Parquet files are cut by row groups; whatever
+cannot be cut is one unit a file, read as a stream. As with Hugging Face, the first chunk of the
+first file decides the types.
+
+What this does not know (names of the Hub, slices of splits, ``shards``) Axolotl loads as a whole on
+the machine where the job was started; the rows then go into the job's folder, and on from there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.errors import DataError
+
+__all__ = ["Source", "Unit", "find_source", "first_table", "read_tables"]
+
+_KINDS = ("json", "parquet", "arrow", "csv", "text")
+_LINE_BYTES = 64 * 1024
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
+_FEW_ROWS = 1000
+"""As many as Hugging Face writes at a time: these decide the types of what a function returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Rows that are read at once: a file, or a part of one."""
+
+    kind: str
+    """A loader of Hugging Face, or ``rows`` of a dataset in the job's folder."""
+    path: str
+    start: int = 0
+    stop: int = -1
+    """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
+    num_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.stop < 0:
+            return self.path
+        what = {"json": "bytes", "parquet": "row groups"}.get(self.kind, "rows")
+        return f"{self.path} ({what} {self.start:,} to {self.stop:,})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One dataset of a configuration."""
+
+    units: tuple[Unit, ...]
+    whole: str | None
+    """Why Axolotl loads it as a whole first."""
+
+
+def find_source(
+    config: Any, cfg: Any, split: str, *, unit_bytes: int, store: Store, name: str
+) -> Source:
+    """The units of a dataset, in the order of their rows."""
+    reason = "it is sharded by its configuration" if config.shards else None
+    wanted = config.split or split
+    found = None
+    if reason is None:
+        found, reason = _find_files(config, wanted)
+    if found is None:
+        return Source(units=_load_whole(config, cfg, split, store, name), whole=reason)
+    kind, files = found
+    with ThreadPoolExecutor(16) as pool:
+        cut = list(pool.map(lambda path: _cut_file(kind, path, unit_bytes), files))
+    return Source(units=tuple(unit for units in cut for unit in units), whole=None)
+
+
+def _find_files(config: Any, split: str) -> tuple[tuple[str, list[str]] | None, str]:
+    """The loader and the files that Axolotl would give it; or a reason why that is not known."""
+    from axolotl.utils.data import shared
+    from datasets import load_dataset_builder
+
+    path, options = str(config.path), {}
+    is_remote = "://" in path
+    if not split.isidentifier():
+        return None, f"only {split} of it is used"
+    kind = shared.get_dataset_type(config)
+    if is_remote and path.startswith("s3://"):
+        filesystem, options["storage_options"] = shared._get_remote_filesystem(path)
+        if not filesystem.isfile(path):
+            return None, f"{path} is no file"
+    elif is_remote or not Path(path).exists():
+        return None, f"{path} is no file or folder of this machine"
+    if Path(path).is_dir():
+        if not config.data_files:
+            return None, f"{path} is a folder without data_files"
+        data_files = config.data_files
+    else:
+        data_files = path
+    if kind not in _KINDS:
+        return None, f"files of type {kind}"
+    builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
+    by_split = builder.config.data_files
+    if split not in by_split:
+        return None, f"it has no split {split}"
+    return (kind, [str(file) for file in by_split[split]]), ""
+
+
+def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> tuple[Unit, ...]:
+    """Axolotl's own loading, with the rows written into the job's folder."""
+    from axolotl.utils.data.shared import load_dataset_with_config
+    from datasets import Dataset, DatasetDict
+
+    folder = f"loaded/{name}"
+    if not store.exists(f"{folder}/units.json"):
+        dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
+        if isinstance(dataset, DatasetDict):
+            chosen = config.split if config.split in dataset else split
+            if chosen not in dataset:
+                raise DataError(f"dataset {config.path} has no split {split}: name one by split:")
+            dataset = dataset[chosen]
+        if config.shards:
+            index = config.get("shards_idx", 0)
+            dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
+        if not isinstance(dataset, Dataset):
+            raise DataError(f"dataset {config.path} is loaded as {type(dataset).__name__}")
+        units = []
+        step = max(1, len(dataset) // max(1, -(-dataset._estimate_nbytes() // (32 << 20))))
+        rows = dataset.with_format("arrow")
+        for start in range(0, len(dataset), step):
+            part = f"{folder}/{start:012d}.arrow"
+            table = rows[start : start + step]
+            table = table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
+            with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table, _FEW_ROWS)
+            units.append(Unit(kind="rows", path=part, num_bytes=table.nbytes).to_json())
+        store.write_json(f"{folder}/units.json", units)
+    return tuple(Unit(**unit) for unit in store.read_json(f"{folder}/units.json"))
+
+
+def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
+    filesystem, plain = fsspec.core.url_to_fs(path)
+    size = int(filesystem.size(plain))
+    whole = [Unit(kind=kind, path=path, num_bytes=size)]
+    if size <= unit_bytes:
+        return whole
+    with filesystem.open(plain, "rb") as file:
+        if kind == "parquet":
+            return _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
+        if kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
+            return whole
+        return _cut_lines(file, path, size, unit_bytes)
+
+
+def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
+    units, start, held = [], 0, 0
+    for group in range(metadata.num_row_groups):
+        held += metadata.row_group(group).total_byte_size
+        if held >= unit_bytes or group == metadata.num_row_groups - 1:
+            edges = {"start": start, "stop": group + 1}
+            units.append(Unit(kind="parquet", path=path, num_bytes=held, **edges))
+            start, held = group + 1, 0
+    return units
+
+
+def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
+    """Chunks as the loader makes them: so many bytes, and on to the end of the line."""
+    from datasets.packaged_modules.json.json import JsonConfig
+
+    chunk, units, start, position = min(JsonConfig().chunksize, unit_bytes), [], 0, 0
+    while position < size:
+        position += chunk
+        file.seek(position)
+        while position < size:
+            data = file.read(_LINE_BYTES)
+            end = data.find(b"\n")
+            position += len(data) if end < 0 else end + 1
+            if end >= 0 or not data:
+                break
+        position = min(position, size)
+        if position - start + chunk > unit_bytes or position == size:
+            edges = {"start": start, "stop": position}
+            units.append(Unit(kind="json", path=path, num_bytes=position - start, **edges))
+            start = position
+    return units
+
+
+def first_table(store: Store, unit: Unit) -> pa.Table | None:
+    """The first rows of a unit, with the types that Hugging Face finds in them."""
+    return next(read_tables(store, unit, None), None)
+
+
+def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
+    """The rows of a unit, chunk by chunk, under the types of the dataset's first rows."""
+    from datasets.table import CastError, table_cast
+
+    if unit.kind == "rows":
+        with store.reading(unit.path) as path, pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            for index in range(reader.num_record_batches):
+                yield pa.Table.from_batches([reader.get_batch(index)])
+        return
+    with _fetched(unit) as path:
+        for table in _load(unit, path, schema):
+            try:
+                yield table if schema is None else table_cast(table, schema)
+            except (CastError, pa.ArrowInvalid, TypeError) as error:
+                raise DataError(
+                    f"{unit}: rows that differ in type from the first rows of the dataset: {error}"
+                ) from None
+
+
+@contextmanager
+def _fetched(unit: Unit) -> Iterator[Path]:
+    """A file of this machine that holds the unit's bytes."""
+    is_local = "://" not in unit.path
+    if is_local and (unit.stop < 0 or unit.kind == "parquet"):
+        yield Path(unit.path)
+        return
+    filesystem, plain = fsspec.core.url_to_fs(unit.path)
+    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
+        copy = Path(folder, Path(plain).name)
+        if unit.stop < 0 or unit.kind == "parquet":
+            filesystem.get_file(plain, str(copy))
+        else:
+            copy.write_bytes(filesystem.cat_file(plain, start=unit.start, end=unit.stop))
+        yield copy
+
+
+def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table]:
+    """What the loader of Hugging Face makes of a file."""
+    from datasets import DownloadConfig, DownloadManager, Features, load_dataset_builder
+
+    if unit.kind == "parquet" and unit.stop >= 0:
+        with pq.ParquetFile(path) as file:
+            for group in range(unit.start, unit.stop):
+                for batch in file.iter_batches(row_groups=[group]):
+                    yield pa.Table.from_batches([batch])
+        return
+    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as cache:
+        files = {"train": [str(path)]}
+        builder = load_dataset_builder(unit.kind, data_files=files, cache_dir=cache)
+        if schema is not None:
+            builder.info.features = Features.from_arrow_schema(schema)
+        download = DownloadManager(download_config=DownloadConfig(cache_dir=cache))
+        try:
+            [split] = builder._split_generators(download)
+            for _, table in builder._generate_tables(**split.gen_kwargs):
+                yield table
+        except (pa.ArrowInvalid, ValueError, OSError, EOFError) as error:
+            raise DataError(f"{unit} cannot be read: {error}") from None

@@ -1,0 +1,193 @@
+"""Some rows through Axolotl's own pipeline, stopped where rows meet other rows.
+
+Axolotl's ``_load_raw_datasets`` and ``_load_split`` load, tokenise, merge, filter, dedupe and save.
+Here the very same functions run on a few rows of one dataset, with four of their helpers replaced:
+loading gives these rows, merging gives each row its number, dedupe does nothing, and what would be
+saved is the result. Everything else, in this release or the next, is done as Axolotl does it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from fast_axolotl.axolotl import install, names_to_skip
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.errors import DataError, UsageError
+
+__all__ = ["Made", "Pipeline", "load_configuration", "open_pipeline"]
+
+_NUMBER = "__fast_axolotl_row"
+_NOTHING_LEFT = "trainable tokens"
+"""In what Axolotl says where no row is left; here it may be just these rows."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What became of some rows."""
+
+    table: pa.Table | None = None
+    """The rows that are kept; ``None`` where there are none."""
+    numbers: Any = ()
+    """Which of the merged rows each of them was."""
+    num_merged: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+    """Axolotl's configuration as ``axolotl preprocess`` sees it, and its tokenizer."""
+    _make_ready()
+    try:
+        from axolotl.cli.config import load_cfg
+        from axolotl.integrations.base import BasePlugin, PluginManager
+        from axolotl.loaders import load_tokenizer
+    except ImportError as error:
+        raise UsageError(f"prepare needs Axolotl: pip install axolotl ({error})") from None
+    cfg = load_cfg(config, is_preprocess=True, **overrides)
+    cfg.is_preprocess = True
+    _quieten(logging.WARNING)
+    for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
+        if cfg.get(key):
+            raise UsageError(f"{config} has {key}: there is nothing to prepare, train at once")
+    if cfg.use_pose or cfg.processor_type:
+        key = "use_pose" if cfg.use_pose else "processor_type"
+        raise UsageError(f"{config} has {key}, which prepare cannot do: use axolotl preprocess")
+    for plugin in PluginManager.get_instance().plugins.values():
+        if type(plugin).load_datasets is not BasePlugin.load_datasets:
+            name = type(plugin).__name__
+            raise UsageError(f"plugin {name} loads datasets itself: use axolotl preprocess")
+    return cfg, load_tokenizer(cfg)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Axolotl's pipeline for one configuration, in this process."""
+
+    cfg: Any
+    tokenizer: Any
+    configs: list[Any]
+    """Its datasets of one split."""
+
+    def make(self, config: Any, rows: pa.Table, split: str) -> Made:
+        """Rows of one dataset as they are in the prepared dataset, in their order."""
+        from axolotl.utils.data import rl, sft
+        from datasets import Dataset, Features
+        from datasets.table import InMemoryTable
+
+        dataset = Dataset(InMemoryTable(rows))
+        made = Made(dropped={})
+        if not len(dataset):
+            return made
+        cfg = type(self.cfg)({**self.cfg})
+        config = type(self.cfg)({**config, "shards": None, "preprocess_shards": None})
+        cfg.datasets = cfg.test_datasets = [config]
+        # One process, and nothing left in a cache: the job's folder has what is finished.
+        cfg.dataset_num_proc, cfg.dataset_keep_in_memory = None, True
+        saved: list[Any] = []
+        try:
+            with self._replaced(rl if cfg.rl else sft, dataset, made, saved):
+                if cfg.rl:
+                    rl._load_split(cfg, split)
+                else:
+                    sft._load_raw_datasets(cfg, [config], self.tokenizer, split)
+        except ValueError as error:
+            if _NOTHING_LEFT not in str(error):
+                raise
+            made.dropped["no trainable tokens"] = made.num_merged - sum(made.dropped.values())
+            return made
+        [result] = saved
+        if len(result) and _NUMBER in result.column_names:
+            table = result.with_format("arrow")[:]
+            features = {key: kind for key, kind in result.features.items() if key != _NUMBER}
+            made.numbers = table.column(_NUMBER).to_numpy()
+            schema = Features(features).arrow_schema
+            made.table = table.drop_columns([_NUMBER]).replace_schema_metadata(schema.metadata)
+        return made
+
+    @contextmanager
+    def _replaced(self, module: Any, dataset: Any, made: Made, saved: list[Any]) -> Iterator[None]:
+        """Axolotl's helpers that look beyond these rows, replaced for one call."""
+
+        def merge(datasets: list[Any], _cfg: Any) -> Any:
+            [merged] = datasets
+            made.num_merged = len(merged)
+            if len(merged) < len(dataset):
+                made.dropped["the strategy or the length"] = len(dataset) - len(merged)
+            return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
+
+        def counted(name: str, reason: str) -> Any:
+            function = getattr(module, name)
+
+            def count(*arguments: Any) -> Any:
+                before = next(len(value) for value in arguments if isinstance(value, Dataset))
+                result = function(*arguments)
+                kept = len(result[0] if isinstance(result, tuple) else result)
+                if kept < before:
+                    made.dropped[reason] = before - kept
+                return result
+
+            return count
+
+        from datasets import Dataset
+
+        replacements = {
+            "load_dataset_with_config": lambda *_, **__: dataset,
+            "merge_datasets": merge,
+            "deduplicate_and_log_datasets": lambda dataset, **_: (dataset, None),
+            "save_preprocessed_dataset": lambda _cfg, result, *_: saved.append(result),
+        }
+        if module.__name__.endswith("rl"):
+            replacements["load_tokenizer"] = lambda _cfg: self.tokenizer
+        else:
+            reasons = {
+                "handle_long_seq_in_dataset": "too long or too short",
+                "process_datasets_for_packing": "no trainable tokens",
+            }
+            replacements |= {name: counted(name, reason) for name, reason in reasons.items()}
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, function in replacements.items():
+                stack.enter_context(mock.patch.object(module, name, function))
+            yield
+
+
+@lru_cache(maxsize=2)
+def open_pipeline(url: str) -> Pipeline:
+    """The pipeline of a job, opened once in each process."""
+    _make_ready()
+    with Store(url).reading("pipeline.pickle") as path:
+        try:
+            found = pickle.loads(path.read_bytes())
+        except (ImportError, AttributeError) as error:
+            raise DataError(f"the configuration cannot be opened here: {error}") from None
+    # Whatever is wrong with rows was told of the first rows, where the job was started.
+    _quieten(logging.ERROR)
+    return Pipeline(*found)
+
+
+def _make_ready() -> None:
+    """Our replacements in this process, less the one that loads datasets itself."""
+    os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
+    install(skip=[*names_to_skip(), "stream"])
+
+
+def _quieten(level: int) -> None:
+    """Nothing of single slices is told or kept."""
+    import datasets
+    from datasets.utils import disable_progress_bars
+
+    datasets.disable_caching()
+    disable_progress_bars()
+    logging.getLogger("axolotl").setLevel(level)

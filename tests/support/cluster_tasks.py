@@ -1,0 +1,65 @@
+"""Tasks for the tests of engines: they succeed, fail, die or wait, as their arguments say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fast_axolotl.cluster.engines import open_engine
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.tasks import Task
+from fast_axolotl.errors import MissingFileError
+
+
+def task(function: str, name: str = "", /, **arguments: Any) -> Task:
+    called = f"{__name__}:{function}"
+    return Task(stage="toy", name=name or function, function=called, arguments=arguments)
+
+
+def squares(count: int, seconds: float = 0) -> list[Task]:
+    return [task("square", f"{n:02d}", number=n, seconds=seconds) for n in range(count)]
+
+
+def square(store: Store, number: int, seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    return {"square": number**2, "pid": os.getpid(), "has_json_tool": "json.tool" in sys.modules}
+
+
+def die(store: Store, times: int, signal_number: int = signal.SIGKILL) -> dict[str, Any]:
+    """Ends its process in as many first attempts, leaving a file for each."""
+    attempts = len(store.names("attempts"))
+    if attempts < times:
+        store.write_json(f"attempts/{attempts}.json", 0)
+        os.kill(os.getpid(), signal_number)
+    return {"attempts": attempts}
+
+
+def complain(store: Store) -> dict[str, Any]:
+    raise MissingFileError("there is no such file", path="rows.jsonl", place="line 7")
+
+
+def divide(store: Store) -> dict[str, Any]:
+    return {"quotient": 1 / 0}
+
+
+def environment(store: Store, name: str) -> dict[str, Any]:
+    return {"value": os.environ.get(name)}
+
+
+def hold(store: Store, name: str) -> dict[str, Any]:
+    """Writes a file without end."""
+    with store.writing(f"held/{name}") as path:
+        path.write_text("half")
+        Path(store.path(f"{name}.pid")).write_text(str(os.getpid()))
+        time.sleep(600)
+    return {}
+
+
+def main(url: str) -> None:
+    """The program of a process that is to be interrupted: two workers, both busy for long."""
+    engine = open_engine("local", workers=2)
+    list(engine.run(url, [task("hold", name, name=name) for name in "ab"], print))

@@ -1,0 +1,404 @@
+"""Engines with real processes that are killed, and with real Ray clusters on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fast_axolotl.cluster import engines
+from fast_axolotl.cluster.engines import find_skew, open_engine
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.tasks import Answer, Engine, Event, Task, run_stage
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from support.children import clean_environment
+from support.cluster_tasks import squares, task
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def open_it(kind: str, **options: Any) -> Engine:
+        made.append(open_engine(kind, **options))
+        return made[-1]
+
+    yield open_it
+    for engine in made:
+        engine.close()
+
+
+def perform_all(
+    engine: Engine, url: Path, tasks: list[Task], events: list[Event] | None = None
+) -> dict[str, Answer]:
+    """All answers by their tasks' names; an answer that came twice is an error."""
+    answers: dict[str, Answer] = {}
+    for done, answer in engine.run(
+        str(url), tasks, events.append if events is not None else lambda event: None
+    ):
+        assert done.name not in answers
+        answers[done.name] = answer
+    return answers
+
+
+def retried(events: list[Event]) -> list[str]:
+    return [event.reason for event in events if event.kind == "retried"]
+
+
+def assert_squares(answers: dict[str, Answer], count: int) -> None:
+    assert {name: answer["square"] for name, answer in answers.items()} == {
+        f"{number:02d}": number**2 for number in range(count)
+    }
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# Processes of this machine.
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_local_processes_do_all_tasks(
+    opened: Callable[..., Engine], tmp_path: Path, workers: int
+) -> None:
+    engine = opened("local", workers=workers)
+    events: list[Event] = []
+    answers = perform_all(engine, tmp_path, squares(20, 0.02), events)
+    assert_squares(answers, 20)
+    assert sum(event.kind == "started" for event in events) == 20
+    assert len({answer["pid"] for answer in answers.values()}) == engine.num_workers == workers
+    again = perform_all(engine, tmp_path, squares(20, 0.02))
+    assert {a["pid"] for a in again.values()} <= {a["pid"] for a in answers.values()}
+
+
+def test_a_stage_continues_where_it_was(opened: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = opened("local", workers=2)
+    store = Store(str(tmp_path))
+    run_stage(engine, store, "toy", squares(5), lambda event: None)
+    events: list[Event] = []
+    answers = run_stage(engine, store, "toy", squares(8), events.append)
+    assert_squares(answers, 8)
+    assert list(answers) == sorted(answers)
+    assert sum(event.kind == "started" for event in events) == 3
+
+
+def test_local_workers_are_as_many_as_cores(opened: Callable[..., Engine]) -> None:
+    engine = opened("local")
+    [node] = engine.nodes()
+    assert engine.num_workers == node["cores"]
+    assert node["memory_bytes"] > 0
+    assert {"python", "fast-axolotl", "numpy"} <= set(node["versions"])
+
+
+def test_a_worker_has_the_environment_of_now(
+    opened: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform_all(opened("local", workers=1), tmp_path, squares(1))
+    monkeypatch.setenv("SOME_VARIABLE", "new")
+    look = task("environment", name="SOME_VARIABLE")
+    assert (
+        perform_all(opened("local", workers=1), tmp_path, [look])["environment"]["value"] == "new"
+    )
+
+
+def test_modules_are_imported_before_workers_start(tmp_path: Path) -> None:
+    code = (
+        "from fast_axolotl.cluster.engines import open_engine\n"
+        "from support.cluster_tasks import squares\n"
+        "engine = open_engine('local', workers=1, preload=['json.tool'])\n"
+        f"[(_, answer)] = engine.run({str(tmp_path)!r}, squares(1), print)\n"
+        "assert answer['has_json_tool']\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=clean_environment(TESTS), timeout=60
+    )
+
+
+def test_a_task_whose_process_is_killed_is_tried_again(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    tasks = [*squares(6, 0.1), task("die", times=1)]
+    answers = perform_all(opened("local", workers=2), tmp_path, tasks, events)
+    assert answers.pop("die")["attempts"] == 1
+    assert_squares(answers, 6)
+    [reason] = retried(events)
+    assert "SIGKILL" in reason
+
+
+def test_a_task_that_always_kills_its_process_is_an_error(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = opened("local", workers=2)
+    tasks = [*squares(3), task("die", times=9, signal_number=signal.SIGSEGV)]
+    with pytest.raises(DataError, match=r"toy/die was lost 3 times.*SIGSEGV.*--memory"):
+        perform_all(engine, tmp_path, tasks)
+    assert len(Store(str(tmp_path)).names("attempts")) == 3
+    assert_squares(perform_all(engine, tmp_path, squares(3)), 3)
+
+
+def test_a_worker_that_dies_between_stages_is_replaced(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = opened("local", workers=1)
+    os.kill(perform_all(engine, tmp_path, squares(1))["00"]["pid"], signal.SIGKILL)
+    assert_squares(perform_all(engine, tmp_path, squares(2)), 2)
+
+
+def test_an_error_on_purpose_keeps_its_type_and_message(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    with pytest.raises(MissingFileError) as caught:
+        perform_all(opened("local", workers=2), tmp_path, [task("complain"), *squares(3)])
+    assert str(caught.value) == "rows.jsonl, line 7: there is no such file"
+    assert caught.value.path == "rows.jsonl"
+
+
+def test_any_other_error_names_the_task_and_shows_the_traceback(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"task toy/divide failed: ZeroDivisionError") as caught:
+        perform_all(opened("local", workers=1), tmp_path, [task("divide")])
+    assert "cluster_tasks.py" in str(caught.value)
+
+
+def test_a_run_that_is_given_up_ends_its_workers(
+    opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = opened("local", workers=2)
+    tasks = [*squares(1), task("hold", name="a")]
+    for _ in engine.run(str(tmp_path), tasks, lambda event: None):
+        wait_for((tmp_path / "a.pid").exists)
+        break
+    wait_for(lambda: not psutil.pid_exists(int((tmp_path / "a.pid").read_text())))
+    assert_squares(perform_all(engine, tmp_path, squares(3)), 3)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_parent_ends(tmp_path: Path, signal_number: int) -> None:
+    code = f"from support.cluster_tasks import main; main({str(tmp_path)!r})"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=clean_environment(TESTS),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: all((tmp_path / f"{name}.pid").exists() for name in "ab"))
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(family) >= 3
+    if signal_number == signal.SIGINT:
+        os.killpg(parent.pid, signal_number)  # as a terminal does
+    else:
+        parent.send_signal(signal_number)
+    _, told = parent.communicate(timeout=20)
+    assert parent.returncode == -signal_number
+    assert told.count("Traceback") == (signal_number == signal.SIGINT), told
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert not list((tmp_path / "held").iterdir())
+
+
+def test_an_unknown_engine_is_an_error() -> None:
+    with pytest.raises(UsageError, match="local or ray"):
+        open_engine("dask")
+
+
+# Nodes of a Ray cluster, each with its own processes on this machine.
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
+NO_PORT = "127.0.0.1:9"
+
+
+class Nodes:
+    """A head that does no tasks, and nodes with one core each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._few = {"object_store_memory": 80_000_000}
+        head = {"num_cpus": 0, "include_dashboard": False, **self._few}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+
+    def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
+        variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
+        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
+
+    def kill(self, node: Any) -> None:
+        """As a machine that lost its power."""
+        for kind in node.all_processes:
+            for started in node.all_processes[kind]:
+                process = psutil.Process(started.process.pid)
+                for member in [process, *process.children(recursive=True)]:
+                    member.kill()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with (
+        tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("RAY_TMPDIR", folder)  # short, since sockets lie there
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        made = Nodes()
+        try:
+            made.add("n1", wait=False)
+            made.add("n2")
+            yield made
+        finally:
+            made.cluster.shutdown()
+
+
+@needs_ray
+def test_nodes_do_all_tasks(opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path) -> None:
+    engine = opened("ray", address=nodes.address)
+    assert engine.num_workers == 2
+    assert {node["name"] for node in engine.nodes()} == {"n1", "n2"}
+    flying = []
+
+    def heard(event: Event) -> None:
+        flying.append({"started": 1, "done": -1}.get(event.kind, 0))
+        assert sum(flying) <= 4
+
+    answers = run_stage(engine, Store(str(tmp_path)), "toy", squares(16, 0.1), heard)
+    assert_squares(answers, 16)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
+
+
+@needs_ray
+def test_errors_of_nodes_name_the_node(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address, memory=1 << 20)
+    with pytest.raises(MissingFileError, match=r"rows.jsonl, line 7: .*\(on node n[12]\)$"):
+        perform_all(engine, tmp_path, [task("complain")])
+    with pytest.raises(
+        DataError, match=r"toy/divide failed: ZeroDivisionError.*\(on node n[12]\)\n"
+    ):
+        perform_all(engine, tmp_path, [task("divide")])
+
+
+@needs_ray
+def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address)
+    events: list[Event] = []
+    tasks = [*squares(3), task("die", times=2)]
+    answers = perform_all(engine, tmp_path, tasks, events)
+    assert answers["die"]["attempts"] == len(retried(events)) == 2
+    assert "worker died" in retried(events)[0]
+    with pytest.raises(DataError, match=r"toy/die was lost 3 times.*worker died.*--memory"):
+        perform_all(engine, tmp_path, [task("die", times=9)])
+
+
+@needs_ray
+def test_tasks_of_a_lost_node_are_done_by_others(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_ATTEMPTS", 2)
+    lost = nodes.add("n3")
+    events: list[Event] = []
+    answers = {}
+    engine = opened("ray", address=nodes.address)
+    for done, answer in engine.run(str(tmp_path), squares(20, 0.5), events.append):
+        answers[done.name] = answer
+        if len(answers) == 4:
+            nodes.kill(lost)
+    assert_squares(answers, 20)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2", "n3"}
+    assert len(retried(events)) == 1
+
+
+@needs_ray
+def test_a_node_with_other_versions_does_nothing(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path
+) -> None:
+    engine = opened("ray", address=nodes.address)
+    older = tmp_path / "older" / "numpy-0.0.1.dist-info"
+    older.mkdir(parents=True)
+    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.0.1\n")
+    skewed = nodes.add("n4", older.parent)
+    events: list[Event] = []
+    answers = perform_all(engine, tmp_path, squares(16, 0.3), events)
+    assert_squares(answers, 16)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
+    assert 1 <= len(retried(events)) <= 6
+    assert "node n4: numpy 0.0.1, here " in retried(events)[0]
+    engine.close()
+    with pytest.raises(UsageError, match=r"node n4: numpy 0\.0\.1, here "):
+        open_engine("ray", address=nodes.address)
+    nodes.kill(skewed)
+
+
+def test_packages_that_a_node_has_and_this_machine_has_not_are_no_skew() -> None:
+    nodes = [
+        {"name": "a", "versions": {"numpy": "2", "axolotl": "1"}},
+        {"name": "b", "versions": {}},
+    ]
+    assert find_skew({"numpy": "2"}, nodes) == ["node b: numpy not installed, here 2"]
+
+
+@needs_ray
+def test_more_memory_than_any_node_has_is_an_error(nodes: Nodes) -> None:
+    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes free .*--memory"):
+        open_engine("ray", address=nodes.address, memory=1 << 50)
+
+
+@needs_ray
+@pytest.mark.parametrize("address", [NO_PORT, "nowhere", "ray://127.0.0.1:9", "no.invalid:6379"])
+def test_an_address_without_a_cluster_is_an_error_soon(address: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match=address):
+        open_engine("ray", address=address)
+    assert time.monotonic() - begin < 10
+
+
+@needs_ray
+def test_the_address_of_the_environment_is_tried_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", NO_PORT)
+    with pytest.raises(UsageError, match=rf"{NO_PORT} .*: start one with `ray start --head`"):
+        open_engine("ray")
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'ray>=2\.52\.1'"):
+        open_engine("ray")
+
+
+@needs_ray
+def test_a_cluster_that_lost_its_head_is_an_error(
+    opened: Callable[..., Engine], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_HEAD_SECONDS", 1)
+    monkeypatch.setattr(engines, "_MOMENT_SECONDS", 0.5)
+    engine = opened("ray", address=nodes.address)
+    answers = engine.run(str(tmp_path), squares(300, 0.2), lambda event: None)
+    next(answers)
+    nodes.kill(nodes.cluster.head_node)
+    with pytest.raises(DataError, match=r"has gone.*the same command continues"):
+        list(answers)
