@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fast_axolotl import dedupe_files, open_dataset
+from fast_axolotl import dedupe_files
 from fast_axolotl.cluster import shares, tables
 from fast_axolotl.cluster.tables import dedupe_on, pack_on
 from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
@@ -40,6 +40,7 @@ from support.files import (
 
 COMMAND = [sys.executable, "-m", "fast_axolotl"]
 KIB = 1024
+WRITE = {"jsonl": write_jsonl, "parquet": lambda path, rows: write_parquet(path, rows, 100)}
 Forget = Callable[[], None]
 
 
@@ -83,12 +84,10 @@ def repeated_rows(count: int = 1500) -> list[dict[str, Any]]:
 def write_inputs(folder: Path, kind: str) -> list[Path]:
     rows = repeated_rows()
     if kind == "csv":
-        flat = [{"id": row["id"] % 50 / 4, "text": row["text"]} for row in rows]
-        return [write_csv(folder / "a.csv", flat), write_csv(folder / "b.csv", flat[:40])]
-    if kind == "jsonl":
-        return [write_jsonl(folder / "a.jsonl", rows)]
-    if kind == "parquet":
-        return [write_parquet(folder / "a.parquet", rows, row_group_size=100)]
+        rows = [{"id": row["id"] % 50 / 4, "text": row["text"]} for row in rows]
+        return [write_csv(folder / "a.csv", rows), write_csv(folder / "b.csv", rows[:40])]
+    if kind != "several":
+        return [WRITE[kind](folder / f"a.{kind}", rows)]
     return [
         write_parquet(folder / "a.parquet", rows[:700]),
         write_jsonl(folder / "b.jsonl", rows[700:710]),
@@ -165,9 +164,7 @@ def test_types_are_joined_over_all_shares_before_rows_are_compared(
 
 
 @pytest.mark.usefixtures("inline")
-def test_rows_that_cannot_be_read_are_counted_and_no_rows_have_a_schema(
-    tmp_path: Path, forget: Forget
-) -> None:
+def test_rows_that_cannot_be_read_are_counted(tmp_path: Path, forget: Forget) -> None:
     lines = [json.dumps(row) for row in repeated_rows(400)]
     for place in (3, 250, 399):
         lines[place] = lines[place][:-1]
@@ -178,9 +175,12 @@ def test_rows_that_cannot_be_read_are_counted_and_no_rows_have_a_schema(
     assert [f"{path}, " in item for item in summary.extra["rejections"]] == [True] * 3
     with pytest.raises(DataError, match=r"a\.jsonl.*line 4"):
         dedupe_on(path, str(tmp_path / "other"))
+
+
+@pytest.mark.usefixtures("inline")
+def test_no_rows_have_a_schema(tmp_path: Path, forget: Forget) -> None:
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
-    dedupe_on(tmp_path / "none.parquet", str(tmp_path / "none"))
-    assert open_dataset(tmp_path / "none").schema.names == ["a"]
+    check_dedupe(tmp_path, tmp_path / "none.parquet", forget)
 
 
 class Stopping:
@@ -266,14 +266,14 @@ def token_rows(count: int, longest: int = 200) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+@pytest.mark.parametrize("kind", WRITE)
 @pytest.mark.usefixtures("inline")
 def test_packs_hold_every_sequence_once(
-    tmp_path: Path, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_PLANNED_TOKENS", 20_000)
     rows = token_rows(1000)
-    path = write(tmp_path / f"a.{write.__name__.removeprefix('write_')}", rows)
+    path = WRITE[kind](tmp_path / f"a.{kind}", rows)
     summary = pack_on(path, str(tmp_path / "out"), length=256)
     packs, found = read_rows(tmp_path / "out"), []
     for pack in packs:
