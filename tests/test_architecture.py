@@ -49,7 +49,7 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 50_000
+MOST_LINES_IN_ALL = 50_700
 MOST_FILES = 186
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
