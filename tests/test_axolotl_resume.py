@@ -133,7 +133,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings)
     assert runs["from-without"]["losses"] == runs["without"]["losses"]
 
 
-@pytest.mark.skipif(RELEASE == (0, 17), reason="0.17 wants a GPU for a training of several ranks")
+@pytest.mark.skipif(RELEASE == (0, 17), reason="0.17 looks for CUDA when there are several ranks")
 def test_two_ranks_read_their_shares_and_resume(trainings: Trainings) -> None:
     """Rows of one file by turns; and files of their own, of which one rank has more."""
     gloo = {"max_memory": {"cpu": "8GiB"}, "ddp_backend": "gloo", "max_steps": 5}

@@ -75,9 +75,10 @@ def make_environment(stack: str, folder: Path, torch: str) -> None:
     if others:
         call([*install, "--upgrade", *others, f"torch=={torch}"])
     call([*install, "pytest", "hypothesis", "psutil", "plotly", "wrapt", "typer", "rich"])
-    # A build with CUDA, which users have, says so on a machine without a GPU; 0.17 counts on it.
-    [file] = folder.glob("lib/python*/site-packages/torch/cuda/__init__.py")
-    file.write_text(file.read_text().replace(*NO_CUDA))
+    if tuple(map(int, version.split(".")[:2])) < (0, 18):
+        # A build with CUDA, which users have, says so where there is no GPU; these count on it.
+        [file] = folder.glob("lib/python*/site-packages/torch/cuda/__init__.py")
+        file.write_text(file.read_text().replace(*NO_CUDA))
     (folder / ".made").touch()
 
 
