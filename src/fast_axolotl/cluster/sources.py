@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Unit:
     stop: int = -1
     """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
     num_bytes: int = 0
+    stamp: str = ""
+    """What changes when the file does."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,16 +151,20 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
 
 def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
     filesystem, plain = fsspec.core.url_to_fs(path)
-    size = int(filesystem.size(plain))
-    whole = [Unit(kind=kind, path=path, num_bytes=size)]
+    info = filesystem.info(plain)
+    size = int(info["size"])
+    stamp = str(info.get("ETag") or info.get("mtime") or info.get("LastModified") or size)
+    whole = [Unit(kind=kind, path=path, num_bytes=size, stamp=stamp)]
     if size <= unit_bytes:
         return whole
     with filesystem.open(plain, "rb") as file:
         if kind == "parquet":
-            return _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
-        if kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
+            units = _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
+        elif kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
             return whole
-        return _cut_lines(file, path, size, unit_bytes)
+        else:
+            units = _cut_lines(file, path, size, unit_bytes)
+    return [replace(unit, stamp=stamp) for unit in units]
 
 
 def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
@@ -166,8 +172,9 @@ def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
     for group in range(metadata.num_row_groups):
         held += metadata.row_group(group).total_byte_size
         if held >= unit_bytes or group == metadata.num_row_groups - 1:
-            edges = {"start": start, "stop": group + 1}
-            units.append(Unit(kind="parquet", path=path, num_bytes=held, **edges))
+            units.append(
+                Unit(kind="parquet", path=path, start=start, stop=group + 1, num_bytes=held)
+            )
             start, held = group + 1, 0
     return units
 
@@ -188,8 +195,8 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
                 break
         position = min(position, size)
         if position - start + chunk > unit_bytes or position == size:
-            edges = {"start": start, "stop": position}
-            units.append(Unit(kind="json", path=path, num_bytes=position - start, **edges))
+            held = position - start
+            units.append(Unit(kind="json", path=path, start=start, stop=position, num_bytes=held))
             start = position
     return units
 
