@@ -20,9 +20,9 @@ from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import find_renderer
-from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines
+from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, log_lines, needs
 
-pytestmark = STOCK_AXOLOTL
+pytestmark = [*STOCK_AXOLOTL, needs("chat")]
 
 WORDS = [
     *("hello", "world", "[[dummy_message]]", "[[dummy", "zz", "zzdummymessagezz", "]]", "a", "7"),

@@ -24,9 +24,17 @@ from fast_axolotl.axolotl.prompts import (
     tokenize_completions,
 )
 from fast_axolotl.axolotl.tokenizers import drop_long_sequences
-from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, byte_tokenizer, config, log_lines
+from support.axolotl import (
+    RELEASE,
+    STOCK_AXOLOTL,
+    Later,
+    byte_tokenizer,
+    config,
+    log_lines,
+    needs,
+)
 
-pytestmark = STOCK_AXOLOTL
+pytestmark = [*STOCK_AXOLOTL, needs("tokenize")]
 
 INSTRUCTIONS = [
     {"instruction": "say hello", "input": "world", "output": "hello world", "system": "be good"},

@@ -30,7 +30,7 @@ from support.axolotl import (
     run_child,
 )
 
-pytestmark = [STOCK_AXOLOTL, needs("trl-sft")]
+pytestmark = [*STOCK_AXOLOTL, needs("trl-sft")]
 
 ours = Later("fast_axolotl.axolotl.trl_datasets")
 trl = Later("trl")

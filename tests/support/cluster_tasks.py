@@ -13,6 +13,7 @@ from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Task
 from fast_axolotl.errors import MissingFileError
+from fast_axolotl.system import node_name
 
 
 def task(function: str, name: str = "", /, **arguments: Any) -> Task:
@@ -20,11 +21,14 @@ def task(function: str, name: str = "", /, **arguments: Any) -> Task:
     return Task(stage="toy", name=name or function, function=called, arguments=arguments)
 
 
-def squares(count: int, seconds: float = 0) -> list[Task]:
-    return [task("square", f"{n:02d}", number=n, seconds=seconds) for n in range(count)]
+def squares(count: int, seconds: float = 0, stuck_on: str = "") -> list[Task]:
+    told = {"seconds": seconds, "stuck_on": stuck_on}
+    return [task("square", f"{n:02d}", number=n, **told) for n in range(count)]
 
 
-def square(store: Store, number: int, seconds: float) -> dict[str, Any]:
+def square(store: Store, number: int, seconds: float, stuck_on: str) -> dict[str, Any]:
+    if node_name() == stuck_on:
+        hold(store, stuck_on)
     time.sleep(seconds)
     return {"square": number**2, "pid": os.getpid(), "has_json_tool": "json.tool" in sys.modules}
 

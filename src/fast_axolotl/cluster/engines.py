@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
@@ -37,7 +37,6 @@ _MOMENT_SECONDS = 5.0
 _HEAD_SECONDS, _NO_NODES_SECONDS = 30.0, 600.0  # an autoscaler takes minutes to replace nodes
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 _AGAIN = "What is finished is kept, and the same command continues where it was."
-
 _Outcome = tuple[str, Any]
 """done, an answer; meant, an error; broke, a traceback; skewed, a node's id and why."""
 
@@ -146,8 +145,7 @@ class _Ray:
         self._seen_head = self._seen_nodes = time.monotonic()
         self._look()
         if not self._slots:
-            problem = f"no node of the Ray cluster at {at} has a CPU and {memory:,} bytes free "
-            problem += "for a task: add nodes, or use a lower --memory"
+            problem = f"no node at {at} has a CPU and {memory:,} bytes: add nodes or lower --memory"
         elif differences := find_skew(_versions(), self.nodes()):
             problem = "\n  ".join(["install the same versions on all nodes:", *differences])
         else:
@@ -205,8 +203,9 @@ class _Ray:
         for node, reference in asked.items():
             try:
                 found.append(self._ray.get(reference))
-            except errors.RayTaskError:  # it could not even import this
-                found.append({"name": node, "versions": {}})
+            except errors.RayTaskError:
+                versions = {**_versions(), "fast-axolotl": "cannot be imported"}
+                found.append({"name": node, "versions": versions})
             except (errors.TaskUnschedulableError, errors.NodeDiedError):
                 continue
         return found
@@ -301,8 +300,7 @@ def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) ->
     try:
         return "done", perform(url, task)
     except FastAxolotlError as error:
-        reduced: Any = error.__reduce__()
-        make, (message, *rest) = reduced[:2]
+        make, (message, *rest) = cast(Any, error.__reduce__())[:2]
         return "meant", make(f"{message}{where}", *rest)
     except Exception as error:  # noqa: BLE001  whoever sent the task raises it
         return "broke", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
