@@ -10,19 +10,27 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import random
-import signal
+import re
+import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import psutil
+import pyarrow as pa
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
+from fast_axolotl.cluster.job import lock_job, open_job
+from fast_axolotl.cluster.prepare import _publish, _Split
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL
 from support.children import clean_environment
 from support.cluster import PROGRAM, TESTS, Driver, Nodes, ray_variables
@@ -39,7 +47,7 @@ BUCKET = "prepared"
 
 
 def text(source: random.Random) -> str:
-    return " ".join(source.choices("the quick brown fox reads seven old books".split(), k=20))
+    return " ".join(source.choices(["the", "quick", "fox", "reads", "seven", "old", "books"], k=20))
 
 
 def write_inputs(folder: Path) -> list[dict[str, Any]]:
@@ -75,10 +83,10 @@ class Made:
         keys = {"datasets": datasets, "num_dataset_shards_to_save": 6}
         return write_config({**usual, **keys}, self.folder / f"{name}.yml")
 
-    def prepare(self, name: str, **more: Any) -> Any:
+    def prepare(self, name: str, config: Path | None = None, **more: Any) -> Any:
         """A preparation that succeeds, and leaves nothing but the wanted files."""
         output = self.folder / "out" / name
-        answer = self.driver.prepare(self.config, str(output), **more)
+        answer = self.driver.prepare(config or self.config, str(output), **more)
         assert "summary" in answer, answer
         assert files_of(output) == self.wanted
         return answer
@@ -137,8 +145,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, s3: Any) -> Iterator[Made]:
         it.wanted = files_of(it.folder / "out" / "first")
         assert len(it.wanted) == 7
         yield it
-        it.driver.process.kill()
-        it.driver.process.wait()
+        it.driver.end()
 
 
 # Processes of this machine.
@@ -146,5 +153,174 @@ def made(tmp_path_factory: pytest.TempPathFactory, s3: Any) -> Iterator[Made]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_killed_worker_loses_nothing(made: Made, stage: str) -> None:
-    answer = made.prepare(f"worker-{stage}", fault=made.fault(stage, "worker"))
+    answer = made.prepare(f"worker-{stage}", faults=[made.fault(stage, "worker")])
     assert answer["events"][f"{stage} retried"] == 1
+
+
+def command(made: Made, output: Path, fault: dict[str, Any], *more: str) -> Any:
+    """``fast-axolotl prepare`` in a group of processes of its own, as a shell starts it."""
+    words = ["prepare", str(made.config), "--memory", "320000", "--workers", "2"]
+    words += ["--output", str(output), "--record", f"{output}-record", *more]
+    return subprocess.Popen(
+        [*PROGRAM, *words],
+        env=clean_environment(TESTS, FAULTS=json.dumps([fault])),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize(("stage", "name"), [("tokenise", "SIGINT"), ("write", "SIGKILL")])
+def test_a_command_continues_where_it_was_ended(made: Made, stage: str, name: str) -> None:
+    output = made.folder / "out" / f"command-{name}"
+    first, family = command(made, output, made.fault(stage, name)), set[psutil.Process]()
+    while first.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            family.update(psutil.Process(first.pid).children(recursive=True))
+        time.sleep(0.1)
+    told = first.communicate()[1]
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert family
+    assert not alive
+    if name == "SIGINT":
+        assert first.returncode == 130, told
+        assert "the same command continues" in told
+        assert "Traceback" not in told
+    [work] = output.glob(".*.work")
+    done = {stage: len(list((work / stage).glob("*.json"))) for stage in STAGES}
+    assert done[stage] >= 1
+    answer = made.prepare(output.name)
+    for each, count in done.items():
+        assert answer["events"].get(f"{each} done earlier", 0) == count
+
+
+def test_two_do_not_work_in_one_folder(made: Made) -> None:
+    output = made.folder / "out" / "both"
+    [name] = (path.name for path in (made.folder / "out" / "first").iterdir())
+    with lock_job(str(output / f".{name}.work")):
+        answer = made.driver.prepare(made.config, str(output))
+    assert "UsageError: another job is working in" in answer["error"]
+    made.prepare("both")
+
+
+def test_a_dataset_is_published_once(tmp_path: Path) -> None:
+    """Whoever was ended between the renaming and the removal of the job's folder."""
+    store, output = Store(str(tmp_path / "work")), tmp_path / "out" / "hash"
+    split = _Split(name="train", configs=[], store=store, output=str(output), sources=[])
+    split.final = pa.schema({"input_ids": pa.list_(pa.int32())})
+    name = "data-00000-of-00001.arrow"
+    for _ in range(2):
+        store.write_json(f"shards/{name}", [])
+        store.write_json("shards/.unfinished", [])
+        _publish(split, [name])
+        _publish(split, [name])
+        found = {path.name for path in (tmp_path / "out").rglob("*")}
+        assert found == {"hash", name, "dataset_info.json", "state.json"}
+    shutil.rmtree(output)
+    with pytest.raises(DataError, match="lost files of the prepared dataset: use --restart"):
+        _publish(split, [name])
+
+
+def test_a_folder_that_was_half_removed_is_not_taken_up(tmp_path: Path) -> None:
+    store = open_job(str(tmp_path / "work"), {"what": "test"})
+    store.write_json("tokenise/a.json", {})
+    assert open_job(store.url, {"what": "test"}).exists("tokenise/a.json")
+    (tmp_path / "work" / "job.json").unlink()
+    assert not open_job(store.url, {"what": "test"}).exists("tokenise/a.json")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"messages": None}, r"row [\d,]+ of it: Axolotl fails on this row"),
+        ("{no JSON", r"cannot be read"),
+        ({"messages": 7}, r"differ in type from the first rows"),
+    ],
+)
+def test_a_bad_row_is_named_and_when_it_is_corrected_the_rest_is_kept(
+    made: Made, line: Any, told: str
+) -> None:
+    path = made.folder / "bad.jsonl"
+    good = Path(made.datasets[0]["path"]).read_text()
+    lines = good.splitlines(keepends=True)
+    at = len(lines) * 3 // 4
+    lines[at] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
+    path.write_text("".join(lines))
+    config = made.write("bad", [{**made.datasets[0], "path": str(path)}, made.datasets[1]])
+    name = f"bad-{told[:9]}"
+    answer = made.driver.prepare(config, str(made.folder / "out" / name))
+    assert re.search(rf"^DataError: {path} \(bytes [\d,]+ to [\d,]+\).*{told}", answer["error"])
+    path.write_text(good)
+    answer = made.prepare(name, config=config)
+    assert answer["events"]["tokenise done earlier"] >= 1
+
+
+def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
+    datasets = []
+    for dataset in made.datasets:
+        url = f"s3://{BUCKET}/{Path(dataset['path']).name}"
+        s3.put_file(dataset["path"], url)
+        datasets.append({**dataset, "path": url})
+    config = made.write("s3", datasets)
+    faults = [made.fault("deal", "worker")]
+    answer = made.driver.prepare(config, f"s3://{BUCKET}/out", faults=faults)
+    assert "summary" in answer, answer
+    output = made.folder / "downloaded"
+    s3.invalidate_cache()
+    s3.get(f"s3://{BUCKET}/out", str(output), recursive=True)
+    assert files_of(output) == made.wanted
+
+
+# Nodes of a Ray cluster.
+
+
+@pytest.fixture(scope="module")
+def nodes(made: Made) -> Iterator[Nodes]:
+    it = Nodes()
+    try:
+        for number in range(len(STAGES) + 1):
+            it.add(f"n{number}", wait=False)
+        it.cluster.wait_for_nodes()
+        yield it
+    finally:
+        it.end()
+
+
+def test_a_node_dies_in_each_stage(made: Made, nodes: Nodes) -> None:
+    """Of six nodes one is left at the end."""
+    faults = [made.fault(stage, "node") for stage in STAGES]
+    where = {"engine": "ray", "address": nodes.address}
+    answer = made.prepare("nodes", faults=faults, **where)
+    for stage in STAGES:
+        assert answer["events"][f"{stage} retried"] >= 1
+    assert len(answer["summary"]["nodes"]) >= 2
+    answer = made.prepare("node", **where)
+    assert len(answer["summary"]["nodes"]) == 1
+    assert not [key for key in answer["events"] if "retried" in key]
+
+
+def test_a_worker_of_a_node_dies(made: Made, nodes: Nodes) -> None:
+    where = {"engine": "ray", "address": nodes.address}
+    answer = made.prepare("ray-worker", faults=[made.fault("tokenise", "worker")], **where)
+    assert answer["events"]["tokenise retried"] == 1
+
+
+def test_a_job_whose_cluster_lost_its_head_continues(made: Made, nodes: Nodes) -> None:
+    """Here with other means; on a new cluster in ``benchmarks/cluster_faults.py``."""
+    head = [
+        started.process.pid for started in chain(*nodes.cluster.head_node.all_processes.values())
+    ]
+    fault = made.fault("deal", "SIGKILL", pids=head)
+    output = made.folder / "out" / "head"
+    answer = made.driver.prepare(
+        made.config, str(output), engine="ray", address=nodes.address, faults=[fault]
+    )
+    assert re.search(
+        r"^DataError: the head .* has gone.*the same command continues", answer["error"]
+    )
+    done = answer["events"]
+    answer = made.prepare("head")
+    for stage in STAGES[:3]:
+        assert answer["events"][f"{stage} done earlier"] == done[f"{stage} done"]
+        assert f"{stage} started" not in answer["events"]

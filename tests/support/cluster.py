@@ -88,3 +88,7 @@ class Driver:
             if line.startswith("ANSWER "):
                 return json.loads(line.removeprefix("ANSWER "))
         raise AssertionError(f"the driver ended with {self.process.wait()}")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()

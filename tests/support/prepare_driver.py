@@ -58,17 +58,18 @@ def hurt(
 
 
 class Hurting:
-    """An engine that gives the middle task of one stage a fault."""
+    """An engine that gives the middle task of some stages a fault."""
 
-    def __init__(self, engine: Engine, fault: dict[str, Any]) -> None:
-        self._engine, self._fault = engine, {"pids": [os.getpid()], **fault}
+    def __init__(self, engine: Engine, faults: list[dict[str, Any]]) -> None:
+        self._engine = engine
+        self._faults = {it["stage"]: {"pids": [os.getpid()], **it} for it in faults}
         self.num_workers, self.nodes, self.close = engine.num_workers, engine.nodes, engine.close
 
     def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
         given = list(tasks)
-        if given and given[0].stage == self._fault["stage"]:
+        if given and (fault := self._faults.get(given[0].stage)):
             task = given[len(given) // 2]
-            what = {"function": task.function, "arguments": task.arguments, "fault": self._fault}
+            what = {"function": task.function, "arguments": task.arguments, "fault": fault}
             function = "support.prepare_driver:hurt"
             given[len(given) // 2] = replace(task, function=function, arguments=what)
         return self._engine.run(url, given, heard)
@@ -94,10 +95,9 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "events": events, "seconds": time.perf_counter() - begin}
 
 
-def _begin(fault: dict[str, Any] | None) -> None:
+def _begin(faults: list[dict[str, Any]]) -> None:
     def open_engine(kind: str, **options: Any) -> Engine:
-        engine = engines.open_engine(kind, **options)
-        return Hurting(engine, fault) if fault else engine
+        return Hurting(engines.open_engine(kind, **options), faults)
 
     module.open_engine = open_engine  # type: ignore[attr-defined]
 
@@ -108,13 +108,14 @@ def main() -> None:
     if sys.argv[1:]:
         from fast_axolotl.cli import main as run
 
-        _begin(json.loads(os.environ.get("FAULT", "null")))
+        _begin(json.loads(os.environ["FAULTS"]))
         run()
-    engines._HEAD_SECONDS, engines._MOMENT_SECONDS = 2.0, 0.5
+    engines._MOMENT_SECONDS = 0.5
     engines._Ray.close = lambda _: None  # type: ignore[method-assign]  # its workers stay warm
     for line in sys.stdin:
         order = json.loads(line)
-        _begin(order.pop("fault", None))
+        _begin(order.pop("faults", []))
+        engines._HEAD_SECONDS = order.pop("head_seconds", 2.0)
         if order.pop("leave", False):
             import ray
 
