@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class _Faults:
         """The head, replaced by another one after the error, or while the command runs."""
         for is_late in (True, False):
             old, port = self._nodes, int(self._nodes.address.rpartition(":")[2])
-            pids = [it.process.pid for it in chain(*old.cluster.head_node.all_processes.values())]
+            pids = [process.pid for process in old.processes(old.cluster.head_node)]
             fault = self._made.fault("tokenise", "SIGKILL", pids=pids)
             replacing = threading.Thread(target=self._replace, args=(fault["mark"], port))
             if not is_late:

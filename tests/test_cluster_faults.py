@@ -17,7 +17,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,8 @@ STAGES = ["tokenise", "split", "unique", "deal", "write"]
 CHAT = {"type": "chat_template", "field_messages": "messages", "ds_type": "json"}
 ALPACA = {"type": "alpaca", "ds_type": "json"}
 BUCKET = "prepared"
+BAD = 600
+"""The line of the second file that is wrong where one is."""
 
 
 def text(source: random.Random) -> str:
@@ -60,7 +61,7 @@ def write_inputs(folder: Path) -> list[dict[str, Any]]:
     names = ("instruction", "input", "output")
     alpacas: list[Any] = [{name: text(source) for name in names} for _ in range(300)]
     datasets = []
-    for name, rows, keys in (("chat", chats, CHAT), ("alpaca", alpacas, ALPACA)):
+    for name, rows, keys in (("alpaca", alpacas, ALPACA), ("chat", chats, CHAT)):
         again = source.sample(rows + rows[: len(rows) // 2], len(rows) * 3 // 2)
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in again))
@@ -230,27 +231,30 @@ def test_a_folder_that_was_half_removed_is_not_taken_up(tmp_path: Path) -> None:
     assert not open_job(store.url, {"what": "test"}).exists("tokenise/a.json")
 
 
+def write_bad(made: Made, line: Any) -> tuple[Path, str]:
+    """The usual configuration with one bad line in another file; that file, and what was good."""
+    good = Path(made.datasets[1]["path"]).read_text()
+    lines = good.splitlines(keepends=True)
+    lines[BAD - 1] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
+    path = made.folder / "bad.jsonl"
+    path.write_text("".join(lines))
+    made.write("bad", [made.datasets[0], {**made.datasets[1], "path": str(path)}])
+    return path, good
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"messages": None}, r"row [\d,]+ of it: Axolotl fails on this row"),
-        ("{no JSON", r"cannot be read"),
-        ({"messages": 7}, r"differ in type from the first rows"),
+        ({"messages": None}, f", line {BAD}: Axolotl fails on this row"),
+        ("{no JSON", r" \(bytes [\d,]+ to [\d,]+\) cannot be read"),
+        ({"messages": 7}, r" \(bytes .* has rows that differ in type from the first rows"),
     ],
 )
-def test_a_bad_row_is_named_and_when_it_is_corrected_the_rest_is_kept(
-    made: Made, line: Any, told: str
-) -> None:
-    path = made.folder / "bad.jsonl"
-    good = Path(made.datasets[0]["path"]).read_text()
-    lines = good.splitlines(keepends=True)
-    at = len(lines) * 3 // 4
-    lines[at] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
-    path.write_text("".join(lines))
-    config = made.write("bad", [{**made.datasets[0], "path": str(path)}, made.datasets[1]])
-    name = f"bad-{told[:9]}"
+def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made, line: Any, told: str) -> None:
+    path, good = write_bad(made, line)
+    config, name = made.folder / "bad.yml", f"bad-{len(told)}"
     answer = made.driver.prepare(config, str(made.folder / "out" / name))
-    assert re.search(rf"^DataError: {path} \(bytes [\d,]+ to [\d,]+\).*{told}", answer["error"])
+    assert re.search(f"^DataError: {path}{told}", answer["error"])
     path.write_text(good)
     answer = made.prepare(name, config=config)
     assert answer["events"]["tokenise done earlier"] >= 1
@@ -304,6 +308,13 @@ def test_a_worker_of_a_node_dies(made: Made, nodes: Nodes) -> None:
     where = {"engine": "ray", "address": nodes.address}
     answer = made.prepare("ray-worker", faults=[made.fault("tokenise", "worker")], **where)
     assert answer["events"]["tokenise retried"] == 1
+
+
+def test_a_bad_row_is_named_with_its_node(made: Made, nodes: Nodes) -> None:
+    path, _ = write_bad(made, {"messages": None})
+    config, output = made.folder / "bad.yml", str(made.folder / "out" / "bad-on-ray")
+    answer = made.driver.prepare(config, output, engine="ray", address=nodes.address)
+    assert re.search(rf"{path}, line {BAD}: .*\(on node n\d\)$", answer["error"], re.DOTALL)
 
 
 def test_a_job_whose_cluster_lost_its_head_continues(made: Made, nodes: Nodes) -> None:

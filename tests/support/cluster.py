@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -30,22 +31,27 @@ class Nodes:
 
         self._few = {"object_store_memory": 80_000_000}
         head = {"num_cpus": 0, "include_dashboard": False, **self._few}
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={**head, **({"port": port} if port else {})}
-        )
+        head |= {"port": port} if port else {}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
 
     def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
         variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
         return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
 
-    def kill(self, node: Any) -> None:
-        """As a machine that lost its power."""
+    def processes(self, node: Any) -> list[psutil.Process]:
+        found = []
         for started in chain(*node.all_processes.values()):
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(started.process.pid)
-                for member in [process, *process.children(recursive=True)]:
-                    member.kill()
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def kill(self, node: Any) -> None:
+        """As a machine that lost its power."""
+        for process in self.processes(node):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def end(self) -> None:
         for node in self.cluster.worker_nodes:
@@ -57,19 +63,11 @@ class Nodes:
 def ray_variables() -> Iterator[None]:
     """A folder and a token for clusters of this process and its children."""
     with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder:
-        ours = {
-            "RAY_TMPDIR": folder,  # short, since sockets lie there
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_health_check_period_ms": "500",
-        }
-        before = dict(os.environ)
-        os.environ.update(ours)
-        try:
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        with mock.patch.dict(os.environ, token):
+            os.environ["RAY_TMPDIR"] = folder  # short, since sockets lie there
+            os.environ["RAY_health_check_period_ms"] = "500"
             yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
 
 
 class Driver:

@@ -508,6 +508,7 @@ def _publish(split: _Split, names: Sequence[str]) -> None:
         with store.writing(f"shards/{name}") as path:
             path.write_text(text, encoding="utf-8")
     if not target.is_local:
+        target.remove()
         # The state comes last: it is what names the shards.
         for name in [*names, *notes]:
             with store.reading(f"shards/{name}") as source, target.writing(name) as path:

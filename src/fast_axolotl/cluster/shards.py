@@ -249,7 +249,7 @@ def _make(
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle
     raise DataError(
-        f"{unit}, row {first + low:,} of it: Axolotl fails on this row ({type(reason).__name__}: "
+        f"{unit.place(first + low)}: Axolotl fails on this row ({type(reason).__name__}: "
         f"{reason}); correct or remove the row, or check the type and fields of this dataset"
     )
 

@@ -59,6 +59,15 @@ class Unit:
         what = {"json": "bytes", "parquet": "row groups"}.get(self.kind, "rows")
         return f"{self.path} ({what} {self.start:,} to {self.stop:,})"
 
+    def place(self, row: int) -> str:
+        """Where people find one of its rows: its line, if these can be counted."""
+        if self.kind != "json" or self.stop < 0 or "://" in self.path:
+            return f"{self}, row {row + 1:,} of it"
+        with Path(self.path).open("rb") as file:
+            blocks = iter(lambda: file.read(min(_LINE_BYTES, self.start - file.tell())), b"")
+            before = sum(block.count(b"\n") for block in blocks)
+        return f"{self.path}, line {before + row + 1:,}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -222,7 +231,7 @@ def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[
                 yield table if schema is None else table_cast(table, schema)
             except (CastError, pa.ArrowInvalid, TypeError) as error:
                 raise DataError(
-                    f"{unit}: rows that differ in type from the first rows of the dataset: {error}"
+                    f"{unit} has rows that differ in type from the first rows of the dataset: {error}"
                 ) from None
 
 
@@ -263,5 +272,7 @@ def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table
             [split] = builder._split_generators(download)
             for _, table in builder._generate_tables(**split.gen_kwargs):
                 yield table
-        except (pa.ArrowInvalid, ValueError, OSError, EOFError) as error:
-            raise DataError(f"{unit} cannot be read: {error}") from None
+        except (pa.ArrowInvalid, ValueError, TypeError, OSError, EOFError) as error:
+            why = "has rows that differ in type from the first rows of the dataset"
+            why = why if isinstance(error, TypeError) else "cannot be read"
+            raise DataError(f"{unit} {why}: {error}") from None
