@@ -319,9 +319,7 @@ def test_a_bad_row_is_named_with_its_node(made: Made, nodes: Nodes) -> None:
 
 def test_a_job_whose_cluster_lost_its_head_continues(made: Made, nodes: Nodes) -> None:
     """Here with other means; on a new cluster in ``benchmarks/cluster_faults.py``."""
-    head = [
-        started.process.pid for started in chain(*nodes.cluster.head_node.all_processes.values())
-    ]
+    head = [process.pid for process in nodes.processes(nodes.cluster.head_node)]
     fault = made.fault("deal", "SIGKILL", pids=head)
     output = made.folder / "out" / "head"
     answer = made.driver.prepare(

@@ -61,12 +61,11 @@ class Nodes:
 
 @contextmanager
 def ray_variables() -> Iterator[None]:
-    """A folder and a token for clusters of this process and its children."""
+    """A folder, short since sockets lie there, and a token for clusters of this process."""
     with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder:
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        with mock.patch.dict(os.environ, token):
-            os.environ["RAY_TMPDIR"] = folder  # short, since sockets lie there
-            os.environ["RAY_health_check_period_ms"] = "500"
+        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        ours |= {"RAY_TMPDIR": folder, "RAY_health_check_period_ms": "500"}
+        with mock.patch.dict(os.environ, ours):
             yield
 
 
@@ -75,12 +74,10 @@ class Driver:
 
     def __init__(self) -> None:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(PROGRAM, env=clean_environment(TESTS), **pipes)
+        self.process: Any = subprocess.Popen(PROGRAM, env=clean_environment(TESTS), **pipes)
 
     def prepare(self, config: Path, output: str, engine: str = "local", **more: Any) -> Any:
         order = {"config": str(config), "engine": engine, "output": output, **more}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("ANSWER "):

@@ -48,7 +48,8 @@ def hurt(
                 if fault["what"] in ("node", "worker"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 for pid in fault["pids"]:
-                    os.kill(pid, signal.Signals[fault["what"]])
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.Signals[fault["what"]])
                 time.sleep(60)
 
         Store.writing = deadly  # type: ignore[method-assign]

@@ -35,6 +35,8 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
+_OTHER_TYPE = "has rows that differ in type from the first rows of the dataset"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
@@ -230,9 +232,7 @@ def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[
             try:
                 yield table if schema is None else table_cast(table, schema)
             except (CastError, pa.ArrowInvalid, TypeError) as error:
-                raise DataError(
-                    f"{unit} has rows that differ in type from the first rows of the dataset: {error}"
-                ) from None
+                raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
 
 
 @contextmanager
@@ -273,6 +273,5 @@ def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table
             for _, table in builder._generate_tables(**split.gen_kwargs):
                 yield table
         except (pa.ArrowInvalid, ValueError, TypeError, OSError, EOFError) as error:
-            why = "has rows that differ in type from the first rows of the dataset"
-            why = why if isinstance(error, TypeError) else "cannot be read"
+            why = _OTHER_TYPE if isinstance(error, TypeError) else "cannot be read"
             raise DataError(f"{unit} {why}: {error}") from None
