@@ -295,7 +295,7 @@ def test_a_node_dies_in_each_stage(made: Made, nodes: Nodes) -> None:
     """Of six nodes one is left at the end."""
     faults = [made.fault(stage, "node") for stage in STAGES]
     where = {"engine": "ray", "address": nodes.address}
-    answer = made.prepare("nodes", faults=faults, **where)
+    answer = made.prepare("nodes", faults=faults, workers=1, **where)
     for stage in STAGES:
         assert answer["events"][f"{stage} retried"] >= 1
     assert len(answer["summary"]["nodes"]) >= 2

@@ -85,12 +85,11 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
             event.kind != "stage"
         )
 
-    usual = {"overrides": {}, "address": "auto", "workers": 2, "memory": 320_000, "work": None}
-    if order["engine"] == "ray":
-        usual["workers"] = 0
+    workers = 2 if order["engine"] == "local" else 0
+    usual = {"overrides": {}, "address": "auto", "workers": workers, "work": None}
     answer: dict[str, Any] = {}
     try:
-        answer["summary"] = module.prepare(**usual | order, heard=heard).to_json()
+        answer["summary"] = module.prepare(**usual | order, memory=320_000, heard=heard).to_json()
     except FastAxolotlError as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return {**answer, "events": events, "seconds": time.perf_counter() - begin}

@@ -247,7 +247,12 @@ def plan_preparation(
 ) -> JobPlan:
     """What ``prepare`` would do."""
     with ExitStack() as held:
-        return _Job(config, overrides, memory, output, work, held, restart=False).plan()
+        job = _Job(config, overrides, memory, output, work, held, restart=False)
+        plan = job.plan()
+        for split in job.splits:
+            if not split.store.names("tokenise"):
+                split.store.remove()
+        return plan
 
 
 def prepare(
