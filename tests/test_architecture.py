@@ -33,8 +33,8 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_150,
     "boot": 86,
-    "cli": 3_800,
-    "cluster": 1_700,
+    "cli": 4_200,
+    "cluster": 2_900,
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_320,
@@ -44,16 +44,16 @@ MOST_LINES = {
     "protocol": 2_700,
     "reading": 6_950,
     "record": 3_050,
-    "report": 4_700,
+    "report": 4_780,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 48_900
+MOST_LINES_IN_ALL = 50_700
 MOST_FILES = 186
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 38_500
+MOST_TEST_LINES = 39_500
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

@@ -43,6 +43,10 @@ WORDS = [
 STOCK = """
 import json, sys
 from axolotl.cli.preprocess import do_cli
+from datasets import Dataset
+# Its processes would each import Axolotl again, only to write a few rows.
+save = Dataset.save_to_disk
+Dataset.save_to_disk = lambda *given, **how: save(*given, **{**how, "num_proc": None})
 for path in json.loads(sys.argv[1]):
     do_cli(path)
 """
@@ -115,6 +119,9 @@ def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
     rows = pa.Table.from_pylist(repeating(alpacas(3, 300), 3))
     pq.write_table(rows, tables, row_group_size=40)
     pacsv.write_csv(pa.Table.from_pylist(alpacas(4, 80) + alpacas(3, 40)), folder / "alpaca.csv")
+    (folder / "chats").mkdir()
+    for number in (1, 2):
+        write_lines(folder / "chats" / f"{number}.jsonl", repeating(chats(number, 120), number))
     long = [{"text": text(random.Random(seed), 400)} for seed in range(150)]
     texts = write_lines(folder / "texts.jsonl", repeating(long, 5))
     preferences = write_lines(folder / "pairs.jsonl", repeating(pairs(6, 200), 6))
@@ -150,6 +157,10 @@ def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
             "sample_packing": False,
             "sequence_len": 250,
         },
+        "folder": {
+            "datasets": [{**chat, "path": str(folder / "chats"), "ds_type": None}],
+            "sample_packing": False,
+        },
         "sharded": {
             "datasets": [{"path": first, **chat, "shards": 3, "shards_idx": 1}],
             "dataset_exact_deduplication": False,
@@ -179,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["chat", "chat-in-order", "alpaca", "completion", "dpo", "sharded"]
+    "name", ["chat", "chat-in-order", "alpaca", "completion", "dpo", "folder", "sharded"]
 )
 def test_the_prepared_dataset_is_that_of_axolotl(made: dict[str, Any], name: str) -> None:
     from datasets import load_from_disk
@@ -198,7 +209,7 @@ def test_the_prepared_dataset_is_that_of_axolotl(made: dict[str, Any], name: str
     summary = made["results"][f"ours-{name}"]
     stages = {stage["name"]: stage["tasks"] for stage in summary["stages"]}
     kept = summary["rows_in"] - sum(summary["dropped"].values()) - summary["duplicates"]
-    if name in ("chat", "chat-in-order", "alpaca", "dpo"):
+    if name in ("chat", "chat-in-order", "alpaca", "dpo", "folder"):
         assert kept == summary["rows_out"]
         assert stages["tokenise"] >= 3
     assert (summary["duplicates"] > 0) == (name != "sharded")

@@ -19,6 +19,7 @@ from fast_axolotl import __version__
 from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
+from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
 from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
 from fast_axolotl.cli.protocol import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
 from fast_axolotl.cli.read import READ_EXAMPLES, read
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.command(epilog=READ_EXAMPLES)(read)
 app.command(epilog=DEDUPE_EXAMPLES)(dedupe)
+app.command(epilog=PACK_EXAMPLES)(pack)
 app.command(epilog=PREPARE_EXAMPLES)(prepare)
 app.command(epilog=WARMUP_EXAMPLES)(warmup)
 # What follows the first word belongs to the command that is run, flags included.

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fast_axolotl.cli.options import (
+    Address,
     AsJson,
     Format,
     Inputs,
     JsonField,
     OnConflict,
     OnError,
+    Restart,
     Split,
+    Work,
+    WorkerMemory,
+    Workers,
     describe_rejected,
     examples,
     parse_names,
     parse_size,
 )
+from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.resident_peak import ResidentPeak
@@ -33,14 +39,20 @@ DEDUPE_EXAMPLES = examples(
     "dedupe train.jsonl -o clean.jsonl",
     "dedupe data/*.parquet -o clean.parquet --columns messages",
     "dedupe train.parquet -o clean.parquet --against test.parquet --report duplicates.parquet",
+    "dedupe s3://bucket/raw/*.parquet -o s3://bucket/clean --engine ray",
 )
 
 
 def dedupe(
     inputs: Inputs,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst."),
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst. With --engine: a folder or "
+            "URL, for Parquet files.",
+        ),
     ],
     columns: Annotated[
         str | None, typer.Option(help="Compare these columns only: names with commas between.")
@@ -74,8 +86,54 @@ def dedupe(
     temp_dir: Annotated[
         Path | None, typer.Option(help="Where that is; beside the output by default.")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        typer.Option(help="Work in many processes: of this machine, or of a Ray cluster."),
+    ] = None,
+    address: Address = None,
+    workers: Workers = 0,
+    memory: WorkerMemory = "4GiB",
+    work: Work = None,
+    restart: Restart = False,
 ) -> None:
-    """Write the rows that come for the first time, in order, exactly, in bounded memory."""
+    """Write the rows that come for the first time, in order, exactly, in bounded memory.
+
+    With --engine, the same rows go to a folder of Parquet files. If that is interrupted, the same
+    command continues where it stopped.
+    """
+    reading: dict[str, Any] = {
+        "format": format,
+        "split": split,
+        "on_error": on_error,
+        "on_conflict": on_conflict,
+        "json_field": json_field,
+    }
+    names = None if columns is None else parse_names(columns)
+    if engine is not None:
+        if against or report is not None or temp_dir is not None:
+            raise UsageError("--against, --report and --temp-dir do not work with --engine yet")
+        from fast_axolotl.cli.job_progress import run_job
+        from fast_axolotl.cluster.tables import dedupe_on
+
+        run_job(
+            f"dedupe to {output}",
+            dedupe_on,
+            as_json=as_json,
+            inputs=inputs,
+            output=output,
+            columns=names,
+            engine=engine,
+            address=address or "auto",
+            workers=workers,
+            memory=parse_size(memory),
+            work=work,
+            restart=restart,
+            overwrite=overwrite,
+            **reading,
+        )
+        return
+    if address is not None or work is not None or workers or restart:
+        raise UsageError("--address, --workers, --work and --restart need --engine local or ray")
     from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import dedupe_files
     from fast_axolotl.kernels import digests, rowhash
@@ -84,11 +142,11 @@ def dedupe(
     # Before memory is measured: the compiler is not part of the work.
     for kernel in (rowhash.absorb, digests.insert, digests.place):
         kernel.compile()
-    with ResidentPeak() as memory, phase_progress() as progress:
+    with ResidentPeak() as peak, phase_progress() as progress:
         summary = dedupe_files(
             inputs,
             output,
-            columns=None if columns is None else parse_names(columns),
+            columns=names,
             against=against or None,
             report=report,
             overwrite=overwrite,
@@ -96,13 +154,9 @@ def dedupe(
             num_threads=num_threads,
             temp_dir=temp_dir,
             progress=progress,
-            format=format,
-            split=split,
-            on_error=on_error,
-            on_conflict=on_conflict,
-            json_field=json_field,
+            **reading,
         )
-    _print_summary(summary, memory, as_json=as_json)
+    _print_summary(summary, peak, as_json=as_json)
 
 
 def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: bool) -> None:

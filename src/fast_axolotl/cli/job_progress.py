@@ -6,6 +6,7 @@ appear above it. Elsewhere a line is written when a stage begins, every 30 s, an
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
@@ -13,8 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+from fast_axolotl.cli.job_record import JobRecord
+from fast_axolotl.cli.options import say
 from fast_axolotl.record.units import count_words, format_bytes, format_count, format_duration
 from fast_axolotl.report.terminal import (
     StageBar,
@@ -25,11 +28,10 @@ from fast_axolotl.report.terminal import (
 )
 
 if TYPE_CHECKING:
-    from fast_axolotl.cli.job_record import JobRecord
-    from fast_axolotl.cluster.job import JobPlan
+    from fast_axolotl.cluster.job import JobPlan, JobSummary
     from fast_axolotl.cluster.tasks import Event
 
-__all__ = ["JobProgress", "plan_table", "summary_table"]
+__all__ = ["JobProgress", "plan_table", "run_job", "summary_table"]
 
 _LINE_SECONDS = 30.0
 _MOST_NODES = 16
@@ -174,6 +176,21 @@ class JobProgress:
         described = stage.describe(now, len(self._nodes)) if stage.done else ()
         line = " · ".join([f"{stage.name}: {word}{tasks}", *filter(None, described)])
         print(f"fast-axolotl: {line}", file=self._out, flush=True)
+
+
+def run_job(title: str, job: Callable[..., JobSummary], *, as_json: bool, **arguments: Any) -> None:
+    """Does a job, shows how far it is, and prints what it did."""
+    started = time.time()
+    try:
+        with JobProgress(title) as progress:
+            summary = job(**arguments, heard=progress.hear)
+    except KeyboardInterrupt:
+        say("what is done is kept: the same command continues, --restart begins again")
+        raise
+    if as_json:
+        print(json.dumps(summary.to_json(), indent=2))
+    else:
+        summary_table(JobRecord(title=title, started=started, settings={}, summary=summary))
 
 
 def summary_table(job: JobRecord) -> None:

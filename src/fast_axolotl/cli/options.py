@@ -12,6 +12,7 @@ import typer
 from fast_axolotl.errors import UsageError
 
 __all__ = [
+    "Address",
     "AsJson",
     "AsMarkdown",
     "DataPath",
@@ -21,8 +22,12 @@ __all__ = [
     "Matters",
     "OnConflict",
     "OnError",
+    "Restart",
     "ResultAsJson",
     "Split",
+    "Work",
+    "WorkerMemory",
+    "Workers",
     "describe_rejected",
     "examples",
     "parse_names",
@@ -59,6 +64,23 @@ AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result a
 
 Matters = Annotated[
     str | None, typer.Option(help="Smallest change that matters, in percent. Default: 1%.")
+]
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: HOST:PORT. Default: the one this node is in."),
+]
+Workers = Annotated[int, typer.Option(help="Tasks at a time; 0 takes every core there is.", min=0)]
+WorkerMemory = Annotated[str, typer.Option(help="What one working process may hold.")]
+Work = Annotated[
+    str | None,
+    typer.Option(
+        help="The folder for files between stages, a path or a URL that every node sees. "
+        "Default: the output with .work behind it."
+    ),
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Drop what an interrupted run has left, and begin again.")
 ]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}

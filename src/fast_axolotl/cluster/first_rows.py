@@ -21,7 +21,7 @@ import numpy as np
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 
-__all__ = ["Part", "find_repeated"]
+__all__ = ["Part", "find_repeated", "read_array", "split", "unique"]
 
 _ROW_BYTES = 128
 """What one row takes while it is sorted: its record, its rank, and copies of both."""
@@ -88,10 +88,10 @@ def split(store: Store, *, name: str, pieces: list[list[Any]], bits: int) -> Ans
     at = 0
     for part, start, stop, first_place in pieces:
         rows = records[at : at + stop - start]
-        digests = _read_rows(store, f"digests/{part}.npy", np.dtype(("<u8", (2,))), start, stop)
+        digests = read_array(store, f"digests/{part}.npy", np.dtype(("<u8", (2,))), start, stop)
         rows["first"], rows["second"] = digests[:, 0], digests[:, 1]
         if first_place is None:
-            rows["place"] = _read_rows(store, f"places/{part}.npy", np.dtype("<i8"), start, stop)
+            rows["place"] = read_array(store, f"places/{part}.npy", np.dtype("<i8"), start, stop)
         else:
             rows["place"] = np.arange(first_place + start, first_place + stop)
         at += len(rows)
@@ -163,7 +163,7 @@ def _repeats(records: Any) -> Any:
     return again
 
 
-def _read_rows(store: Store, name: str, kind: Any, start: int, stop: int) -> Any:
+def read_array(store: Store, name: str, kind: Any, start: int, stop: int) -> Any:
     """Some rows of an array that ``np.save`` wrote."""
     head = 10 + int.from_bytes(store.read_range(name, 8, 10), "little")
     data = store.read_range(name, head + start * kind.itemsize, head + stop * kind.itemsize)

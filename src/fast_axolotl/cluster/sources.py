@@ -103,28 +103,26 @@ def _find_files(config: Any, split: str) -> tuple[tuple[str, list[str]] | None, 
     from datasets import load_dataset_builder
 
     path, options = str(config.path), {}
-    is_remote = "://" in path
     if not split.isidentifier():
         return None, f"only {split} of it is used"
-    kind = shared.get_dataset_type(config)
-    if is_remote and path.startswith("s3://"):
+    kind, data_files = shared.get_dataset_type(config), path
+    if path.startswith("s3://"):
         filesystem, options["storage_options"] = shared._get_remote_filesystem(path)
         if not filesystem.isfile(path):
             return None, f"{path} is no file"
-    elif is_remote or not Path(path).exists():
+    elif not Path(path).exists():
         return None, f"{path} is no file or folder of this machine"
-    if Path(path).is_dir():
-        if not config.data_files:
-            return None, f"{path} is a folder without data_files"
+    elif Path(path).is_dir():
         data_files = config.data_files
-    else:
-        data_files = path
-    if kind not in _KINDS:
-        return None, f"files of type {kind}"
+        if not data_files:
+            if Path(path, "state.json").exists() or Path(path, "dataset_dict.json").exists():
+                return None, f"{path} was saved by Hugging Face"
+            kind = path
     builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
-    by_split = builder.config.data_files
-    if split not in by_split:
-        return None, f"it has no split {split}"
+    kind = type(builder).__module__.rpartition(".")[2]
+    by_split = builder.config.data_files or {}
+    if kind not in _KINDS or split not in by_split:
+        return None, f"{split} of it is no list of {', '.join(_KINDS)} files"
     return (kind, [str(file) for file in by_split[split]]), ""
 
 

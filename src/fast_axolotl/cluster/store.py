@@ -47,6 +47,10 @@ class Store:
     def path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
+    def anchored(self) -> Store:
+        """The same with an absolute path, which other processes understand."""
+        return Store(self._root) if self.is_local else self
+
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self.path(name)))
 

@@ -35,7 +35,7 @@ from fast_axolotl.reading.take import take_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import READING_LISTENERS, usable_cores
 
-__all__ = ["ReadStats", "Reader", "open_dataset", "usable_threads"]
+__all__ = ["ReadStats", "Reader", "dataset_of", "open_dataset", "usable_threads"]
 
 MIB = 1024 * 1024
 
@@ -548,6 +548,11 @@ class Reader:
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch
+
+
+def dataset_of(reader: Reader) -> Dataset:
+    """Its files, opened and cut up."""
+    return reader._dataset
 
 
 def _announce(name: str, text: str) -> None:

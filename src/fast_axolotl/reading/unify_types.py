@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,6 +62,9 @@ Every one of perhaps 1,024 shards reads them, before anything else.
 
 _MOST_NAMED = 10
 
+Scan = Callable[[Sequence[Unit], pa.Schema], pa.Schema]
+"""The schema of all rows of some units, given what is known before."""
+
 _COLUMN_BYTES = 1024
 """What an array takes beside its values, which counts where columns are thousands."""
 
@@ -96,9 +99,12 @@ class Known:
 
 
 def first_schema(
-    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, warn: bool = True
+    dataset: Dataset, *, scan: bool | Scan, num_threads: int, budget: int, warn: bool = True
 ) -> pa.Schema:
-    """Declared schemas joined; the rest inferred from a sample, or from everything."""
+    """Declared schemas joined; the rest inferred from a sample, or from everything.
+
+    ``scan`` may be what reads everything in place of this process.
+    """
     dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -111,7 +117,7 @@ def first_schema(
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
-    is_scanned = scan or (is_small and (has_csv or options.on_conflict == "json"))
+    is_scanned = bool(scan) or (is_small and (has_csv or options.on_conflict == "json"))
 
     def scanned() -> pa.Schema:
         known = Known(schema)
@@ -123,7 +129,8 @@ def first_schema(
                     pass
         return known.schema
 
-    final = known_schema(dataset, scanned if is_scanned else None) if units else None
+    read_all = partial(scan, units, schema) if callable(scan) else scanned
+    final = known_schema(dataset, read_all if is_scanned else None) if units else None
     if final is not None:
         schema = final
     else:

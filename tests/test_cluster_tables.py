@@ -1,0 +1,371 @@
+"""Datasets deduplicated and packed in stages: the rows of one process, whoever does the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fast_axolotl import dedupe_files
+from fast_axolotl.cluster import shares, tables
+from fast_axolotl.cluster.tables import dedupe_on, pack_on
+from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
+from fast_axolotl.errors import ConflictError, DataError, UsageError
+from fast_axolotl.reading import index, unify_types
+from support.files import (
+    compress,
+    jsonl_bytes,
+    make_rows,
+    read_rows,
+    write_csv,
+    write_jsonl,
+    write_parquet,
+)
+
+COMMAND = [sys.executable, "-m", "fast_axolotl"]
+KIB = 1024
+WRITE = {"jsonl": write_jsonl, "parquet": lambda path, rows: write_parquet(path, rows, 100)}
+Forget = Callable[[], None]
+
+
+class Inline:
+    """Does the tasks in this process, the last one first."""
+
+    num_workers = 1
+
+    def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
+        for task in reversed(tasks):
+            heard(Event(kind="started", stage=task.stage, task=task))
+            yield task, perform(url, task)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Forget:
+    """Makes some hundred kB several tasks; the callable forgets what scans have found."""
+    monkeypatch.setattr(shares, "_LEAST_BYTES", 64 * KIB)
+    monkeypatch.setattr(tables, "_PACK_BYTES", 64 * KIB)
+    monkeypatch.setattr(unify_types, "_SCAN_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def clear() -> None:
+        index._memory.clear()
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+    return clear
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "open_engine", lambda *_, **__: Inline())
+
+
+def repeated_rows(count: int = 1500) -> list[dict[str, Any]]:
+    return random.Random(0).choices(make_rows(count // 2, text_bytes=300), k=count)
+
+
+def write_inputs(folder: Path, kind: str) -> list[Path]:
+    rows = repeated_rows()
+    if kind == "csv":
+        rows = [{"id": row["id"] % 50 / 4, "text": row["text"]} for row in rows]
+        return [write_csv(folder / "a.csv", rows), write_csv(folder / "b.csv", rows[:40])]
+    if kind != "several":
+        return [WRITE[kind](folder / f"a.{kind}", rows)]
+    return [
+        write_parquet(folder / "a.parquet", rows[:700]),
+        write_jsonl(folder / "b.jsonl", rows[700:710]),
+        compress(write_jsonl(folder / "c.jsonl", rows[710:]), "gzip"),
+    ]
+
+
+def check_dedupe(tmp_path: Path, inputs: Any, forget: Forget, **options: Any) -> Any:
+    """Demands what ``dedupe_files`` writes, types included; what else it tells."""
+    one, output = tmp_path / "one.parquet", tmp_path / "out"
+    job = ("engine", "address", "workers", "memory")
+    reading = {name: options[name] for name in options if name not in job}
+    expected = dedupe_files(inputs, one, overwrite=True, **reading)
+    forget()
+    summary = dedupe_on(inputs, str(output), overwrite=True, **options)
+    assert read_rows(output) == read_rows(one)
+    assert pq.read_schema(output / "part-00000.parquet").equals(pq.read_schema(one))
+    assert (summary.rows_in, summary.duplicates) == (expected.rows_in, expected.duplicates)
+    assert (summary.rows_out, summary.bytes_in) == (expected.rows_out, expected.bytes_in)
+    assert summary.bytes_out == sum(path.stat().st_size for path in output.iterdir())
+    assert not list(tmp_path.glob("out.*"))  # no work folder, no parts
+    return summary
+
+
+@pytest.mark.parametrize("columns", [None, ["id"]])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "several"])
+@pytest.mark.usefixtures("inline")
+def test_the_rows_are_those_of_dedupe_files(
+    tmp_path: Path, kind: str, columns: list[str] | None, forget: Forget
+) -> None:
+    inputs = write_inputs(tmp_path, kind)
+    summary = check_dedupe(tmp_path, inputs, forget, columns=columns)
+    assert all(stage.done_before == 0 < stage.tasks for stage in summary.stages)
+    stages = {stage.name: stage.tasks for stage in summary.stages}
+    assert stages["digest"] > 1
+    assert ("types" in stages) == (kind != "parquet")
+
+
+@pytest.mark.parametrize("where", [{"workers": 1}, {"workers": 2}, {"engine": "ray"}])
+def test_processes_and_nodes_write_the_same(
+    tmp_path: Path, where: dict[str, Any], forget: Forget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        if where.get("engine") == "ray":
+            cluster_utils = pytest.importorskip("ray.cluster_utils")
+            folder = tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True)
+            # Short, since sockets lie there.
+            monkeypatch.setenv("RAY_TMPDIR", stack.enter_context(folder))
+            head = {"num_cpus": 2, "include_dashboard": False}
+            cluster = cluster_utils.Cluster(True, head_node_args=head)
+            stack.callback(cluster.shutdown)
+            where = {**where, "address": cluster.address, "memory": 256 * KIB * KIB}
+        check_dedupe(tmp_path, write_inputs(tmp_path, "several"), forget, **where)
+
+
+@pytest.mark.usefixtures("inline")
+def test_types_are_joined_over_all_shares_before_rows_are_compared(
+    tmp_path: Path, forget: Forget
+) -> None:
+    rows: list[dict[str, Any]] = [{"n": 1, "pad": "x" * KIB}] * 200
+    rows += [{"n": 1.0, "pad": "x" * KIB}, {"n": 2.5, "late": "y"}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    assert check_dedupe(tmp_path, path, forget).rows_out == 2
+    write_jsonl(path, [*rows, {"n": "text"}])
+    with pytest.raises(ConflictError, match="'n'"):
+        dedupe_on(path, str(tmp_path / "other"))
+    assert check_dedupe(tmp_path, path, forget, on_conflict="json").rows_out == 4
+
+
+@pytest.mark.usefixtures("inline")
+def test_rows_that_cannot_be_read_are_counted(tmp_path: Path, forget: Forget) -> None:
+    lines = [json.dumps(row) for row in repeated_rows(400)]
+    for place in (3, 250, 399):
+        lines[place] = lines[place][:-1]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    summary = check_dedupe(tmp_path, path, forget, on_error="skip")
+    assert summary.dropped == {"unreadable": 3}
+    assert [f"{path}, " in item for item in summary.extra["rejections"]] == [True] * 3
+    with pytest.raises(DataError, match=r"a\.jsonl.*line 4"):
+        dedupe_on(path, str(tmp_path / "other"))
+
+
+@pytest.mark.usefixtures("inline")
+def test_no_rows_have_a_schema(tmp_path: Path, forget: Forget) -> None:
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    check_dedupe(tmp_path, tmp_path / "none.parquet", forget)
+
+
+class Stopping:
+    """Interrupts a job after so many tasks."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.done = after, 0
+
+    def __call__(self, event: Event) -> None:
+        self.done += event.kind == "done"
+        if self.done == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("job", [dedupe_on, pack_on])
+@pytest.mark.usefixtures("inline")
+def test_a_job_goes_on_after_it_was_stopped_behind_any_task(
+    tmp_path: Path, job: Callable[..., Any], forget: Forget
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", token_rows(600))
+    options = {"length": 200} if job is pack_on else {}
+    job(path, str(tmp_path / "whole"), heard=(total := Stopping(-1)), **options)
+    for after in range(1, total.done):
+        forget()
+        with pytest.raises(KeyboardInterrupt):
+            job(path, str(tmp_path / "out"), heard=Stopping(after), **options)
+    summary = job(path, str(tmp_path / "out"), **options)
+    assert sum(stage.done_before for stage in summary.stages) > 0
+    wholes = sorted((tmp_path / "whole").iterdir())
+    assert [item.name for item in sorted((tmp_path / "out").iterdir())] == [w.name for w in wholes]
+    assert all(w.read_bytes() == (tmp_path / "out" / w.name).read_bytes() for w in wholes)
+
+
+def test_a_killed_command_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+    rows = [{"id": index % 70_000, "text": "x" * 200} for index in range(100_000)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    command = [*COMMAND, "dedupe", str(path), "-o", str(tmp_path / "out"), "--engine", "local"]
+    command += ["--workers", "1", "--json"]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    while not list(tmp_path.glob("out.work/digest/0*.json")) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows_out"] == 70_000
+    assert [row["id"] for row in read_rows(tmp_path / "out")] == list(range(70_000))
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(100))
+    output = str(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        dedupe_on(path, output, heard=Stopping(1))
+    with pytest.raises(UsageError, match=r"out\.work holds an unfinished job with other columns"):
+        dedupe_on(path, output, columns=["id"])
+    with pytest.raises(UsageError, match=r"columns must be some of id, text.*'missing'"):
+        dedupe_on(path, output, columns=["missing"], restart=True)
+    dedupe_on(path, output, columns=["id"])  # nothing was left of a job that cannot be
+    with pytest.raises(UsageError, match="exists and is left as it is"):
+        dedupe_on(path, output)
+    with pytest.raises(UsageError, match="folder of Parquet files"):
+        dedupe_on(path, str(tmp_path / "out.jsonl"))
+    with pytest.raises(UsageError, match="is not the folder of a job"):
+        dedupe_on(path, str(tmp_path / "new"), work=output)
+    with pytest.raises(UsageError, match=r"holds .*a\.jsonl, which is read"):
+        dedupe_on(path, str(tmp_path), overwrite=True)
+
+
+# Packs
+
+
+def token_rows(count: int, longest: int = 200) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(4)
+    rows = []
+    for length in generator.integers(0, longest + 1, count).tolist():
+        ids = generator.integers(0, 50_000, length).tolist()
+        rows.append({"input_ids": ids, "labels": [-100, *ids[1:]][:length], "source": "x"})
+    return rows
+
+
+@pytest.mark.parametrize("kind", WRITE)
+@pytest.mark.usefixtures("inline")
+def test_packs_hold_every_sequence_once(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_PLANNED_TOKENS", 20_000)
+    rows = token_rows(1000)
+    path = WRITE[kind](tmp_path / f"a.{kind}", rows)
+    summary = pack_on(path, str(tmp_path / "out"), length=256)
+    packs, found = read_rows(tmp_path / "out"), []
+    for pack in packs:
+        assert list(pack) == ["input_ids", "labels", "position_ids", "lengths"]
+        assert sum(pack["lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 256
+        assert pack["position_ids"] == [place for n in pack["lengths"] for place in range(n)]
+        for start, stop in pairwise(np.cumsum([0, *pack["lengths"]]).tolist()):
+            found.append((pack["input_ids"][start:stop], pack["labels"][start:stop]))
+    sequences = [(row["input_ids"], row["labels"]) for row in rows if row["input_ids"]]
+    assert sorted(found) == sorted(sequences)
+    tokens = sum(len(ids) for ids, _ in sequences)
+    assert (summary.rows_in, summary.rows_out, summary.tokens) == (1000, len(packs), tokens)
+    assert summary.dropped == {"empty": 1000 - len(sequences)}
+    assert summary.extra["efficiency"] == round(tokens / (len(packs) * 256), 4) > 0.8
+
+
+def test_what_is_planned_together_does_not_depend_on_how_rows_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "_PLANNED_ROWS", 50)
+    monkeypatch.setattr(tables, "_PLANNED_TOKENS", 3_000)
+    lists = [row["input_ids"] for row in token_rows(400, 120)] + [[7] * 5_000]
+    table = pa.table({"a": pa.array(lists, pa.list_(pa.int32()))})
+    together = [part.num_rows for part in tables._planned_together([table])]
+    assert (sum(together), together[-1], max(together)) == (401, 1, 50)
+    for step in (1, 7, 64):
+        cut = [table.slice(start, step) for start in range(0, 401, step)]
+        assert [part.num_rows for part in tables._planned_together(cut)] == together
+
+
+@pytest.mark.usefixtures("inline")
+def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
+    rows = token_rows(300, 100)
+    rows[250] = {"input_ids": list(range(500)), "labels": list(range(500)), "source": "x"}
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    dropped = pack_on(path, str(tmp_path / "dropped"), length=128, long="drop")
+    assert dropped.dropped["too long"] == 1
+    cut = pack_on(path, str(tmp_path / "cut"), length=128, long="cut")
+    assert (cut.extra["cut"], cut.tokens) == (1, dropped.tokens + 128)
+    assert list(range(128)) in [row["input_ids"] for row in read_rows(tmp_path / "cut")]
+
+
+@pytest.mark.usefixtures("inline")
+def test_rows_that_cannot_be_packed_are_named(tmp_path: Path) -> None:
+    for name, ids, labels, message in [
+        ("long", [1] * 9, [1] * 9, "row 4: a row of 9 tokens has more than 8.*--long"),
+        ("lengths", [1, 2], [1], "row 4.*another number of labels"),
+        ("large", [2**40], [1], "no token ids"),
+        ("null", [1, None], [1, 2], "no token ids"),
+    ]:
+        rows = [{"input_ids": [1], "labels": [1]}] * 3 + [{"input_ids": ids, "labels": labels}]
+        path = write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        with pytest.raises(DataError, match=rf"{name}\.jsonl.*{message}"):
+            pack_on(path, str(tmp_path / name), length=8)
+        with pytest.raises(UsageError, match="must be some of input_ids, labels"):
+            pack_on(path, str(tmp_path / name), length=8, column="tokens", restart=True)
+
+
+# Elsewhere
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_object_store_is_input_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
+    type(s3).clear_instance_cache()
+    s3.mkdir("rows")
+    rows = repeated_rows(600)
+    for part in range(3):
+        s3.pipe_file(f"rows/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
+    dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
+    with pytest.raises(KeyboardInterrupt):
+        dedupe_on("s3://rows/in", "s3://rows/out", heard=Stopping(6))
+    dedupe_on("s3://rows/in", "s3://rows/out", workers=2)
+    assert read_rows("s3://rows/out") == read_rows(tmp_path / "one.parquet")
+    assert sorted(s3.glob("rows/out*")) == ["rows/out"]  # the work folder is gone
+    assert s3.exists("rows/out/_SUCCESS")
+    type(s3).clear_instance_cache()
+    server.stop()
+
+
+def test_the_commands_print_what_was_done(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", token_rows(50))
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([*COMMAND, *line.split()], cwd=tmp_path, check=False, **options)
+
+    done = run("pack a.jsonl -o packed --length 400 --json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows_out"] == len(read_rows(tmp_path / "packed"))
+    done = run("dedupe a.jsonl -o out.parquet --workers 2")
+    assert (done.returncode, "need --engine" in done.stderr) == (2, True)
