@@ -26,7 +26,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
-from fast_axolotl.cluster.job import lock_job, open_job
+from fast_axolotl.cluster.job import lock_job
 from fast_axolotl.cluster.prepare import _publish, _Split
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError
@@ -223,12 +223,10 @@ def test_a_dataset_is_published_once(tmp_path: Path) -> None:
         _publish(split, [name])
 
 
-def test_a_folder_that_was_half_removed_is_not_taken_up(tmp_path: Path) -> None:
-    store = open_job(str(tmp_path / "work"), {"what": "test"})
-    store.write_json("tokenise/a.json", {})
-    assert open_job(store.url, {"what": "test"}).exists("tokenise/a.json")
-    (tmp_path / "work" / "job.json").unlink()
-    assert not open_job(store.url, {"what": "test"}).exists("tokenise/a.json")
+def test_a_folder_that_was_half_removed_is_not_taken_up(made: Made) -> None:
+    [name] = (path.name for path in (made.folder / "out" / "first").iterdir())
+    Store(str(made.folder / "out" / "half" / f".{name}.work")).write_json("types.json", {})
+    made.prepare("half")
 
 
 def write_bad(made: Made, line: Any) -> tuple[Path, str]:

@@ -64,7 +64,6 @@ def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -
             versions[name] = metadata.version(name)
     wanted = json.loads(json.dumps({**description, "versions": versions}, default=str))
     if not store.exists("job.json"):
-        store.remove()  # what was left when somebody was interrupted while removing it
         store.write_json("job.json", wanted)
         return store
     found = store.read_json("job.json")

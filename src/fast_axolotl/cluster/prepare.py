@@ -137,7 +137,9 @@ class _Job:
                 "memory": memory,
             }
             held.enter_context(lock_job(folder))
-            found.store = open_job(folder, description, restart=restart)
+            # Without its description, it is what was left when a removal was interrupted.
+            is_new = restart or not found.store.exists("job.json")
+            found.store = open_job(folder, description, restart=is_new)
             for number, config in enumerate(configs):
                 source = find_source(
                     config,
