@@ -133,8 +133,7 @@ class _Faults:
     def _add(self, count: int) -> None:
         for _ in range(count):
             self._added += 1
-            self._nodes.add(f"n{self._added}", wait=False)
-        self._nodes.cluster.wait_for_nodes()
+            self._nodes.add(f"n{self._added}")
 
     def _begin(self) -> None:
         self._output: Path = self._made.folder / "out" / str(len(self.records))

@@ -229,11 +229,11 @@ def test_a_folder_that_was_half_removed_is_not_taken_up(made: Made) -> None:
     made.prepare("half")
 
 
-def write_bad(made: Made, line: Any) -> tuple[Path, str]:
+def write_bad(made: Made, line: Any, number: int = BAD) -> tuple[Path, str]:
     """The usual configuration with one bad line in another file; that file, and what was good."""
     good = Path(made.datasets[1]["path"]).read_text()
     lines = good.splitlines(keepends=True)
-    lines[BAD - 1] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
+    lines[number - 1] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
     path = made.folder / "bad.jsonl"
     path.write_text("".join(lines))
     made.write("bad", [made.datasets[0], {**made.datasets[1], "path": str(path)}])
@@ -256,6 +256,13 @@ def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made, line: Any, tol
     path.write_text(good)
     answer = made.prepare(name, config=config)
     assert answer["events"]["tokenise done earlier"] >= 1
+
+
+def test_a_bad_row_is_found_before_work_begins(made: Made) -> None:
+    path, _ = write_bad(made, {"messages": None}, 7)
+    answer = made.driver.prepare(made.folder / "bad.yml", str(made.folder / "out" / "bad"))
+    assert answer["error"].startswith(f"DataError: {path}, line 7: Axolotl fails on this row")
+    assert not answer["events"]
 
 
 def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated
 from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
-from fast_axolotl.cluster.shards import count_tokens, np_read, np_write
+from fast_axolotl.cluster.shards import count_tokens, make_rows, np_read, np_write
 from fast_axolotl.cluster.sources import Source, Unit, find_source, first_table
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
@@ -163,19 +163,15 @@ class _Job:
         pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
         results = []
         for config, source in zip(split.configs, split.sources, strict=True):
-            tables = (first_table(split.store, unit) for unit in source.units)
-            table = next((table for table in tables if table is not None and len(table)), None)
-            if table is None:
+            for unit in source.units:
+                table = first_table(split.store, unit)
+                if table is not None and len(table):
+                    break
+            else:
                 raise DataError(f"dataset {config.path} has no rows")
             split.raw.append(table.schema)
             rows = table.slice(0, _PROBED_ROWS)
-            try:
-                made = pipeline.make(config, rows, split.name)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise DataError(
-                    f"{source.units[0].path}: Axolotl fails on its first rows "
-                    f"({type(error).__name__}: {error}); check type and fields of this dataset"
-                ) from error
+            made = make_rows(pipeline, config, rows, split.name, unit, 0)
             split.probed.append(
                 {
                     "rows": len(rows),
