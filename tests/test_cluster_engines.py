@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
-from itertools import chain
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -26,9 +22,9 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, run_stage
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from support.children import clean_environment, run_python
+from support.cluster import TESTS, Nodes, ray_variables
 from support.cluster_tasks import squares, task
 
-TESTS = Path(__file__).parent
 Open = Callable[..., Engine]
 
 
@@ -206,40 +202,9 @@ needs_ray = pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
 NO_PORT = "127.0.0.1:9"
 
 
-class Nodes:
-    """A head that does no tasks, and nodes with one core each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._few = {"object_store_memory": 80_000_000}
-        head = {"num_cpus": 0, "include_dashboard": False, **self._few}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.address: str = self.cluster.address
-
-    def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
-        variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
-        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
-
-    def kill(self, node: Any) -> None:
-        """As a machine that lost its power."""
-        for started in chain(*node.all_processes.values()):
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(started.process.pid)
-                for member in [process, *process.children(recursive=True)]:
-                    member.kill()
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    with (
-        tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder,
-        pytest.MonkeyPatch.context() as environment,
-    ):
-        environment.setenv("RAY_TMPDIR", folder)  # short, since sockets lie there
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_health_check_period_ms", "500")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with ray_variables():
         made = Nodes()
         try:
             made.add("n1", wait=False)
@@ -247,9 +212,7 @@ def nodes() -> Iterator[Nodes]:
             made.cluster.wait_for_nodes()
             yield made
         finally:
-            for node in made.cluster.worker_nodes:
-                made.kill(node)  # with its agents, which outlive its main process
-            made.cluster.shutdown()
+            made.end()
 
 
 @needs_ray

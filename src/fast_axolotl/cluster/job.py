@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from fast_axolotl.axolotl.save_folder import take_lock
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Event, Heard
 from fast_axolotl.errors import UsageError
@@ -21,8 +24,32 @@ __all__ = [
     "Ledger",
     "NodeSummary",
     "StageSummary",
+    "lock_job",
     "open_job",
 ]
+
+
+@contextmanager
+def lock_job(work: str) -> Iterator[None]:
+    """Nobody else works in a folder meanwhile, where it is one that can be locked."""
+    if not (store := Store(work)).is_local:
+        yield
+        return
+    mark = Path(f"{store.path('')}.lock")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(mark, os.O_RDWR | os.O_CREAT)
+    try:
+        if take_lock(lock, mark) is False:
+            raise UsageError(
+                f"another job is working in {work}: wait for its end, or choose another folder "
+                "by --work and another --output"
+            )
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
 
 
 def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -> Store:

@@ -16,6 +16,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ import pyarrow as pa
 
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated
-from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, open_job
-from fast_axolotl.cluster.shards import count_tokens, np_read, np_write
+from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
+from fast_axolotl.cluster.shards import count_tokens, make_rows, np_read, np_write
 from fast_axolotl.cluster.sources import Source, Unit, find_source, first_table
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
@@ -68,10 +69,11 @@ class _Split:
 
     @property
     def units(self) -> Iterator[tuple[int, str, Unit]]:
-        """All units with the number of their dataset and a name."""
+        """All units with the number of their dataset and a name: another where a file changed."""
         for index, source in enumerate(self.sources):
             for number, unit in enumerate(source.units):
-                yield index, f"{index:03d}-{number:07d}", unit
+                stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
+                yield index, f"{index:03d}-{number:07d}-{stamp}", unit
 
 
 class _Job:
@@ -84,6 +86,7 @@ class _Job:
         memory: int,
         output: str | None,
         work: str | None,
+        held: ExitStack,
         *,
         restart: bool,
     ) -> None:
@@ -98,10 +101,10 @@ class _Job:
         self.slice_bytes = max(MIB, self.room // 64)
         self.part_bytes = min(_MOST_PART_BYTES, self.room // 4)
         self.piece_bytes = self.part_bytes // 2
-        self.splits = list(self._find(memory, output, work, restart=restart))
+        self.splits = list(self._find(memory, output, work, held, restart=restart))
 
     def _find(
-        self, memory: int, output: str | None, work: str | None, *, restart: bool
+        self, memory: int, output: str | None, work: str | None, held: ExitStack, *, restart: bool
     ) -> Iterator[_Split]:
         from axolotl.common.const import DEFAULT_DATASET_PREPARED_PATH
         from axolotl.utils.data.shared import (
@@ -133,7 +136,10 @@ class _Job:
                 "datasets": described,
                 "memory": memory,
             }
-            found.store = open_job(folder, description, restart=restart)
+            held.enter_context(lock_job(folder))
+            # Without its description, it is what was left when a removal was interrupted.
+            is_new = restart or not found.store.exists("job.json")
+            found.store = open_job(folder, description, restart=is_new)
             for number, config in enumerate(configs):
                 source = find_source(
                     config,
@@ -157,19 +163,15 @@ class _Job:
         pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
         results = []
         for config, source in zip(split.configs, split.sources, strict=True):
-            tables = (first_table(split.store, unit) for unit in source.units)
-            table = next((table for table in tables if table is not None and len(table)), None)
-            if table is None:
+            for unit in source.units:
+                table = first_table(split.store, unit)
+                if table is not None and len(table):
+                    break
+            else:
                 raise DataError(f"dataset {config.path} has no rows")
             split.raw.append(table.schema)
             rows = table.slice(0, _PROBED_ROWS)
-            try:
-                made = pipeline.make(config, rows, split.name)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise DataError(
-                    f"{source.units[0].path}: Axolotl fails on its first rows "
-                    f"({type(error).__name__}: {error}); check type and fields of this dataset"
-                ) from error
+            made = make_rows(pipeline, config, rows, split.name, unit, 0)
             split.probed.append(
                 {
                     "rows": len(rows),
@@ -242,7 +244,13 @@ def plan_preparation(
     config: str, *, overrides: Mapping[str, Any], memory: int, output: str | None, work: str | None
 ) -> JobPlan:
     """What ``prepare`` would do."""
-    return _Job(config, overrides, memory, output, work, restart=False).plan()
+    with ExitStack() as held:
+        job = _Job(config, overrides, memory, output, work, held, restart=False)
+        plan = job.plan()
+        for split in job.splits:
+            if not split.store.names("tokenise"):
+                split.store.remove()
+        return plan
 
 
 def prepare(
@@ -273,20 +281,25 @@ def prepare(
         heard: Told of stages and tasks.
         restart: Forget what an interrupted run has finished.
     """
-    job = _Job(config, overrides, memory, output, work, restart=restart)
-    plan = job.plan()
-    if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
-        raise UsageError(
-            f"the disk of {plan.work} has {plan.disk_free / 1e9:.1f} GB left and about "
-            f"{plan.disk_needed / 1e9:.1f} GB are needed: choose another folder by --work"
+    with ExitStack() as held:
+        job = _Job(config, overrides, memory, output, work, held, restart=restart)
+        plan = job.plan()
+        if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
+            raise UsageError(
+                f"the disk of {plan.work} has {plan.disk_free / 1e9:.1f} GB left and about "
+                f"{plan.disk_needed / 1e9:.1f} GB are needed: choose another folder by --work"
+            )
+        ledger, totals = Ledger(heard), _Totals()
+        crew = open_engine(
+            engine, address=address, workers=workers, memory=memory, preload=_PRELOAD
         )
-    ledger, totals = Ledger(heard), _Totals()
-    crew = open_engine(engine, address=address, workers=workers, memory=memory, preload=_PRELOAD)
-    try:
+        held.callback(crew.close)
+        shards = [_prepare_split(job, split, crew, ledger.hear, totals) for split in job.splits]
+        # All of them first: a job that goes on would make one anew whose folder is gone.
+        for split, names in zip(job.splits, shards, strict=True):
+            _publish(split, names)
         for split in job.splits:
-            _prepare_split(job, split, crew, ledger.hear, totals)
-    finally:
-        crew.close()
+            split.store.remove()
     outputs = tuple(split.output for split in job.splits)
     return ledger.summary(outputs=outputs, extra={}, **asdict(totals))
 
@@ -302,7 +315,10 @@ class _Totals:
     bytes_out: int = 0
 
 
-def _prepare_split(job: _Job, split: _Split, crew: Engine, heard: Heard, totals: _Totals) -> None:
+def _prepare_split(
+    job: _Job, split: _Split, crew: Engine, heard: Heard, totals: _Totals
+) -> list[str]:
+    """Makes the files of one prepared dataset, and gives their names."""
     store = split.store
     secret = _write_types(job, split)
 
@@ -356,23 +372,39 @@ def _prepare_split(job: _Job, split: _Split, crew: Engine, heard: Heard, totals:
     totals.duplicates += len(repeated)
     totals.tokens += sum(answer["tokens"] for answer in written.values())
     totals.bytes_out += sum(answer["bytes_out"] for answer in written.values())
-    _publish(split, names, num_rows)
+    store.remove("dealt")
+    return names
 
 
 def _write_types(job: _Job, split: _Split) -> list[int] | None:
-    """What every task reads, the same whenever the job goes on; the secret of its digests."""
+    """What every task reads, the same whenever the job goes on; the secret of its digests.
+
+    Where files have changed since, what was made of them is forgotten.
+    """
     assert split.final is not None
-    if not split.store.exists("types.json"):
-        with split.store.writing("pipeline.pickle") as path:
-            path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
-        types = {
-            "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
-            "final": split.final.serialize().to_pybytes().hex(),
-            "processes": job.cfg.dataset_num_proc or os.cpu_count() or 1,
-            "secret": fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None,
-        }
-        split.store.write_json("types.json", types)
-    secret: list[int] | None = split.store.read_json("types.json")["secret"]
+    store = split.store
+    units = hashlib.sha256("".join(name for _, name, _ in split.units).encode()).hexdigest()
+    types = {
+        "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
+        "final": split.final.serialize().to_pybytes().hex(),
+    }
+    secret: list[int] | None
+    secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
+    if store.exists("types.json"):
+        found = store.read_json("types.json")
+        is_alone = types.items() <= found.items() and not store.names("split") | store.names("deal")
+        if is_alone or found["units"] == units:
+            secret = found["secret"]
+        else:
+            for folder in ("tokenise", "split", "unique", "deal", "write", "shards"):
+                store.remove(folder)
+        if found["units"] == units:
+            return secret
+    with store.writing("pipeline.pickle") as path:
+        path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
+    processes = job.cfg.dataset_num_proc or os.cpu_count() or 1
+    known = {**types, "units": units, "processes": processes, "secret": secret}
+    store.write_json("types.json", known)
     return secret
 
 
@@ -446,15 +478,21 @@ def _place(
     return num_rows, shards
 
 
-def _publish(split: _Split, names: Sequence[str], num_rows: int) -> None:
+def _publish(split: _Split, names: Sequence[str]) -> None:
     """The shards and their two notes under the name that Axolotl looks for, at once."""
     from datasets import Dataset, Features
     from datasets.utils.py_utils import asdict as datasets_asdict
 
-    store = split.store
+    store, target = split.store, Store(split.output)
+    if not store.names("shards") >= {*names}:
+        if target.names("") >= {*names, "state.json"}:
+            return  # by a run that was interrupted after this
+        raise DataError(f"{store.url} has lost files of the prepared dataset: use --restart")
     features = Features.from_arrow_schema(split.final)
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    fingerprint = hashlib.sha256(f"{split.output} {num_rows}".encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(
+        f"{split.output} {[name for _, name, _ in split.units]}".encode()
+    ).hexdigest()[:16]
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
         "_fingerprint": fingerprint,
@@ -472,23 +510,28 @@ def _publish(split: _Split, names: Sequence[str], num_rows: int) -> None:
     for name, text in notes.items():
         with store.writing(f"shards/{name}") as path:
             path.write_text(text, encoding="utf-8")
-    target = Store(split.output)
-    if target.is_local and store.is_local:
-        folder, made = Path(split.output), Path(store.path("shards"))
-        if made.stat().st_dev != folder.parent.stat().st_dev:
-            beside = folder.with_name(f".{folder.name}.new")
-            shutil.rmtree(beside, ignore_errors=True)
-            shutil.copytree(made, beside)
-            made = beside
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        made.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+    if not target.is_local:
+        target.remove()
         # The state comes last: it is what names the shards.
         for name in [*names, *notes]:
             with store.reading(f"shards/{name}") as source, target.writing(name) as path:
                 shutil.copyfile(source, path)
-    store.remove()
+        return
+    folder, made = Path(target.path("")), Path(store.path("shards"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if store.is_local and made.stat().st_dev == folder.parent.stat().st_dev:
+        for left in made.glob(".*"):  # by processes that were killed
+            left.unlink()
+    else:
+        made = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        for name in [*names, *notes]:
+            with store.reading(f"shards/{name}") as source:
+                shutil.copyfile(source, made / name)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    made.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -23,9 +23,9 @@ from fast_axolotl.cluster.sources import Unit, read_tables
 from fast_axolotl.cluster.stock import Made, Pipeline, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["count_tokens", "deal", "np_read", "np_write", "tokenise", "write"]
+__all__ = ["count_tokens", "deal", "make_rows", "np_read", "np_write", "tokenise", "write"]
 
 _PLACE = "__fast_axolotl_place"
 _ROWS_AT_ONCE = 1000
@@ -53,7 +53,7 @@ def tokenise(
     with _Parts(store, name, final, part_bytes, secret) as parts:
         for table in read_tables(store, source, raw):
             for rows in _slices(table, slice_bytes):
-                made = _make(pipeline, config, rows, split, source, rows_in)
+                made = make_rows(pipeline, config, rows, split, source, rows_in)
                 if made.table is not None:
                     kept = _conform(made.table, final, source)
                     parts.add(kept, made.numbers.astype(np.int64) + merged)
@@ -231,13 +231,13 @@ def _slices(table: pa.Table, slice_bytes: int) -> Iterator[pa.Table]:
         yield table.slice(start, step)
 
 
-def _make(
+def make_rows(
     pipeline: Pipeline, config: Any, rows: pa.Table, split: str, unit: Unit, first: int
 ) -> Made:
     """What Axolotl makes of rows; where it fails, the error names the first such row."""
     try:
         return pipeline.make(config, rows, split)
-    except DataError:
+    except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a strategy raises
         reason, low, high = error, 0, len(rows)
@@ -249,7 +249,7 @@ def _make(
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle
     raise DataError(
-        f"{unit}, row {first + low:,} of it: Axolotl fails on this row ({type(reason).__name__}: "
+        f"{unit.place(first + low)}: Axolotl fails on this row ({type(reason).__name__}: "
         f"{reason}); correct or remove the row, or check the type and fields of this dataset"
     )
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
+_OTHER_TYPE = "has rows that differ in type from the first rows of the dataset"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
@@ -47,6 +49,8 @@ class Unit:
     stop: int = -1
     """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
     num_bytes: int = 0
+    stamp: str = ""
+    """What changes when the file does."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,6 +60,15 @@ class Unit:
             return self.path
         what = {"json": "bytes", "parquet": "row groups"}.get(self.kind, "rows")
         return f"{self.path} ({what} {self.start:,} to {self.stop:,})"
+
+    def place(self, row: int) -> str:
+        """Where people find one of its rows: its line, if these can be counted."""
+        if self.kind != "json" or self.stop < 0 or "://" in self.path:
+            return f"{self}, row {row + 1:,} of it"
+        with Path(self.path).open("rb") as file:
+            blocks = iter(lambda: file.read(min(_LINE_BYTES, self.start - file.tell())), b"")
+            before = sum(block.count(b"\n") for block in blocks)
+        return f"{self.path}, line {before + row + 1:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,16 +160,20 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
 
 def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
     filesystem, plain = fsspec.core.url_to_fs(path)
-    size = int(filesystem.size(plain))
-    whole = [Unit(kind=kind, path=path, num_bytes=size)]
+    info = filesystem.info(plain)
+    size = int(info["size"])
+    stamp = str(info.get("ETag") or info.get("mtime") or info.get("LastModified") or size)
+    whole = [Unit(kind=kind, path=path, num_bytes=size, stamp=stamp)]
     if size <= unit_bytes:
         return whole
     with filesystem.open(plain, "rb") as file:
         if kind == "parquet":
-            return _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
-        if kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
+            units = _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
+        elif kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
             return whole
-        return _cut_lines(file, path, size, unit_bytes)
+        else:
+            units = _cut_lines(file, path, size, unit_bytes)
+    return [replace(unit, stamp=stamp) for unit in units]
 
 
 def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
@@ -164,8 +181,9 @@ def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
     for group in range(metadata.num_row_groups):
         held += metadata.row_group(group).total_byte_size
         if held >= unit_bytes or group == metadata.num_row_groups - 1:
-            edges = {"start": start, "stop": group + 1}
-            units.append(Unit(kind="parquet", path=path, num_bytes=held, **edges))
+            units.append(
+                Unit(kind="parquet", path=path, start=start, stop=group + 1, num_bytes=held)
+            )
             start, held = group + 1, 0
     return units
 
@@ -186,8 +204,8 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
                 break
         position = min(position, size)
         if position - start + chunk > unit_bytes or position == size:
-            edges = {"start": start, "stop": position}
-            units.append(Unit(kind="json", path=path, num_bytes=position - start, **edges))
+            held = position - start
+            units.append(Unit(kind="json", path=path, start=start, stop=position, num_bytes=held))
             start = position
     return units
 
@@ -212,9 +230,7 @@ def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[
             try:
                 yield table if schema is None else table_cast(table, schema)
             except (CastError, pa.ArrowInvalid, TypeError) as error:
-                raise DataError(
-                    f"{unit}: rows that differ in type from the first rows of the dataset: {error}"
-                ) from None
+                raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
 
 
 @contextmanager
@@ -254,5 +270,6 @@ def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table
             [split] = builder._split_generators(download)
             for _, table in builder._generate_tables(**split.gen_kwargs):
                 yield table
-        except (pa.ArrowInvalid, ValueError, OSError, EOFError) as error:
-            raise DataError(f"{unit} cannot be read: {error}") from None
+        except (pa.ArrowInvalid, ValueError, TypeError, OSError, EOFError) as error:
+            why = _OTHER_TYPE if isinstance(error, TypeError) else "cannot be read"
+            raise DataError(f"{unit} {why}: {error}") from None

@@ -119,5 +119,7 @@ class Store:
         return shutil.disk_usage(folder).free
 
     def remove(self, folder: str = "") -> None:
-        with suppress(FileNotFoundError, os.error):
-            self._fs.rm(self.path(folder), recursive=True)
+        """Removes a folder with all it holds; of the whole job, first what says that it is one."""
+        for name in [folder] if folder else ["job.json", ""]:
+            with suppress(FileNotFoundError, os.error):
+                self._fs.rm(self.path(name), recursive=True)

@@ -1,0 +1,89 @@
+"""Ray clusters of several node processes on this machine, and a process that prepares on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+
+from support.children import clean_environment
+
+TESTS = Path(__file__).parents[1]
+PROGRAM = (sys.executable, "-m", "support.prepare_driver")
+
+
+class Nodes:
+    """A head that does no tasks, and nodes with one core each."""
+
+    def __init__(self, port: int = 0) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._few = {"object_store_memory": 80_000_000}
+        head = {"num_cpus": 0, "include_dashboard": False, **self._few}
+        head |= {"port": port} if port else {}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+
+    def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
+        variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
+        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
+
+    def processes(self, node: Any) -> list[psutil.Process]:
+        found = []
+        for started in chain(*node.all_processes.values()):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(started.process.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def kill(self, node: Any) -> None:
+        """As a machine that lost its power."""
+        for process in self.processes(node):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def end(self) -> None:
+        for node in self.cluster.worker_nodes:
+            self.kill(node)  # with its agents, which outlive its main process
+        self.cluster.shutdown()
+
+
+@contextmanager
+def ray_variables() -> Iterator[None]:
+    """A folder, short since sockets lie there, and a token for clusters of this process."""
+    with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder:
+        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        ours |= {"RAY_TMPDIR": folder, "RAY_health_check_period_ms": "500"}
+        with mock.patch.dict(os.environ, ours):
+            yield
+
+
+class Driver:
+    """A process that prepares one dataset after the other."""
+
+    def __init__(self) -> None:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process: Any = subprocess.Popen(PROGRAM, env=clean_environment(TESTS), **pipes)
+
+    def prepare(self, config: Path, output: str, engine: str = "local", **more: Any) -> Any:
+        order = {"config": str(config), "engine": engine, "output": output, **more}
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith("ANSWER "):
+                return json.loads(line.removeprefix("ANSWER "))
+        raise AssertionError(f"the driver ended with {self.process.wait()}")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
