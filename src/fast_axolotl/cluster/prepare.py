@@ -113,14 +113,16 @@ class _Job:
         )
 
         base = output or self.cfg.dataset_prepared_path or DEFAULT_DATASET_PREPARED_PATH
-        base = str(base) if "://" in str(base) else str(Path(base).absolute())
+        base = Store(str(base).rstrip("/")).anchored().url
         for split, datasets in (("train", self.cfg.datasets), ("test", self.cfg.test_datasets)):
             if not datasets:
                 continue
             named = generate_dataset_hash_from_config(
                 self.cfg, datasets, self.tokenizer.name_or_path
             )
-            folder = f"{work.rstrip('/')}/{named}" if work else f"{base}/.{named}.work"
+            folder = f"{base}/.{named}.work"
+            if work:
+                folder = f"{Store(work.rstrip('/')).anchored().url}/{named}"
             configs = list(datasets_with_name_generator(datasets))
             found = _Split(
                 name=split,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array
-from fast_axolotl.cluster.job import JobSummary, Ledger, open_job
+from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
 from fast_axolotl.cluster.shares import Share, Shares, read_share
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Heard, Task, run_stage
@@ -67,7 +67,7 @@ def dedupe_on(
             ``split``, ``json_field``, ``on_error``, ….
     """
     job = _Job(inputs, output, {"job": "dedupe", "columns": columns and list(columns)}, **options)
-    with closing(job.engine):
+    with job.held:
         store, hear, memory = job.store, job.ledger.hear, job.shares.memory
         schema = job.shares.one_schema(job.engine, store, hear)
         names = list(schema.names if columns is None else columns)
@@ -138,7 +138,7 @@ def pack_on(
     known = job.shares.schema
     optional = [name for name in ("labels",) if name in known.names] if others is None else others
     columns = [column, *optional]
-    with closing(job.engine):
+    with job.held:
         kept = set(known.names) - {"position_ids", "lengths"}
         if not set(columns) <= kept or len(set(columns)) != len(columns):
             job.store.remove()
@@ -213,12 +213,17 @@ class _Job:
         description = {**about, "output": self.output.url, **self.shares.describe()}
         if folder.names("") and not folder.exists("job.json"):
             raise UsageError(f"{folder.url} is not the folder of a job: choose another by --work")
-        self.store = open_job(folder.url, description, restart=restart)
-        if is_new:
-            self.parts.remove()
-        self.engine = open_engine(
-            engine, address=address, workers=workers, memory=memory, preload=[__name__]
-        )
+        with ExitStack() as held:
+            held.enter_context(lock_job(folder.url))
+            self.store = open_job(folder.url, description, restart=restart)
+            if is_new:
+                self.parts.remove()
+            self.engine = open_engine(
+                engine, address=address, workers=workers, memory=memory, preload=[__name__]
+            )
+            held.callback(self.engine.close)
+            self.held = held.pop_all()
+            """Its lock and its engine, until the job ends."""
 
     def run(self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any) -> list[Answer]:
         """The answers of a stage's tasks, one for each share."""
