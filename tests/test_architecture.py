@@ -50,7 +50,7 @@ MOST_LINES = {
 }
 """Lines of each package, blank ones and comments included."""
 MOST_LINES_IN_ALL = 50_700
-MOST_FILES = 186
+MOST_FILES = 190
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
 MOST_TEST_LINES = 39_500
