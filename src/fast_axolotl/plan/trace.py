@@ -26,14 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.plan.trace_events import (
-    COMMUNICATION,
-    COMPUTE,
-    COPY,
-    Collective,
-    TraceEvents,
-    read_trace,
-)
+from fast_axolotl.plan.kineto import COMMUNICATION, COMPUTE, COPY, Collective, Trace, read_trace
 from fast_axolotl.record.units import count_words, format_share
 
 __all__ = ["CollectiveRow", "KernelSlowdown", "StepParts", "TraceSummary", "summarise_traces"]
@@ -75,7 +68,7 @@ class StepParts:
     """The part of ``exposed_seconds`` that was waiting for peers; ``None`` where not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """Collectives of one kind, group and size (within a power of two), over all ranks."""
 
@@ -94,7 +87,7 @@ class CollectiveRow:
     link_share: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KernelSlowdown:
     """One kernel on one grid, with and without communication beside it: medians."""
 
@@ -106,7 +99,7 @@ class KernelSlowdown:
     ratio: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TraceSummary:
     """What the traces of a job's ranks say."""
 
@@ -131,9 +124,9 @@ class _Rank:
 
     path: str
     world_size: int | None
-    bounds: Spans
-    """Of the steps."""
     steps: list[StepParts]
+    windows: Spans
+    """Of the steps."""
     overlap: Spans
     """Where compute and communication run at once."""
     collectives: list[Collective]
@@ -153,8 +146,7 @@ def summarise_traces(
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
-            message = "neither the trace nor its name tells the rank; call it rank3.json"
-            raise DataError(message, path=trace.path)
+            raise DataError("no rank in the trace or its name; call it rank3.json", path=trace.path)
         rank = trace.rank or 0
         if rank in found:
             message = f"rank {rank} is in {found[rank].path}, too; pass one trace of each rank"
@@ -164,35 +156,21 @@ def summarise_traces(
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
         raise DataError(f"the traces are of jobs of {sizes} ranks; pass those of one job")
-    missing = tuple(rank for rank in range(sizes[0] if sizes else 0) if rank not in found)
+    size = sizes[0] if sizes else None
+    missing = tuple(rank for rank in range(size or 0) if rank not in found)
     _match(ranks, notes)
     if missing:
         effect = "not known" if len(ranks) == 1 else "at least what is shown"
-        absent = f"{len(missing)} of {sizes[0]} ranks have no trace here"
+        absent = f"{len(missing)} of {size} ranks have no trace here"
         notes.append(f"{absent}: waiting for peers is {effect}.")
     means = tuple(_mean(item.steps) for item in ranks)
-    straggler, reason = _find_straggler(means)
-    slowdown, slowdowns = _slowdowns(kernels)
-    return TraceSummary(
-        world_size=sizes[0] if sizes else None,
-        missing_ranks=missing,
-        ranks=means,
-        steps=tuple(step for item in ranks for step in item.steps),
-        collectives=_collective_rows(ranks, link_bytes_per_second),
-        slowdown=slowdown,
-        slowdowns=slowdowns,
-        straggler=straggler,
-        straggler_reason=reason,
-        notes=tuple(notes),
-    )
+    divided = tuple(step for item in ranks for step in item.steps)
+    rows = _collective_rows(ranks, link_bytes_per_second)
+    judged = (*_slowdowns(kernels), *_find_straggler(means))
+    return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
 
 
-# One trace.
-
-
-def _measure(
-    trace: TraceEvents, wanted: range | None, kernels: Durations, notes: list[str]
-) -> _Rank:
+def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.array(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
@@ -200,20 +178,21 @@ def _measure(
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
         _refuse(trace, spans[:, 1] - spans[:, 0], names)
     compute, copies = (_merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
-    communication = _merge(_spans_of(items))
+    communication = _union(items)
     if not len(device):
         compute = _host_compute(trace)
-        communication = _merge(_spans_of([*items, *trace.calls]))
+        communication = _union([*items, *trace.calls])
     either = _merge(np.concatenate((compute, communication)))
     busy = _merge(np.concatenate((either, copies)))
     launches = _launches_of(trace, device[:, 4])
     numbers: list[int | None] = [None]
-    bounds = np.array([[busy[0, 0], busy[-1, 1]]])
     if trace.steps:
         places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
         numbers = [trace.steps[place][0] for place in places]
         if left_out := len(trace.steps) - len(numbers):
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels left out.")
+    else:
+        bounds = np.array([[busy[0, 0], busy[-1, 1]]])
     if wanted is not None:
         bounds = bounds[[number in wanted for number in numbers]]
         numbers = [number for number in numbers if number in wanted]
@@ -224,13 +203,11 @@ def _measure(
     c, m, e, b = (_inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
-    rows = zip(numbers, parts.tolist(), strict=True)
-    steps = [StepParts(trace.rank or 0, number, *row) for number, row in rows]
+    columns = zip(numbers, parts.tolist(), strict=True)
+    steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
 
     # Kernels of the same work, alone and with communication beside them for half their time.
-    is_inside = (
-        (classes == COMPUTE) & (spans >= bounds[0, 0]).all(1) & (spans <= bounds[-1, 1]).all(1)
-    )
+    is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
     spans, names = spans[is_inside], names[is_inside]
     durations = spans[:, 1] - spans[:, 0]
     shared = _inside(communication, spans)
@@ -241,10 +218,10 @@ def _measure(
             column += durations[is_kind & (names == name)].tolist()
     overlap = _combine(compute, communication, np.logical_and)
     chosen = [item for item in items if not trace.steps or item.step in numbers]
-    return _Rank(trace.path, trace.world_size, bounds, steps, overlap, chosen)
+    return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
 
 
-def _refuse(trace: TraceEvents, durations: Numbers, names: Numbers) -> None:
+def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
     """A job of several ranks communicates: none found means none recognised."""
     message = "holds no kernels, and NCCL's time is not on the CPU; use ProfilerActivity.CUDA"
     if len(durations):
@@ -256,20 +233,20 @@ def _refuse(trace: TraceEvents, durations: Numbers, names: Numbers) -> None:
     raise DataError(f"this trace {size} {message}", path=trace.path)
 
 
-def _host_compute(trace: TraceEvents) -> Spans:
+def _host_compute(trace: Trace) -> Spans:
     """Ops on the threads that train, without what runs inside collectives."""
     training = {step[3] for step in trace.steps} | trace.autograd_threads
     if not trace.steps and trace.ops:
         training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
-    parts = [_spans_of(())]
+    parts = [_union(())]
     for thread in sorted(training & trace.ops.keys()):
         ops = _merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
         own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
-        parts.append(_combine(ops, _merge(_spans_of(own)), lambda a, b: a & ~b))
+        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
     return _merge(np.concatenate(parts))
 
 
-def _launches_of(trace: TraceEvents, correlations: Numbers) -> Numbers:
+def _launches_of(trace: Trace, correlations: Numbers) -> Numbers:
     """When and on which thread each event of the device was launched; -1 where not known."""
     launches = np.array(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
     launches = launches[np.argsort(launches[:, 0], kind="stable")]
@@ -279,7 +256,7 @@ def _launches_of(trace: TraceEvents, correlations: Numbers) -> Numbers:
 
 
 def _windows(
-    trace: TraceEvents, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
+    trace: Trace, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
 ) -> tuple[list[int], Spans]:
     """Which steps there are in the device's time, or the CPU's without kernels, and where."""
     begins = np.array([step[1] for step in trace.steps], np.int64)
@@ -298,7 +275,7 @@ def _windows(
     return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1)
 
 
-def _complete(trace: TraceEvents, items: Sequence[Collective], launches: Numbers | None) -> None:
+def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | None) -> None:
     """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
     calls: dict[int | None, list[Collective]] = defaultdict(list)
     for call in sorted(trace.calls, key=lambda call: call.start):
@@ -324,9 +301,6 @@ def _complete(trace: TraceEvents, items: Sequence[Collective], launches: Numbers
         item.step = trace.steps[place][0] if place >= 0 else None
         if item.group is None and len(members) <= 1:
             item.group, item.group_size = next(iter(members.items()), ("", None))
-
-
-# Spans.
 
 
 def _merge(spans: Spans) -> Spans:
@@ -358,11 +332,8 @@ def _combine(first: Spans, second: Spans, rule: Callable[..., Any]) -> Spans:
     return _merge(pieces[rule(*inside)[:-1]])
 
 
-def _spans_of(items: Iterable[Collective]) -> Spans:
-    return np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2)
-
-
-# All ranks.
+def _union(items: Iterable[Collective]) -> Spans:
+    return _merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
 
 
 def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
@@ -392,19 +363,18 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
                 shortest = min(item.end - item.start for item in items)
                 for item in items:
                     item.waiting = item.end - item.start - shortest
-    notes += [
-        f"{count_words(count, 'collective')} not matched across ranks: {reason}."
-        for reason, count in failed.items()
-    ]
+    for reason, count in failed.items():
+        notes.append(f"Waiting is not known of {count_words(count, 'collective')}: {reason}.")
     for rank in ranks:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
         waits = [(item.start, item.start + (item.waiting or 0)) for item in known]
         waiting = _merge(np.array(waits, np.int64).reshape(-1, 2))
         exposed = _combine(waiting, rank.overlap, lambda a, b: a & ~b)
-        inside = (_inside(exposed, rank.bounds) / 1e9).tolist()
+        inside = (_inside(exposed, rank.windows) / 1e9).tolist()
+        numbers = {item.step for item in known}
         for index, step in enumerate(rank.steps):
-            if any(step.step is None or item.step == step.step for item in known):
+            if step.step in numbers or (step.step is None and known):
                 rank.steps[index] = replace(step, waiting_seconds=inside[index])
 
 
@@ -416,9 +386,7 @@ def _mean(steps: Sequence[StepParts]) -> StepParts:
 
 def _find_straggler(ranks: Sequence[StepParts]) -> tuple[int | None, str]:
     """The rank that waits least, where all others wait clearly longer."""
-    waits = sorted(
-        (item.waiting_seconds, item.rank) for item in ranks if item.waiting_seconds is not None
-    )
+    waits = sorted((w, item.rank) for item in ranks if (w := item.waiting_seconds) is not None)
     if len(waits) < 2:
         return None, "Waiting for peers is known of fewer than two ranks."
     lead = (waits[1][0] - waits[0][0]) / ranks[0].seconds
@@ -441,24 +409,16 @@ def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[Collec
         if size and size > 1 and kind in _BUS_FACTORS:
             factor = _BUS_FACTORS[kind] * (size - 1) / size
         timed = matched or items
-        moving = sum(item.end - item.start for item in timed) - waiting
+        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, timed))
+        moving -= waiting / 1e9
         speed = None
         if factor is not None and scale is not None and moving:
-            speed = factor * sum(item.num_bytes or 0 for item in timed) / moving * 1e9
-        found.append(
-            CollectiveRow(
-                kind=kind,
-                group=group,
-                group_size=size,
-                num_bytes=None if scale is None else mean(item.num_bytes or 0 for item in items),
-                count=len(items),
-                seconds=sum(item.end - item.start for item in items) / 1e9,
-                matched=len(matched),
-                waiting_seconds=waiting / 1e9 if matched else None,
-                bus_bytes_per_second=speed,
-                link_share=None if speed is None or link is None else speed / link,
-            )
-        )
+            speed = factor * sum(item.num_bytes or 0 for item in timed) / moving
+        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
+        waited = waiting / 1e9 if matched else None
+        share = None if speed is None or link is None else speed / link
+        counts = (len(items), seconds, len(matched), waited)
+        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed, share))
     return tuple(sorted(found, key=lambda row: -row.seconds))
 
 
@@ -470,15 +430,7 @@ def _slowdowns(kernels: Durations) -> tuple[float | None, tuple[KernelSlowdown, 
         usual, shared = float(np.median(alone)), float(np.median(beside))
         if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
             spent, expected = spent + sum(beside), expected + usual * len(beside)
-            rows.append(
-                KernelSlowdown(
-                    name=name,
-                    alone=len(alone),
-                    beside=len(beside),
-                    alone_seconds=usual / 1e9,
-                    beside_seconds=shared / 1e9,
-                    ratio=shared / usual,
-                )
-            )
+            medians = (usual / 1e9, shared / 1e9, shared / usual)
+            rows.append(KernelSlowdown(name, len(alone), len(beside), *medians))
     rows.sort(key=lambda row: -row.beside_seconds * row.beside)
     return spent / expected if rows else None, tuple(rows)

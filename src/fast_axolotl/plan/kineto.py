@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from fast_axolotl.errors import DataError
 
-__all__ = ["COMMUNICATION", "COMPUTE", "COPY", "Collective", "TraceEvents", "read_trace"]
+__all__ = ["COMMUNICATION", "COMPUTE", "COPY", "Collective", "Trace", "read_trace"]
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 """What an event of the device does."""
@@ -73,7 +73,6 @@ class Collective:
     start: int
     end: int
     thread: int | None = None
-    """Of a range on the CPU."""
     num_bytes: int | None = None
     """The larger of what goes in and what comes out, as nccl-tests counts."""
     group: str | None = None
@@ -87,7 +86,7 @@ class Collective:
 
 
 @dataclass(slots=True, kw_only=True)
-class TraceEvents:
+class Trace:
     """What is kept of a trace; times are in nanoseconds."""
 
     path: str
@@ -104,7 +103,6 @@ class TraceEvents:
     launches: array[int] = field(default_factory=lambda: array("q"))
     """Correlation, start and thread of each call on the CPU that started something."""
     threads: dict[object, int] = field(default_factory=dict)
-    """Threads of the CPU by their names in the trace."""
     ops: dict[int, array[int]] = field(default_factory=dict)
     """Start and end of each CPU op by thread, nested ones included."""
     autograd_threads: set[int] = field(default_factory=set)
@@ -116,9 +114,9 @@ class TraceEvents:
     """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
 
 
-def read_trace(path: Path) -> TraceEvents:
+def read_trace(path: Path) -> Trace:
     """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
-    trace = TraceEvents(path=str(path))
+    trace = Trace(path=str(path))
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -127,8 +125,7 @@ def read_trace(path: Path) -> TraceEvents:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
     if not (trace.device or trace.ops or trace.ranges):
-        message = "the trace holds neither kernels nor CPU ops; profile at least one step"
-        raise DataError(message, path=trace.path)
+        raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
     in_name = _RANK_IN_NAME.search(path.name)
     if trace.rank is None and in_name is not None:
         trace.rank = int(in_name[1])
@@ -145,7 +142,7 @@ class _Text:
         self._decode = json.JSONDecoder(strict=False).raw_decode
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text = ""
-        self._at = 0
+        self.at = 0
         self._passed = 0
         self._is_over = False
         self.events = 0
@@ -153,53 +150,48 @@ class _Text:
     def peek(self) -> str:
         """The next character that is no gap; empty at the end of the file."""
         while True:
-            match = _GAP.match(self._text, self._at)
-            self._at = match.end() if match else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
+            match = _GAP.match(self._text, self.at)
+            self.at = match.end() if match else self.at
+            if self.at < len(self._text):
+                return self._text[self.at]
             if not self._fill():
                 return ""
-
-    def skip(self) -> None:
-        """Pass the character that ``peek`` showed."""
-        self._at += 1
 
     def value(self) -> Any:
         """The next JSON value, whole."""
         if not self.peek():
-            raise self.error("the file ends here, in the middle of the trace; copy it again")
+            raise self.error("the file ends here, before the trace does; copy it again")
         while True:
             try:
-                value, end = self._decode(self._text, self._at)
+                value, end = self._decode(self._text, self.at)
             except (json.JSONDecodeError, RecursionError) as error:
-                if len(self._text) - self._at > _LONGEST_VALUE:
+                if len(self._text) - self.at > _LONGEST_VALUE:
                     raise self.error(f"this is not JSON: {error}") from None
-                if self._fill():
-                    continue
-                message = "the file ends here, in the middle of an event, or is not JSON"
-                raise self.error(f"{message} ({error}); copy it again") from None
+                if not self._fill():
+                    raise self.error(f"the file ends here, inside of a value ({error})") from None
+                continue
             if end < len(self._text) or not self._fill():
-                self._at = end
+                self.at = end
                 return value
 
     def error(self, message: str) -> DataError:
         place = f"event {self.events:,}" if self.events else "the header"
-        place += f", character {self._passed + self._at + 1:,}"
+        place += f", character {self._passed + self.at + 1:,}"
         return DataError(message, path=self._path, place=place)
 
     def _fill(self) -> bool:
         """Read on. Twice as much as is left, so that a long value is not tried too often."""
         if self._is_over:
             return False
-        self._passed += self._at
-        self._text, self._at = self._text[self._at :], 0
+        self._passed += self.at
+        self._text, self.at = self._text[self.at :], 0
         data = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
         self._is_over = not data
         self._text += self._bytes.decode(data, final=self._is_over)
         return not self._is_over
 
 
-def _read(trace: TraceEvents, text: _Text) -> None:
+def _read(trace: Trace, text: _Text) -> None:
     """The file's one object, or its bare list of events."""
     first = text.peek()
     if first not in ("{", "["):
@@ -208,13 +200,13 @@ def _read(trace: TraceEvents, text: _Text) -> None:
     if first == "[":
         _read_events(trace, text)
         return
-    text.skip()
+    text.at += 1
     has_events = False
     while text.peek() != "}":
         key = text.value()
         if text.peek() != ":":
             raise text.error("this is not JSON: a key without a value")
-        text.skip()
+        text.at += 1
         if key == "traceEvents" and text.peek() == "[":
             has_events = True
             _read_events(trace, text)
@@ -230,8 +222,8 @@ def _read(trace: TraceEvents, text: _Text) -> None:
         raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
 
 
-def _read_events(trace: TraceEvents, text: _Text) -> None:
-    text.skip()
+def _read_events(trace: Trace, text: _Text) -> None:
+    text.at += 1
     while text.peek() != "]":
         text.events += 1
         event = text.value()
@@ -241,12 +233,11 @@ def _read_events(trace: TraceEvents, text: _Text) -> None:
             if event.get("ph") == "X":
                 _take(trace, event)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            message = f"event {event.get('name')!r:.60} cannot be read: {error!r}"
-            raise text.error(message) from None
-    text.skip()
+            raise text.error(f"cannot read {event.get('name')!r:.60}: {error!r}") from None
+    text.at += 1
 
 
-def _take(trace: TraceEvents, event: dict[str, Any]) -> None:
+def _take(trace: Trace, event: dict[str, Any]) -> None:
     """Keep what the sums need of one event."""
     category = event.get("cat", "").lower()
     if category not in _DEVICE and category not in _HOST and not category.endswith(_LAUNCHES):
