@@ -126,8 +126,7 @@ def read_trace(path: Path) -> Trace:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
     if not (trace.device or trace.ops or trace.ranges):
         raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
-    in_name = _RANK_IN_NAME.search(path.name)
-    if trace.rank is None and in_name is not None:
+    if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])
     return trace
@@ -195,7 +194,7 @@ def _read(trace: Trace, text: _Text) -> None:
     """The file's one object, or its bare list of events."""
     first = text.peek()
     if first not in ("{", "["):
-        what = "is empty" if not first else f"begins with {first!r}"
+        what = f"begins with {first!r}" if first else "is empty"
         raise text.error(f"the file {what}; a profiler trace is a JSON object with traceEvents")
     if first == "[":
         _read_events(trace, text)
@@ -213,11 +212,10 @@ def _read(trace: Trace, text: _Text) -> None:
             continue
         value = text.value()
         if key == "distributedInfo" and isinstance(value, dict):
-            rank, world_size = value.get("rank"), value.get("world_size")
-            trace.rank = rank if isinstance(rank, int) else None
-            trace.world_size = world_size if isinstance(world_size, int) else None
-            groups = value.get("pg_config")
-            trace.groups = [item for item in groups or () if isinstance(item, dict)]
+            numbers = {name: item for name, item in value.items() if isinstance(item, int)}
+            trace.rank, trace.world_size = numbers.get("rank"), numbers.get("world_size")
+            groups = value.get("pg_config") or ()
+            trace.groups = [item for item in groups if isinstance(item, dict)]
     if not has_events:
         raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
 

@@ -9,7 +9,6 @@ Ranks need no common clock. A collective ends on all ranks at about the same tim
 spends in it beyond the shortest of all ranks is waiting for peers, and the shortest is the most
 that the transfer can have taken; the rank that had the shortest came last. Collectives are matched
 by group and sequence number, or by their order among those of one kind and size in a step.
-Devices of one process are not told apart.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ def summarise_traces(
             raise DataError("no rank in the trace or its name; call it rank3.json", path=trace.path)
         rank = trace.rank or 0
         if rank in found:
-            message = f"rank {rank} is in {found[rank].path}, too; pass one trace of each rank"
-            raise DataError(message, path=trace.path)
+            raise DataError(f"{found[rank].path} is of rank {rank}, too; pass one", path=trace.path)
         found[rank] = _measure(trace, steps, kernels, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
@@ -184,7 +182,12 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
         communication = _union([*items, *trace.calls])
     either = _merge(np.concatenate((compute, communication)))
     busy = _merge(np.concatenate((either, copies)))
-    launches = _launches_of(trace, device[:, 4])
+    # When and on which thread each event was launched; -1 where that is not known.
+    called = np.array(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
+    called = called[np.argsort(called[:, 0], kind="stable")]
+    position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
+    is_known = called[position, :1] == device[:, 4:]
+    launches = np.where(is_known, called[position, 1:], -1)
     numbers: list[int | None] = [None]
     if trace.steps:
         places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
@@ -205,7 +208,6 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
     columns = zip(numbers, parts.tolist(), strict=True)
     steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
-
     # Kernels of the same work, alone and with communication beside them for half their time.
     is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
     spans, names = spans[is_inside], names[is_inside]
@@ -244,15 +246,6 @@ def _host_compute(trace: Trace) -> Spans:
         own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
         parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
     return _merge(np.concatenate(parts))
-
-
-def _launches_of(trace: Trace, correlations: Numbers) -> Numbers:
-    """When and on which thread each event of the device was launched; -1 where not known."""
-    launches = np.array(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
-    launches = launches[np.argsort(launches[:, 0], kind="stable")]
-    position = np.searchsorted(launches[:, 0], correlations).clip(max=len(launches) - 1)
-    is_known = launches[position, 0] == correlations
-    return np.where(is_known[:, None], launches[position, 1:], -1)
 
 
 def _windows(
