@@ -33,6 +33,7 @@ from fast_axolotl.cli.run import (
     status,
 )
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
+from fast_axolotl.cli.trace import TRACE_EXAMPLES, trace
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
 from fast_axolotl.cli.watch import WATCH_EXAMPLES, watch
 from fast_axolotl.errors import FastAxolotlError, UsageError
@@ -64,6 +65,7 @@ app.command(epilog=WATCH_EXAMPLES)(watch)
 app.command(epilog=SHOW_EXAMPLES)(show)
 app.command(epilog=PROTOCOL_EXAMPLES)(protocol)
 app.command(epilog=COMPARE_EXAMPLES)(compare)
+app.command(epilog=TRACE_EXAMPLES)(trace)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=DEMO_EXAMPLES)(demo)
 app.add_typer(bench_app, name="bench")

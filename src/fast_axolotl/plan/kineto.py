@@ -1,0 +1,318 @@
+"""Profiler traces (Kineto JSON, plain or gzip), read in bounded memory.
+
+A trace is decoded object by object over a sliding buffer, so a file of any size costs what is kept
+of it: 40 bytes for each event of the device, 24 for each launch, 16 for each CPU op, and an object
+for each collective. Times are whole nanoseconds, so that sums are exact.
+
+Communication is recognised by name: NCCL and RCCL kernels old and new, NVSHMEM, the collectives of
+symmetric memory and of inference engines, copies between devices, and gloo's ranges on the CPU.
+Kernels that Inductor writes are named after the operations around them and are never communication.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import math
+import re
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+from fast_axolotl.errors import DataError
+
+__all__ = ["COMMUNICATION", "COMPUTE", "COPY", "Collective", "Trace", "read_trace"]
+
+COMPUTE, COMMUNICATION, COPY = 0, 1, 2
+"""What an event of the device does."""
+
+_DEVICE = {"kernel": COMPUTE}
+_DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
+_HOST = {"cpu_op", "operator", "user_annotation"}
+_LAUNCHES = ("runtime", "driver")
+_CALLS = ("gloo:", "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+"""Categories of events, in lower case; older traces have no ``gpu_``."""
+
+_CHUNK_BYTES = 1 << 20
+_LONGEST_VALUE = 1 << 24
+"""Characters after which something that does not end is not JSON, rather than not yet read."""
+
+_GAP = re.compile(r"[\s,]*")
+_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_KERNEL = re.compile(
+    r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|Memcpy PtoP",
+    re.IGNORECASE,
+)
+_KINDS = (
+    *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "broadcast"),
+    *("barrier", "reduce", "gather", "scatter", "send", "recv"),
+)
+"""Looked for in a name, letters only; the first that fits counts."""
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("double", "long", "longint", "complexfloat"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short", "shortint"), 2),
+    **dict.fromkeys(("char", "byte", "bool", "unsignedchar", "signedchar"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Collective:
+    """One communication of one rank: a kernel, or a range on the CPU."""
+
+    kind: str
+    start: int
+    end: int
+    thread: int | None = None
+    num_bytes: int | None = None
+    """The larger of what goes in and what comes out, as nccl-tests counts."""
+    group: str | None = None
+    """Name and ranks of its group; ``None`` where the trace does not name it."""
+    group_size: int | None = None
+    sequence: int | None = None
+    """Its number within the group."""
+    step: int | None = None
+    waiting: int | None = None
+    """Nanoseconds of waiting for peers; ``None`` where it is not matched with theirs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """What is kept of a trace; times are in nanoseconds."""
+
+    path: str
+    rank: int | None = None
+    world_size: int | None = None
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """The process groups of this rank, where the trace lists them."""
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Number, start, end and thread of each profiler step, on the CPU."""
+    device: array[int] = field(default_factory=lambda: array("q"))
+    """Start, end, class, position in ``labels`` and correlation of each event of the device."""
+    labels: dict[str, int] = field(default_factory=dict)
+    """Kernels with their grids: the same work, as far as a trace tells."""
+    launches: array[int] = field(default_factory=lambda: array("q"))
+    """Correlation, start and thread of each call on the CPU that started something."""
+    threads: dict[object, int] = field(default_factory=dict)
+    ops: dict[int, array[int]] = field(default_factory=dict)
+    """Start and end of each CPU op by thread, nested ones included."""
+    autograd_threads: set[int] = field(default_factory=set)
+    collectives: list[Collective] = field(default_factory=list)
+    """Kernels of the device, in the order of the file."""
+    ranges: list[Collective] = field(default_factory=list)
+    """Ranges on the CPU that carry out communication: gloo's."""
+    calls: list[Collective] = field(default_factory=list)
+    """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
+
+
+def read_trace(path: Path) -> Trace:
+    """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
+    trace = Trace(path=str(path))
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            _read(trace, _Text(gzip.GzipFile(fileobj=file) if packed else file, trace.path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
+    if not (trace.device or trace.ops or trace.ranges):
+        raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
+    if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
+        trace.rank = int(in_name[1])
+    trace.steps.sort(key=lambda step: step[1])
+    return trace
+
+
+class _Text:
+    """A sliding window over a file, from which JSON values are taken one by one."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: str) -> None:
+        self._stream = stream
+        self._path = path
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = ""
+        self.at = 0
+        self._passed = 0
+        self._is_over = False
+        self.events = 0
+
+    def peek(self) -> str:
+        """The next character that is no gap; empty at the end of the file."""
+        while True:
+            match = _GAP.match(self._text, self.at)
+            self.at = match.end() if match else self.at
+            if self.at < len(self._text):
+                return self._text[self.at]
+            if not self._fill():
+                return ""
+
+    def value(self) -> Any:
+        """The next JSON value, whole."""
+        if not self.peek():
+            raise self.error("the file ends here, before the trace does; copy it again")
+        while True:
+            try:
+                value, end = self._decode(self._text, self.at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if len(self._text) - self.at > _LONGEST_VALUE:
+                    raise self.error(f"this is not JSON: {error}") from None
+                if not self._fill():
+                    raise self.error(f"the file ends here, inside of a value ({error})") from None
+                continue
+            if end < len(self._text) or not self._fill():
+                self.at = end
+                return value
+
+    def error(self, message: str) -> DataError:
+        place = f"event {self.events:,}" if self.events else "the header"
+        place += f", character {self._passed + self.at + 1:,}"
+        return DataError(message, path=self._path, place=place)
+
+    def _fill(self) -> bool:
+        """Read on. Twice as much as is left, so that a long value is not tried too often."""
+        if self._is_over:
+            return False
+        self._passed += self.at
+        self._text, self.at = self._text[self.at :], 0
+        data = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
+        self._is_over = not data
+        self._text += self._bytes.decode(data, final=self._is_over)
+        return not self._is_over
+
+
+def _read(trace: Trace, text: _Text) -> None:
+    """The file's one object, or its bare list of events."""
+    first = text.peek()
+    if first not in ("{", "["):
+        what = f"begins with {first!r}" if first else "is empty"
+        raise text.error(f"the file {what}; a profiler trace is a JSON object with traceEvents")
+    if first == "[":
+        _read_events(trace, text)
+        return
+    text.at += 1
+    has_events = False
+    while text.peek() != "}":
+        key = text.value()
+        if text.peek() != ":":
+            raise text.error("this is not JSON: a key without a value")
+        text.at += 1
+        if key == "traceEvents" and text.peek() == "[":
+            has_events = True
+            _read_events(trace, text)
+            continue
+        value = text.value()
+        if key == "distributedInfo" and isinstance(value, dict):
+            numbers = {name: item for name, item in value.items() if isinstance(item, int)}
+            trace.rank, trace.world_size = numbers.get("rank"), numbers.get("world_size")
+            groups = value.get("pg_config") or ()
+            trace.groups = [item for item in groups if isinstance(item, dict)]
+    if not has_events:
+        raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
+
+
+def _read_events(trace: Trace, text: _Text) -> None:
+    text.at += 1
+    while text.peek() != "]":
+        text.events += 1
+        event = text.value()
+        if not isinstance(event, dict):
+            raise text.error(f"an event is {event!r:.40}, not an object")
+        try:
+            if event.get("ph") == "X":
+                _take(trace, event)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise text.error(f"cannot read {event.get('name')!r:.60}: {error!r}") from None
+    text.at += 1
+
+
+def _take(trace: Trace, event: dict[str, Any]) -> None:
+    """Keep what the sums need of one event."""
+    category = event.get("cat", "").lower()
+    if category not in _DEVICE and category not in _HOST and not category.endswith(_LAUNCHES):
+        return
+    name, args = event["name"], event.get("args") or {}
+    start = round(event["ts"] * 1000)
+    end = start + max(round(event.get("dur", 0) * 1000), 0)
+    if category in _DEVICE:
+        kind, correlation = _classify(name, category), args.get("correlation", -1)
+        label = f"{name} {args.get('grid', '')}{args.get('block', '')}".rstrip()
+        index = trace.labels.setdefault(label, len(trace.labels))
+        trace.device.extend((start, end, kind, index, correlation))
+        if kind == COMMUNICATION:
+            trace.collectives.append(_collective(name, start, end, args))
+        return
+    thread = trace.threads.setdefault(event.get("tid"), len(trace.threads))
+    if category.endswith(_LAUNCHES):
+        if "correlation" in args:
+            trace.launches.extend((args["correlation"], start, thread))
+        return
+    step = _STEP.match(name)
+    if step is not None:
+        trace.steps.append((int(step[1]), start, end, thread))
+    elif name.startswith(_CALLS):
+        item = _collective(name, start, end, args)
+        item.thread = thread
+        (trace.ranges if name.startswith("gloo:") else trace.calls).append(item)
+    elif category != "user_annotation":
+        trace.ops.setdefault(thread, array("q")).extend((start, end))
+        if name.startswith("autograd::engine"):
+            trace.autograd_threads.add(thread)
+
+
+@lru_cache(maxsize=1 << 14)
+def _classify(name: str, category: str) -> int:
+    is_written = name.startswith("triton_")
+    return COMMUNICATION if _KERNEL.search(name) and not is_written else _DEVICE[category]
+
+
+def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
+    """What name and arguments tell of a communication."""
+    item = Collective(kind=_kind_of(args.get("Collective name") or name), start=start, end=end)
+    group, ranks = args.get("Process Group Name"), args.get("Process Group Ranks")
+    if group not in (None, ""):
+        item.group = f"{group} {ranks}" if ranks else str(group)
+    size, sequence = args.get("Group size"), args.get("Seq", args.get("seq"))
+    item.group_size = size if isinstance(size, int) and size > 0 else None
+    item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
+    counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
+    known = [count for count in counts if isinstance(count, int)]
+    width = _width_of(args.get("dtype"))
+    if known and width:
+        item.num_bytes = max(known) * width
+    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")):
+        types = args.get("Input type") or []
+        sizes = [
+            _elements(dims) * (_width_of(kind) or 0)
+            for dims, kind in zip(args["Input Dims"], types, strict=False)
+        ]
+        # The shape is that of the input; an all-gather's message is its output.
+        item.num_bytes = None if item.kind == "all_gather" else sum(sizes) or None
+    return item
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind_of(name: str) -> str:
+    letters = re.sub("[^a-z]", "", name.lower())
+    return next((kind for kind in _KINDS if kind.replace("_", "") in letters), "other")
+
+
+def _width_of(kind: object) -> int | None:
+    """Bytes of an element: ``Float`` and ``c10::BFloat16`` alike."""
+    return _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"))
+
+
+def _elements(dims: Any) -> int:
+    """Of a shape, or of all shapes of a list of tensors."""
+    if dims and isinstance(dims[0], list):
+        return sum(map(_elements, dims))
+    return math.prod(dims) if dims else 0

@@ -1,0 +1,429 @@
+"""Where a step's time goes on many GPUs, from profiler traces alone.
+
+A step's window on a device runs from the first kernel launched in it to the first one launched in
+the next: kernels belong to the step of the CPU that launched them, whenever they ran. Inside a
+window every nanosecond is one of: compute, compute with communication beside it, communication
+alone (exposed), copies alone, idle. They add up, because they are measures of unions of intervals.
+
+Ranks need no common clock. A collective ends on all ranks at about the same time, so what one rank
+spends in it beyond the shortest of all ranks is waiting for peers, and the shortest is the most
+that the transfer can have taken; the rank that had the shortest came last. Collectives are matched
+by group and sequence number, or by their order among those of one kind and size in a step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.plan.kineto import COMMUNICATION, COMPUTE, COPY, Collective, Trace, read_trace
+from fast_axolotl.record.units import count_words, format_share
+
+__all__ = ["CollectiveRow", "KernelSlowdown", "StepParts", "TraceSummary", "summarise_traces"]
+
+Numbers = NDArray[np.int64]
+Spans = Numbers
+"""Starts and ends in two columns; merged ones are in order and do not touch."""
+
+_NEVER = np.iinfo(np.int64).max
+_LEAST_REPEATS = 3
+"""Runs of a kernel alone, and beside communication, that a slow-down needs."""
+_STRAGGLER_LEAD = 0.01
+"""Share of a step by which every other rank waits longer than a straggler, at least."""
+_BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""To be multiplied by (n - 1) / n, as nccl-tests does."""
+_WHOLE_MESSAGE = {"broadcast", "reduce", "send", "recv", "send_recv"}
+_UNORDERED = {"send", "recv", "send_recv", "other"}
+"""Kinds in which the ranks of a group have no common order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One step of one rank: compute, overlapped, exposed, copies and idle add up to it."""
+
+    rank: int
+    step: int | None
+    """The profiler's number; ``None`` of a mean, and of a trace without steps, taken as one."""
+    seconds: float
+    compute_seconds: float
+    """Compute with no communication beside it."""
+    overlapped_seconds: float
+    """Compute and communication at once."""
+    exposed_seconds: float
+    """Communication with no compute beside it."""
+    copy_seconds: float
+    """Memory copies and sets with neither beside them."""
+    idle_seconds: float
+    waiting_seconds: float | None = None
+    """The part of ``exposed_seconds`` that was waiting for peers; ``None`` where not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Collectives of one kind, group and size (within a power of two), over all ranks."""
+
+    kind: str
+    group: str | None
+    group_size: int | None
+    num_bytes: float | None
+    """The mean message."""
+    count: int
+    seconds: float
+    matched: int
+    waiting_seconds: float | None
+    """Of the matched ones."""
+    bus_bytes_per_second: float | None
+    """Over the matched ones without their waiting; of all, and a lower bound, if none are."""
+    link_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSlowdown:
+    """One kernel on one grid, with and without communication beside it: medians."""
+
+    name: str
+    alone: int
+    beside: int
+    alone_seconds: float
+    beside_seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What the traces of a job's ranks say."""
+
+    world_size: int | None
+    missing_ranks: tuple[int, ...]
+    ranks: tuple[StepParts, ...]
+    """The mean step of each."""
+    steps: tuple[StepParts, ...]
+    collectives: tuple[CollectiveRow, ...]
+    """By time, the most first."""
+    slowdown: float | None
+    """Time of all kernels beside communication over what they take alone."""
+    slowdowns: tuple[KernelSlowdown, ...]
+    straggler: int | None
+    straggler_reason: str
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What is kept of a trace."""
+
+    path: str
+    world_size: int | None
+    steps: list[StepParts]
+    windows: Spans
+    """Of the steps."""
+    overlap: Spans
+    """Where compute and communication run at once."""
+    collectives: list[Collective]
+
+
+Durations = dict[str, tuple[list[int], list[int]]]
+"""Of each kernel: alone and beside communication."""
+
+
+def summarise_traces(
+    paths: Sequence[Path], *, steps: range | None = None, link_bytes_per_second: float | None = None
+) -> TraceSummary:
+    """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
+    found: dict[int, _Rank] = {}
+    notes: list[str] = []
+    kernels: Durations = defaultdict(lambda: ([], []))
+    for path in paths:
+        trace = read_trace(path)
+        if trace.rank is None and len(paths) > 1:
+            raise DataError("no rank in the trace or its name; call it rank3.json", path=trace.path)
+        rank = trace.rank or 0
+        if rank in found:
+            raise DataError(f"{found[rank].path} is of rank {rank}, too; pass one", path=trace.path)
+        found[rank] = _measure(trace, steps, kernels, notes)
+    ranks = [found[rank] for rank in sorted(found)]
+    sizes = sorted({item.world_size for item in ranks if item.world_size})
+    if len(sizes) > 1:
+        raise DataError(f"the traces are of jobs of {sizes} ranks; pass those of one job")
+    size = sizes[0] if sizes else None
+    missing = tuple(rank for rank in range(size or 0) if rank not in found)
+    _match(ranks, notes)
+    if missing:
+        effect = "not known" if len(ranks) == 1 else "at least what is shown"
+        absent = f"{len(missing)} of {size} ranks have no trace here"
+        notes.append(f"{absent}: waiting for peers is {effect}.")
+    means = tuple(_mean(item.steps) for item in ranks)
+    divided = tuple(step for item in ranks for step in item.steps)
+    rows = _collective_rows(ranks, link_bytes_per_second)
+    judged = (*_slowdowns(kernels), *_find_straggler(means))
+    return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
+
+
+def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
+    """Reduce a trace to its windows, their parts and its collectives."""
+    device = np.array(trace.device, np.int64).reshape(-1, 5)
+    spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
+    items = trace.collectives or trace.ranges
+    if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
+        _refuse(trace, spans[:, 1] - spans[:, 0], names)
+    compute, copies = (_merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
+    communication = _union(items)
+    if not len(device):
+        compute = _host_compute(trace)
+        communication = _union([*items, *trace.calls])
+    either = _merge(np.concatenate((compute, communication)))
+    busy = _merge(np.concatenate((either, copies)))
+    # When and on which thread each event was launched; -1 where that is not known.
+    called = np.array(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
+    called = called[np.argsort(called[:, 0], kind="stable")]
+    position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
+    is_known = called[position, :1] == device[:, 4:]
+    launches = np.where(is_known, called[position, 1:], -1)
+    numbers: list[int | None] = [None]
+    if trace.steps:
+        places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
+        numbers = [trace.steps[place][0] for place in places]
+        if left_out := len(trace.steps) - len(numbers):
+            notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels left out.")
+    else:
+        bounds = np.array([[busy[0, 0], busy[-1, 1]]])
+    if wanted is not None:
+        bounds = bounds[[number in wanted for number in numbers]]
+        numbers = [number for number in numbers if number in wanted]
+    if not numbers:
+        held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
+        raise DataError(f"no step of those asked for: the trace holds {held}", path=trace.path)
+    _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
+    c, m, e, b = (_inside(part, bounds) for part in (compute, communication, either, busy))
+    whole = bounds[:, 1] - bounds[:, 0]
+    parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
+    columns = zip(numbers, parts.tolist(), strict=True)
+    steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
+    # Kernels of the same work, alone and with communication beside them for half their time.
+    is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
+    spans, names = spans[is_inside], names[is_inside]
+    durations = spans[:, 1] - spans[:, 0]
+    shared = _inside(communication, spans)
+    is_beside = 2 * shared >= np.maximum(durations, 1)
+    labels = list(trace.labels)
+    for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
+        for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
+            column += durations[is_kind & (names == name)].tolist()
+    overlap = _combine(compute, communication, np.logical_and)
+    chosen = [item for item in items if not trace.steps or item.step in numbers]
+    return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
+
+
+def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
+    """A job of several ranks communicates: none found means none recognised."""
+    message = "holds no kernels, and NCCL's time is not on the CPU; use ProfilerActivity.CUDA"
+    if len(durations):
+        labels, longest = list(trace.labels), np.argsort(-np.bincount(names, weights=durations))
+        message = "holds no communication recognised by name; profile whole steps, optimizer "
+        message += "included. The longest kernels: "
+        message += "; ".join(labels[index][:70] for index in longest[:5].tolist())
+    size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+    raise DataError(f"this trace {size} {message}", path=trace.path)
+
+
+def _host_compute(trace: Trace) -> Spans:
+    """Ops on the threads that train, without what runs inside collectives."""
+    training = {step[3] for step in trace.steps} | trace.autograd_threads
+    if not trace.steps and trace.ops:
+        training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
+    parts = [_union(())]
+    for thread in sorted(training & trace.ops.keys()):
+        ops = _merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
+        own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
+        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
+    return _merge(np.concatenate(parts))
+
+
+def _windows(
+    trace: Trace, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
+) -> tuple[list[int], Spans]:
+    """Which steps there are in the device's time, or the CPU's without kernels, and where."""
+    begins = np.array([step[1] for step in trace.steps], np.int64)
+    places, end = np.arange(len(begins)), trace.steps[-1][2]
+    firsts = np.append(begins, end)
+    if len(spans):
+        launches = spans[:, 0] if (launches < 0).all() else launches
+        # One place more, for what was launched after the last step.
+        step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
+        firsts = np.full(len(begins) + 1, _NEVER)
+        np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
+        places = np.flatnonzero(firsts[:-1] < _NEVER)
+        of_last = spans[step_of == places.max(initial=-1), 1]
+        firsts[-1] = min(firsts[-1], of_last.max(initial=end))
+    bounds = np.maximum.accumulate(firsts[[*places, -1]])
+    return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1)
+
+
+def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | None) -> None:
+    """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
+    calls: dict[int | None, list[Collective]] = defaultdict(list)
+    for call in sorted(trace.calls, key=lambda call: call.start):
+        calls[call.thread].append(call)
+    begins = {thread: [call.start for call in own] for thread, own in calls.items()}
+    steps = [step[1] for step in trace.steps]
+    members = {str(group.get("ranks")): group.get("pg_size") for group in trace.groups}
+    for index, item in enumerate(items):
+        launch, thread = item.start, -1
+        if launches is not None and launches[index, 0] >= 0:
+            launch, thread = launches[index].tolist()
+        end = bisect_right(begins.get(thread, []), launch)
+        # Innermost first; ranges nest three deep.
+        for call in reversed(calls[thread][max(end - 6, 0) : end]):
+            if call.end >= launch:
+                is_vague = item.kind in ("other", "send_recv") and call.kind != "other"
+                item.kind = call.kind if is_vague else item.kind
+                item.num_bytes = item.num_bytes or call.num_bytes
+                item.group = item.group or call.group
+                item.group_size = item.group_size or call.group_size
+                item.sequence = call.sequence if item.sequence is None else item.sequence
+        place = bisect_right(steps, launch) - 1
+        item.step = trace.steps[place][0] if place >= 0 else None
+        if item.group is None and len(members) <= 1:
+            item.group, item.group_size = next(iter(members.items()), ("", None))
+
+
+def _merge(spans: Spans) -> Spans:
+    """The union."""
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(spans[:, 1])
+    is_first = np.ones(len(spans) + 1, bool)
+    is_first[1:-1] = spans[1:, 0] > ends[:-1]
+    return np.stack((spans[is_first[:-1], 0], ends[is_first[1:]]), axis=1)
+
+
+def _inside(merged: Spans, windows: Spans) -> Numbers:
+    """How much of the merged spans lies in each window."""
+    starts, ends = np.append(merged[:, 0], _NEVER), merged[:, 1]
+    total = np.append(0, np.cumsum(ends - starts[:-1]))
+    place = np.searchsorted(ends, windows, "right")
+    before = total[place] + np.maximum(windows - starts[place], 0)
+    return np.asarray(before[:, 1] - before[:, 0])
+
+
+def _combine(first: Spans, second: Spans, rule: Callable[..., Any]) -> Spans:
+    """Where a rule on being inside of the one and of the other holds."""
+    points = np.unique(np.concatenate((first, second)))
+    inside = (
+        np.searchsorted(part[:, 0], points, "right") > np.searchsorted(part[:, 1], points, "right")
+        for part in (first, second)
+    )
+    pieces = np.stack((points[:-1], points[1:]), axis=1)
+    return _merge(pieces[rule(*inside)[:-1]])
+
+
+def _union(items: Iterable[Collective]) -> Spans:
+    return _merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
+
+
+def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
+    """Find each collective in the traces of its peers; what exceeds the shortest is waiting."""
+    found: dict[tuple[object, ...], dict[int, list[Collective]]] = defaultdict(dict)
+    members: dict[object, set[int]] = defaultdict(set)
+    failed: dict[str, int] = defaultdict(int)
+    for index, rank in enumerate(ranks):
+        for item in sorted(rank.collectives, key=lambda item: item.start):
+            if item.group is None:
+                failed["the trace does not say to which of several groups they belong"] += 1
+            elif item.kind in _UNORDERED:
+                failed["sends and receives have no common order"] += 1
+            else:
+                members[item.group].add(index)
+                order = (item.step, item.num_bytes) if item.sequence is None else item.sequence
+                peers = found[item.group, order, item.kind]
+                peers.setdefault(index, []).append(item)
+    for key, lists in found.items():
+        present, counts = members[key[0]], [len(items) for items in lists.values()]
+        if len(present) < 2:
+            failed["only one rank of their group has a trace here"] += sum(counts)
+        elif lists.keys() != present or len(set(counts)) > 1:
+            failed["ranks differ in how many of their kind and size they have"] += sum(counts)
+        else:
+            for items in zip(*lists.values(), strict=True):
+                shortest = min(item.end - item.start for item in items)
+                for item in items:
+                    item.waiting = item.end - item.start - shortest
+    for reason, count in failed.items():
+        notes.append(f"Waiting is not known of {count_words(count, 'collective')}: {reason}.")
+    for rank in ranks:
+        # Waiting comes first in a collective, and the transfer last.
+        known = [item for item in rank.collectives if item.waiting is not None]
+        waits = [(item.start, item.start + (item.waiting or 0)) for item in known]
+        waiting = _merge(np.array(waits, np.int64).reshape(-1, 2))
+        exposed = _combine(waiting, rank.overlap, lambda a, b: a & ~b)
+        inside = (_inside(exposed, rank.windows) / 1e9).tolist()
+        numbers = {item.step for item in known}
+        for index, step in enumerate(rank.steps):
+            if step.step in numbers or (step.step is None and known):
+                rank.steps[index] = replace(step, waiting_seconds=inside[index])
+
+
+def _mean(steps: Sequence[StepParts]) -> StepParts:
+    columns = list(zip(*(astuple(step)[2:] for step in steps), strict=True))
+    values = (None if None in column else sum(column) / len(steps) for column in columns)
+    return StepParts(steps[0].rank, None, *values)  # type: ignore[arg-type]
+
+
+def _find_straggler(ranks: Sequence[StepParts]) -> tuple[int | None, str]:
+    """The rank that waits least, where all others wait clearly longer."""
+    waits = sorted((w, item.rank) for item in ranks if (w := item.waiting_seconds) is not None)
+    if len(waits) < 2:
+        return None, "Waiting for peers is known of fewer than two ranks."
+    lead = (waits[1][0] - waits[0][0]) / ranks[0].seconds
+    if lead < _STRAGGLER_LEAD:
+        return None, "No rank is waited for clearly more than the others."
+    return waits[0][1], f"Every other rank waits at least {format_share(lead)} of a step longer."
+
+
+def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[CollectiveRow, ...]:
+    rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    for rank in ranks:
+        for item in rank.collectives:
+            scale = None if item.num_bytes is None else item.num_bytes.bit_length()
+            rows[item.kind, item.group, item.group_size, scale].append(item)
+    found = []
+    for (kind, group, size, scale), items in rows.items():
+        matched = [item for item in items if item.waiting is not None]
+        waiting = sum(item.waiting or 0 for item in matched)
+        factor = 1.0 if kind in _WHOLE_MESSAGE else None
+        if size and size > 1 and kind in _BUS_FACTORS:
+            factor = _BUS_FACTORS[kind] * (size - 1) / size
+        timed = matched or items
+        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, timed))
+        moving -= waiting / 1e9
+        speed = None
+        if factor is not None and scale is not None and moving:
+            speed = factor * sum(item.num_bytes or 0 for item in timed) / moving
+        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
+        waited = waiting / 1e9 if matched else None
+        share = None if speed is None or link is None else speed / link
+        counts = (len(items), seconds, len(matched), waited)
+        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed, share))
+    return tuple(sorted(found, key=lambda row: -row.seconds))
+
+
+def _slowdowns(kernels: Durations) -> tuple[float | None, tuple[KernelSlowdown, ...]]:
+    """By kernel, the one with the most time beside communication first, and of all together."""
+    rows = []
+    spent = expected = 0.0
+    for name, (alone, beside) in kernels.items():
+        usual, shared = float(np.median(alone)), float(np.median(beside))
+        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
+            spent, expected = spent + sum(beside), expected + usual * len(beside)
+            medians = (usual / 1e9, shared / 1e9, shared / usual)
+            rows.append(KernelSlowdown(name, len(alone), len(beside), *medians))
+    rows.sort(key=lambda row: -row.beside_seconds * row.beside)
+    return spent / expected if rows else None, tuple(rows)

@@ -1,0 +1,550 @@
+"""Profiler traces: synthetic ones with known answers, real ones of gloo ranks, and bad files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast_axolotl.errors import DataError
+from fast_axolotl.plan import kineto
+from fast_axolotl.plan.kineto import read_trace
+from fast_axolotl.plan.trace import StepParts, TraceSummary, summarise_traces
+
+DATA = Path(__file__).parent / "data"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+Event = dict[str, Any]
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
+    place = {"pid": 1, "tid": tid, "ts": ts, "dur": dur}
+    return {"ph": "X", "cat": cat, "name": name, **place, "args": args}
+
+
+class Gpu:
+    """A trace of one rank: every kernel is launched by the CPU, at a time of its own."""
+
+    def __init__(self, rank: int = 0, world_size: int = 2, **info: Any) -> None:
+        self.info = {"backend": "nccl", "rank": rank, "world_size": world_size, **info}
+        self.events: list[Event] = []
+        self.launched = 0
+
+    def step(self, number: int, ts: float, dur: float) -> None:
+        self.events.append(event("user_annotation", f"ProfilerStep#{number}", ts, dur))
+
+    def kernel(
+        self, name: str, ts: float, dur: float, launch: float | None = None, **args: Any
+    ) -> None:
+        cat, stream = args.pop("cat", "kernel"), args.pop("stream", 7)
+        self.launched += 1
+        args |= {"correlation": self.launched, "device": 0, "stream": stream}
+        when = ts if launch is None else launch
+        call = event("cuda_runtime", "cudaLaunchKernel", when, 1, correlation=self.launched)
+        self.events += [call, event(cat, name, ts, dur, stream, **args)]
+
+    def all_reduce(self, ts: float, dur: float, *, name: str = NCCL, **args: Any) -> None:
+        given_args = {
+            "Collective name": "allreduce",
+            "In msg nelems": 1_000_000,
+            "Out msg nelems": 1_000_000,
+            "dtype": "Float",
+            "Group size": self.info["world_size"],
+            "Process Group Name": "0",
+            "Process Group Ranks": str(list(range(self.info["world_size"]))),
+        }
+        self.kernel(name, ts, dur, stream=20, **(given_args | args))
+
+    def save(self, folder: Path, name: str = "") -> Path:
+        path = folder / (name or f"rank{self.info['rank']}.json")
+        found = {"schemaVersion": 1, "distributedInfo": self.info, "traceEvents": self.events}
+        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        return path
+
+
+def microseconds(step: StepParts) -> dict[str, float]:
+    names = ("", "compute_", "overlapped_", "exposed_", "copy_", "idle_")
+    return {f"{n}seconds": round(1e6 * getattr(step, f"{n}seconds"), 3) for n in names}
+
+
+def parts_of(*traces: Path, **options: Any) -> list[dict[str, float]]:
+    return [microseconds(step) for step in summarise_traces(traces, **options).steps]
+
+
+def two_steps(**info: Any) -> Gpu:
+    """100 µs each: 40 compute, 20 both, 15 exposed, 5 copies, 20 idle; the CPU runs ahead."""
+    trace = Gpu(**info)
+    for index in (0, 1):
+        at, ahead = 1000 + 100 * index, 900 + 100 * index
+        trace.step(index + 3, ahead, 99)
+        trace.kernel("gemm", at, 40, launch=ahead + 1)
+        trace.kernel("gemm", at + 40, 20, launch=ahead + 2)
+        trace.all_reduce(at + 40, 35)
+        trace.events[-2]["ts"] = ahead + 3
+        trace.kernel("Memcpy HtoD", at + 70, 10, launch=ahead + 4, cat="gpu_memcpy", stream=9)
+    trace.step(5, 1100, 95)
+    trace.kernel("gemm", 1200, 30, launch=1101)
+    return trace
+
+
+def test_the_parts_of_a_step_are_those_on_the_device_and_add_up(tmp_path: Path) -> None:
+    steps = parts_of(two_steps().save(tmp_path))
+    assert [list(step.values()) for step in steps[:2]] == [[100, 40, 20, 15, 5, 20]] * 2
+    # The last step ends with its last kernel, or with the CPU's step.
+    assert (steps[2]["seconds"], steps[2]["compute_seconds"]) == (30, 30)
+
+
+def test_a_kernel_that_runs_in_the_next_step_is_cut_at_the_window(tmp_path: Path) -> None:
+    trace = Gpu(world_size=1)
+    trace.step(1, 0, 100)
+    trace.step(2, 100, 100)
+    trace.kernel("a", 10, 20)
+    trace.kernel("slow", 20, 100, launch=40, stream=8)
+    trace.kernel("b", 110, 10)
+    first, second = parts_of(trace.save(tmp_path))
+    assert (first["seconds"], first["compute_seconds"], first["idle_seconds"]) == (100, 100, 0)
+    assert (second["seconds"], second["compute_seconds"]) == (90, 10)
+
+
+def test_without_steps_all_is_one_and_what_follows_the_last_is_not(tmp_path: Path) -> None:
+    trace = Gpu(world_size=1)
+    trace.kernel("a", 10, 20)
+    trace.kernel("b", 150, 10)
+    assert list(parts_of(trace.save(tmp_path))[0].values()) == [150, 30, 0, 0, 0, 120]
+    trace.step(1, 0, 100)
+    assert list(parts_of(trace.save(tmp_path))[0].values()) == [90, 20, 0, 0, 0, 70]
+
+
+def test_steps_are_chosen_by_the_numbers_of_the_profiler(tmp_path: Path) -> None:
+    path = two_steps().save(tmp_path)
+    summary = summarise_traces([path], steps=range(4, 5))
+    assert [step.step for step in summary.steps] == [4]
+    assert sum(row.count for row in summary.collectives) == 1
+    with pytest.raises(DataError, match=r"the trace holds steps 3 to 5"):
+        summarise_traces([path], steps=range(7, 9))
+
+
+kernels = st.tuples(
+    st.sampled_from(["gemm", NCCL, "Memcpy HtoD"]), st.integers(0, 400), st.integers(0, 60)
+)
+
+
+@given(st.lists(kernels, min_size=1, max_size=30))
+def test_parts_equal_those_counted_by_the_microsecond(
+    tmp_path_factory: pytest.TempPathFactory, kernels: list[tuple[str, int, int]]
+) -> None:
+    trace = Gpu(world_size=1)
+    held: dict[str, set[int]] = {"gemm": set(), NCCL: set(), "Memcpy HtoD": set()}
+    for name, start, length in kernels:
+        trace.kernel(name, start, length, cat="gpu_memcpy" if name.startswith("Mem") else "kernel")
+        held[name] |= set(range(start, start + length))
+    compute, communication, copies = held.values()
+    first = min(start for _, start, _ in kernels)
+    whole = set(range(first, max(start + length for _, start, length in kernels)))
+    (step,) = parts_of(trace.save(tmp_path_factory.mktemp("trace")))
+    assert step == {
+        "seconds": len(whole),
+        "compute_seconds": len(compute - communication),
+        "overlapped_seconds": len(compute & communication),
+        "exposed_seconds": len(communication - compute),
+        "copy_seconds": len(copies - compute - communication),
+        "idle_seconds": len(whole - compute - communication - copies),
+    }
+
+
+# Names of communication.
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", 0),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 5),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 1),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 2),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", 4),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)", 0),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 6),
+        ("rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", 6),
+        ("void c10d::symmetric_memory::multimem_one_shot_all_reduce_kernel<c10::BFloat16>()", 0),
+        ("nvshmemi_alltoall_kernel(int)", 3),
+        ("Memcpy PtoP (Device -> Device)", 6),
+    ],
+)
+def test_communication_kernels_of_every_library_are_recognised(
+    tmp_path: Path, name: str, kind: int
+) -> None:
+    kinds = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"]
+    trace = Gpu()
+    trace.kernel("gemm", 0, 10)
+    trace.kernel(name, 10, 10, cat="gpu_memcpy" if "Memcpy" in name else "kernel")
+    summary = summarise_traces([trace.save(tmp_path)])
+    assert [row.kind for row in summary.collectives] == [[*kinds, "send_recv", "other"][kind]]
+    assert microseconds(summary.steps[0])["exposed_seconds"] == 10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_gather_into_tensor_add_3",
+        "void softmax_warp_forward<WarpAllReduce>(float*)",
+        "void block_all_reduce_sum<float>(float*)",
+        "void at::native::vectorized_gather_kernel<16, long>(char*)",
+        "void at::native::_scatter_gather_elementwise_kernel<128, 8>(int)",
+        "Memcpy DtoD (Device -> Device)",
+    ],
+)
+def test_a_job_without_communication_that_we_know_is_refused(tmp_path: Path, name: str) -> None:
+    trace = Gpu()
+    trace.kernel(name, 0, 10)
+    trace.kernel("gemm", 20, 5)
+    with pytest.raises(DataError, match=r"of 2 ranks holds no communication.*longest") as error:
+        summarise_traces([trace.save(tmp_path)])
+    assert name[:60] in str(error.value)
+    trace.info["world_size"] = 1
+    assert parts_of(trace.save(tmp_path))[0]["exposed_seconds"] == 0
+
+
+def test_nccl_on_the_cpu_alone_is_refused(tmp_path: Path) -> None:
+    trace = Gpu()
+    trace.events += [event("cpu_op", "aten::mm", 0, 5), event("cpu_op", "nccl:all_reduce", 5, 1)]
+    with pytest.raises(DataError, match=r"ProfilerActivity\.CUDA"):
+        summarise_traces([trace.save(tmp_path)])
+
+
+# Collectives.
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
+    trace = Gpu(world_size=4)
+    names = {
+        "allreduce": ("all_reduce", 1.5),
+        "_allgather_base": ("all_gather", 0.75),
+        "_reduce_scatter_base": ("reduce_scatter", 0.75),
+        "all_to_allv": ("all_to_all", 0.75),
+        "broadcast": ("broadcast", 1.0),
+        "send": ("send", 1.0),
+    }
+    for index, name in enumerate(names):
+        # 4 MB in 100 µs are 40 GB/s.
+        trace.all_reduce(200 * index, 100, **{"Collective name": name, "In msg nelems": 250_000})
+    summary = summarise_traces([trace.save(tmp_path)], link_bytes_per_second=100e9)
+    rows = {row.kind: row for row in summary.collectives}
+    for kind, factor in names.values():
+        assert rows[kind].bus_bytes_per_second == pytest.approx(40e9 * factor)
+        assert rows[kind].link_share == pytest.approx(0.4 * factor)
+        assert (rows[kind].num_bytes, rows[kind].group_size) == (4e6, 4)
+        assert (rows[kind].matched, rows[kind].waiting_seconds) == (0, None)
+
+
+def test_what_old_kernels_do_not_tell_comes_from_the_cpu(tmp_path: Path) -> None:
+    trace = Gpu(world_size=8)
+    group = {"Process Group Name": "3", "Group size": 8}
+    shape = {"Input Dims": [[1000, 2]], "Input type": ["c10::BFloat16"]}
+    trace.events += [
+        event("cpu_op", "c10d::alltoall_base_", 10, 30),
+        event("cpu_op", "record_param_comms", 11, 28, **group),
+        event("user_annotation", "nccl:all_to_all", 12, 26, **shape),
+        # The same range on the device: not one of the CPU.
+        event("gpu_user_annotation", "nccl:all_gather", 10, 40, 20),
+    ]
+    trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWork)", 50, 20, launch=20)
+    (row,) = summarise_traces([trace.save(tmp_path)]).collectives
+    assert (row.kind, row.group, row.group_size, row.num_bytes) == ("all_to_all", "3", 8, 4000)
+
+
+def skewed(folder: Path, ranks: Iterable[int], late: int = 1, **args: Any) -> TraceSummary:
+    """Three steps of four ranks; ``late`` comes 300 µs after the others, on a clock of its own."""
+    for rank in ranks:
+        trace = Gpu(rank, 4)
+        clock = 1e6 * (rank + 1)
+        for index in range(3):
+            at = clock + 1000 * index
+            delay = 300 if rank == late else 0
+            trace.step(index + 1, at, 999)
+            trace.kernel("gemm", at + 10, 90)
+            more = {name: values[index] for name, values in args.items()}
+            trace.all_reduce(at + 100 + delay, 500 - delay, **more)
+        trace.save(folder)
+    return summarise_traces(sorted(folder.glob("*.json")))
+
+
+@pytest.mark.parametrize("args", [{}, {"Seq": [7, 8, 9]}], ids=["order", "sequence"])
+def test_waiting_for_peers_is_told_from_transfer_without_a_common_clock(
+    tmp_path: Path, args: dict[str, Sequence[int]]
+) -> None:
+    summary = skewed(tmp_path, range(4), **args)
+    waits = [mean.waiting_seconds for mean in summary.ranks]
+    assert waits == pytest.approx([300e-6, 0, 300e-6, 300e-6])
+    exposed = [mean.exposed_seconds for mean in summary.ranks]
+    assert exposed == pytest.approx([500e-6, 200e-6, 500e-6, 500e-6])
+    assert summary.straggler == 1
+    (row,) = summary.collectives
+    assert (row.count, row.matched) == (12, 12)
+    assert row.waiting_seconds == pytest.approx(9 * 300e-6)
+    # 4 MB in the 200 µs of the transfer, times 2 · 3 ÷ 4.
+    assert row.bus_bytes_per_second == pytest.approx(4e6 / 200e-6 * 1.5)
+    assert not summary.notes
+
+
+def test_missing_ranks_are_named_and_waiting_is_a_lower_bound(tmp_path: Path) -> None:
+    summary = skewed(tmp_path, (0, 1))
+    assert summary.missing_ranks == (2, 3)
+    assert summary.ranks[0].waiting_seconds == pytest.approx(300e-6)
+    assert "2 of 4 ranks have no trace here: waiting for peers is at least" in summary.notes[-1]
+
+
+def test_no_straggler_of_one_rank_or_where_nobody_is_late(tmp_path: Path) -> None:
+    summary = skewed(tmp_path, (2,))
+    assert (summary.ranks[0].waiting_seconds, summary.straggler) == (None, None)
+    assert any("only one rank of their group" in note for note in summary.notes)
+    summary = skewed(tmp_path, range(4), late=9)
+    assert summary.straggler is None
+    assert summary.straggler_reason.startswith("No rank is waited for")
+
+
+def test_groups_of_the_same_name_and_other_ranks_are_not_mixed(tmp_path: Path) -> None:
+    for rank, length in enumerate((500, 200, 900, 100)):
+        trace = Gpu(rank, 4)
+        pair = str([rank // 2 * 2, rank // 2 * 2 + 1])
+        trace.all_reduce(0, length, **{"Process Group Ranks": pair, "Group size": 2})
+        trace.save(tmp_path)
+    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    waits = [mean.waiting_seconds for mean in summary.ranks]
+    assert waits == pytest.approx([300e-6, 0, 800e-6, 0])
+
+
+def test_collectives_that_differ_between_ranks_are_not_matched(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        trace = Gpu(rank)
+        for index in range(3 - rank):
+            trace.all_reduce(1000 * index, 500)
+        trace.all_reduce(5000, 100, **{"Collective name": "send"})
+        trace.save(tmp_path)
+    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    assert [mean.waiting_seconds for mean in summary.ranks] == [None, None]
+    assert any("5 collectives: ranks differ" in n for n in summary.notes)
+    assert any("2 collectives: sends" in note for note in summary.notes)
+
+
+def test_waiting_under_compute_is_not_exposed(tmp_path: Path) -> None:
+    for rank, length in enumerate((500, 100)):
+        trace = Gpu(rank)
+        trace.kernel("gemm", 0, 250)
+        trace.all_reduce(100, length)
+        trace.save(tmp_path)
+    first, _ = summarise_traces(sorted(tmp_path.iterdir())).steps
+    assert microseconds(first)["overlapped_seconds"] == 150
+    # 400 µs of waiting from 100 on, 150 of them under the kernel.
+    assert first.waiting_seconds == pytest.approx(250e-6)
+
+
+def test_kernels_are_compared_with_and_without_communication_beside_them(tmp_path: Path) -> None:
+    trace = Gpu()
+    for index in range(4):
+        at = 1000 * index
+        trace.kernel("gemm", at, 100, grid=[8, 1, 1])
+        trace.kernel("gemm", at + 200, 150, grid=[8, 1, 1])
+        trace.all_reduce(at + 180, 200)
+        trace.kernel("gemm", at + 500, 300, grid=[64, 1, 1])
+    summary = summarise_traces([trace.save(tmp_path)])
+    (row,) = summary.slowdowns
+    assert (row.alone, row.beside, row.ratio) == (4, 4, pytest.approx(1.5))
+    assert row.name == "gemm [8, 1, 1]"
+    assert summary.slowdown == pytest.approx(1.5)
+
+
+# Traces of the CPU: gloo.
+
+
+def gloo(rank: int, folder: Path, **info: Any) -> Path:
+    """Ops of 40 µs, an all-reduce on another thread beside the last 10 of them and 30 more."""
+    trace = Gpu(rank, 2, backend="gloo", **info)
+    shape = {"Input Dims": [[1000]], "Input type": ["float"]}
+    trace.step(1, 0, 100)
+    trace.events += [
+        event("cpu_op", "aten::linear", 0, 40),
+        event("cpu_op", "aten::addmm", 5, 30),
+        event("cpu_op", "c10d::allreduce_", 30, 2),
+        event("cpu_op", "aten::view", 31, 1),
+        event("user_annotation", "gloo:all_reduce", 30, 40 + 10 * rank, 99, **shape),
+        event("cpu_op", "aten::view", 31, 60, 99),
+    ]
+    return trace.save(folder)
+
+
+def test_on_the_cpu_compute_is_the_ops_of_the_training_threads(tmp_path: Path) -> None:
+    groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+    paths = [gloo(rank, tmp_path, pg_config=groups) for rank in (0, 1)]
+    summary = summarise_traces(paths)
+    assert list(microseconds(summary.steps[0]).values()) == [100, 30, 8, 32, 0, 30]
+    assert [step.waiting_seconds for step in summary.steps] == pytest.approx([0, 2e-6])
+    (row,) = summary.collectives
+    assert (row.kind, row.group_size, row.num_bytes) == ("all_reduce", 2, 4000)
+
+
+def test_gloo_ranges_of_several_groups_are_not_matched(tmp_path: Path) -> None:
+    groups = [{"pg_size": 2, "ranks": [0, 1]}, {"pg_size": 1, "ranks": [0]}]
+    paths = [gloo(rank, tmp_path, pg_config=groups) for rank in (0, 1)]
+    summary = summarise_traces(paths)
+    assert "to which of several groups" in summary.notes[0]
+
+
+REAL = """
+    import sys, time, torch, torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    grads, a = torch.ones(100_000), torch.ones(256, 256)
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as found:
+        for _ in range(4):
+            a @ a
+            time.sleep(0.3 * rank)
+            dist.all_reduce(grads)
+            found.step()
+    found.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_delay_of_one_real_gloo_rank_is_found_within_5_percent(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, "-c", textwrap.dedent(REAL)]
+    children = [subprocess.Popen([*words, str(rank), str(tmp_path)]) for rank in (0, 1)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    summary = summarise_traces(sorted(tmp_path.glob("*.json.gz")))
+    assert (summary.world_size, len(summary.steps), summary.straggler) == (2, 6, 1)
+    # Of the first step, rank 0's begins before the profiler of rank 1 is ready.
+    waits = [step.waiting_seconds for step in summary.steps if step.rank == 0]
+    assert sorted(waits)[1] == pytest.approx(0.3, rel=0.05)
+    for step in summary.steps:
+        whole, *parts = microseconds(step).values()
+        assert sum(parts) == pytest.approx(whole, abs=0.01)
+
+
+# Files.
+
+
+def test_a_real_trace_agrees_with_holistic_trace_analysis() -> None:
+    """Rank 0 of 128, from HolisticTraceAnalysis's tests (MIT); its 0.5.0 gives these figures."""
+    (step, _) = summarise_traces([DATA / "hta-128ranks-rank0.json.gz"]).steps
+    found = microseconds(step)
+    assert found["compute_seconds"] + found["overlapped_seconds"] == 106_252
+    assert found["exposed_seconds"] + found["copy_seconds"] == 172_428
+    share = found["overlapped_seconds"] / (found["overlapped_seconds"] + found["exposed_seconds"])
+    assert round(100 * share, 2) == 11.81
+
+
+def test_plain_gzip_and_bare_lists_are_read_alike(tmp_path: Path) -> None:
+    plain = two_steps().save(tmp_path)
+    packed = tmp_path / "rank0.pt.trace.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    bare = tmp_path / "bare_rank-0.json"
+    bare.write_text(json.dumps(json.loads(plain.read_text())["traceEvents"]))
+    assert parts_of(plain) == parts_of(packed) == parts_of(bare)
+    assert summarise_traces([bare]).world_size is None
+
+
+def test_chunks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = two_steps(note="ü " * 9).save(tmp_path)
+    expected = parts_of(path)
+    for size in (1, 7, 64):
+        monkeypatch.setattr(kineto, "_CHUNK_BYTES", size)
+        assert parts_of(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the header, character 1: the file is empty"),
+        (b"<html>", "begins with '<'"),
+        (b'{"a": 1}', "no list of traceEvents"),
+        (b'{"traceEvents": 3}', "no list of traceEvents"),
+        (b'{"traceEvents": []}', "no kernels and no CPU ops"),
+        (b'{"traceEvents": [{"ph": "M"}, 7]}', "event 2.*not an object"),
+        (b'{"traceEvents": [{"ph": "M"}, {"ph": "X", "na', "event 2, character 31: the file ends"),
+        (b'{"traceEvents": [{"ph": "M"}', "the file ends"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}',
+            "event 1.*KeyError\\('ts'",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "b"}]}', "event 1"),
+        (b'{"traceEvents"', "a key without a value"),
+        (gzip.compress(b'{"traceEvents": [' + b"{}," * 99)[:-20], "the file"),
+    ],
+)
+def test_files_that_are_no_traces_are_errors_with_a_place(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as error:
+        read_trace(path)
+    assert error.value.path == str(path)
+
+
+def test_garbage_in_the_middle_is_found_without_reading_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto, "_LONGEST_VALUE", 1000)
+    monkeypatch.setattr(kineto, "_CHUNK_BYTES", 100)
+    path = tmp_path / "rank0.json"
+    path.write_text('{"traceEvents": [{"ph": "M"}, {"ph" "X"}' + ', {"ph": "M"}' * 10_000)
+    with pytest.raises(DataError, match="event 2, character 31: this is not JSON"):
+        read_trace(path)
+
+
+def test_ranks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    first = two_steps(rank=0).save(tmp_path)
+    again = two_steps(rank=0).save(tmp_path, "again.json")
+    other = two_steps(rank=1, world_size=4).save(tmp_path)
+    with pytest.raises(DataError, match=r"rank0\.json is of rank 0, too"):
+        summarise_traces([first, again])
+    with pytest.raises(DataError, match=r"jobs of \[2, 4\] ranks"):
+        summarise_traces([first, other])
+
+
+# The command.
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fast_axolotl", "trace", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_shows_ranks_steps_and_collectives(tmp_path: Path) -> None:
+    skewed(tmp_path, range(4))
+    done = run(str(tmp_path), "--link", "100", "--steps", "1:3")
+    assert done.returncode == 0, done.stderr
+    assert "Straggler: rank 1." in done.stdout
+    assert "30 GB/s" in done.stdout
+    assert "30.0 %" in done.stdout
+    found = json.loads(run(str(tmp_path / "rank[01].json"), "--json").stdout)
+    assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere.json"], 1, "there is no trace"),
+        (["{folder}", "--steps", "3"], 2, "cannot read '3' as steps"),
+        (["{folder}", "--link", "-1"], 2, "--link is -1"),
+    ],
+)
+def test_bad_calls_are_one_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    two_steps().save(tmp_path)
+    done = run(*(word.replace("{folder}", str(tmp_path)) for word in words))
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert message in done.stderr
