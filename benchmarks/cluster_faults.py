@@ -17,25 +17,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import Tell, execute, race_parser
+from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import Result, record_table
 from fast_axolotl.record.units import format_seconds
 
+_PARTS = ("nodes", "commands", "heads")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    execute(race_parser("cluster-faults", __doc__), run, arguments)
+    parser = race_parser("cluster-faults", __doc__)
+    parser.add_argument("--parts", type=names, default=(), help=", ".join(_PARTS))
+    execute(parser, run, arguments)
 
 
-def run(_options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """One fault after the other, on clusters that get new nodes for the killed ones."""
     cluster: Any = import_module("support.cluster")
     os.environ |= {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
     with cluster.ray_variables():
         faults = _Faults(folder, tell)
         try:
-            faults.kill_nodes()
-            faults.kill_commands()
-            faults.kill_heads()
+            for part in check_names("part", options.parts, _PARTS):
+                getattr(faults, f"kill_{part}")()
         finally:
             faults.close()
     columns: dict[str, Callable[[Any], str]] = {
@@ -60,6 +63,7 @@ class _Faults:
         self._made = self._tests.Made(folder)
         self._nodes = self._cluster.Nodes()
         self._where: dict[str, Any] = {"engine": "ray", "address": self._nodes.address}
+        self._add(1)
         self._prepare("none", "2 local processes")
         self._made.wanted = self._tests.files_of(self._output)
 
