@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -102,37 +103,25 @@ class _Faults:
             old, port = self._nodes, int(self._nodes.address.rpartition(":")[2])
             pids = [process.pid for process in old.processes(old.cluster.head_node)]
             fault = self._made.fault("tokenise", "SIGKILL", pids=pids)
-            replacing = threading.Thread(target=self._replace, args=(fault["mark"], port))
-            if not is_late:
-                replacing.start()
             self._begin()
-            seconds = 2 if is_late else 30
-            answer = self._made.driver.prepare(
-                self._made.config,
-                str(self._output),
-                **self._where,
-                faults=[fault],
-                head_seconds=seconds,
-            )
+            more = {**self._where, "faults": [fault], "head_seconds": 2 if is_late else 30}
+            call = partial(self._made.driver.prepare, self._made.config, str(self._output), **more)
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(call)
+                while not (running.done() if is_late else Path(fault["mark"]).exists()):
+                    time.sleep(0.1)
+                self._nodes = self._cluster.Nodes(port)
+                self._add(2)
+                answer = running.result()
             self._tell(str(answer))
             if "the same command continues" not in answer.get("error", ""):
                 raise AssertionError(answer)
-            if is_late:
-                replacing.start()
-            replacing.join()
             old.end()
             self._where["address"] = self._nodes.address
             when = "after the error" if is_late else "at once"
             self._prepare(
                 "head in tokenise", f"new head {when}", is_begun=True, leave=True, **self._where
             )
-
-    def _replace(self, mark: str, port: int) -> None:
-        while not Path(mark).exists():
-            time.sleep(0.1)
-        time.sleep(1)
-        self._nodes = self._cluster.Nodes(port)
-        self._add(2)
 
     def _add(self, count: int) -> None:
         for _ in range(count):
