@@ -10,32 +10,36 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import Tell, execute, race_parser
+from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import Result, record_table
 from fast_axolotl.record.units import format_seconds
 
+_PARTS = ("nodes", "commands", "heads")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    execute(race_parser("cluster-faults", __doc__), run, arguments)
+    parser = race_parser("cluster-faults", __doc__)
+    parser.add_argument("--parts", type=names, default=(), help=", ".join(_PARTS))
+    execute(parser, run, arguments)
 
 
-def run(_options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
+def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """One fault after the other, on clusters that get new nodes for the killed ones."""
     cluster: Any = import_module("support.cluster")
     os.environ |= {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
     with cluster.ray_variables():
         faults = _Faults(folder, tell)
         try:
-            faults.kill_nodes()
-            faults.kill_commands()
-            faults.kill_heads()
+            for part in check_names("part", options.parts, _PARTS):
+                getattr(faults, f"kill_{part}")()
         finally:
             faults.close()
     columns: dict[str, Callable[[Any], str]] = {
@@ -60,6 +64,7 @@ class _Faults:
         self._made = self._tests.Made(folder)
         self._nodes = self._cluster.Nodes()
         self._where: dict[str, Any] = {"engine": "ray", "address": self._nodes.address}
+        self._add(1)
         self._prepare("none", "2 local processes")
         self._made.wanted = self._tests.files_of(self._output)
 
@@ -98,37 +103,25 @@ class _Faults:
             old, port = self._nodes, int(self._nodes.address.rpartition(":")[2])
             pids = [process.pid for process in old.processes(old.cluster.head_node)]
             fault = self._made.fault("tokenise", "SIGKILL", pids=pids)
-            replacing = threading.Thread(target=self._replace, args=(fault["mark"], port))
-            if not is_late:
-                replacing.start()
             self._begin()
-            seconds = 2 if is_late else 30
-            answer = self._made.driver.prepare(
-                self._made.config,
-                str(self._output),
-                **self._where,
-                faults=[fault],
-                head_seconds=seconds,
-            )
+            more = {**self._where, "faults": [fault], "head_seconds": 2 if is_late else 30}
+            call = partial(self._made.driver.prepare, self._made.config, str(self._output), **more)
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(call)
+                while not (running.done() if is_late else Path(fault["mark"]).exists()):
+                    time.sleep(0.1)
+                self._nodes = self._cluster.Nodes(port)
+                self._add(2)
+                answer = running.result()
             self._tell(str(answer))
             if "the same command continues" not in answer.get("error", ""):
                 raise AssertionError(answer)
-            if is_late:
-                replacing.start()
-            replacing.join()
             old.end()
             self._where["address"] = self._nodes.address
             when = "after the error" if is_late else "at once"
             self._prepare(
                 "head in tokenise", f"new head {when}", is_begun=True, leave=True, **self._where
             )
-
-    def _replace(self, mark: str, port: int) -> None:
-        while not Path(mark).exists():
-            time.sleep(0.1)
-        time.sleep(1)
-        self._nodes = self._cluster.Nodes(port)
-        self._add(2)
 
     def _add(self, count: int) -> None:
         for _ in range(count):

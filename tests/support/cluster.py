@@ -31,7 +31,7 @@ class Nodes:
 
         self._few = {"object_store_memory": 80_000_000}
         head = {"num_cpus": 0, "include_dashboard": False, **self._few}
-        head |= {"port": port} if port else {}
+        head |= {"gcs_server_port": port} if port else {}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
 

@@ -81,9 +81,8 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
 
     def heard(event: Event) -> None:
-        events[f"{event.stage} {event.kind}{' earlier' * event.is_earlier}"] += (
-            event.kind != "stage"
-        )
+        if event.kind != "stage":
+            events[f"{event.stage} {event.kind}{' earlier' * event.is_earlier}"] += 1
 
     workers = 2 if order["engine"] == "local" else 0
     usual = {"overrides": {}, "address": "auto", "workers": workers, "work": None}
