@@ -138,6 +138,7 @@ class _Ray:
                 problem += "copy ~/.ray/auth_token from its head"
             raise UsageError(problem) from None
         self._head: str = ray.get_runtime_context().gcs_address
+        self._cluster = _cluster_id(self._head)
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}
@@ -216,7 +217,8 @@ class _Ray:
     def _look(self) -> None:
         """Who could work now; an error where nobody could for too long."""
         self._looked = now = time.monotonic()
-        if _is_open(self._head):
+        # Ray would end this process where it meets another cluster at the address of its own.
+        if _is_open(self._head) and _cluster_id(self._head) == self._cluster:
             self._slots = {}
             for node in self._ray.nodes():
                 has = node["Resources"] if node["NodeID"] not in self._avoided else {}
@@ -269,6 +271,15 @@ def _is_open(address: str) -> bool:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_MOMENT_SECONDS).close()
         return True
     return False
+
+
+def _cluster_id(address: str) -> Any:
+    """Of the cluster whose head is at an address; ``None`` where this Ray does not tell."""
+    with suppress(Exception):
+        from ray._raylet import GcsClient
+
+        return GcsClient(address=address).cluster_id.hex()
+    return None
 
 
 def _work(pipe: Any, environment: dict[str, str]) -> None:

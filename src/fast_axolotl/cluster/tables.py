@@ -244,6 +244,8 @@ class _Job:
         if not self.output.is_local:
             self.output.write_json("_SUCCESS", {})
         elif self.parts.exists(""):  # else an earlier run came as far as this
+            for path in Path(self.parts.path("")).glob(".*"):
+                path.unlink()  # what a killed task had begun
             if self.output.exists(""):
                 shutil.rmtree(self.output.path(""))
             Path(self.parts.path("")).rename(self.output.path(""))
