@@ -1,0 +1,147 @@
+"""How long a job takes on a cluster that is not here, from the measured rates of its stages.
+
+A job of one worker has seconds of tasks and bytes for every stage; both grow with the input. The
+bytes that tasks read follow from what they do (``cluster/tables.py``, ``cluster/shards.py``). A
+stage takes as long as the slowest of processor, disk and network; stages follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Any
+
+from benchmarks.result import Case, Measurement, case_tables
+
+_UNIT_BYTES, _PART_BYTES, _PIECE_BYTES = 64 << 20, 256 << 20, 128 << 20
+"""Of ``prepare`` with 4 GiB a worker."""
+_BLOCK_BYTES, _BATCH_BYTES = 24, 600
+"""An Arrow file lists every record batch at its end, and each has a head."""
+_INDEX_BYTES = 36
+"""An entry of ``pieces.json``, when it is read."""
+_ASSUMPTIONS = (
+    "bytes and task seconds grow with the input; the rows are like the generated ones",
+    "rates of one worker with no other beside it hold for every core of a node; start-up is left "
+    "out, and so are stragglers and retries",
+    "input, work folder and output are striped over the disks of all nodes, so all bytes but "
+    "1/nodes cross the network, once, and every read goes to the disk: no page cache",
+    "a stage takes as long as its slowest resource; stages do not overlap",
+    "the coordinator is one process; its time per row includes what is fixed, so small measured "
+    "runs make it too long",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    nodes: int
+    cores: int
+    gbit: float
+    disk: float
+    """GB/s."""
+    tb: float
+
+    def stage(self, name: str, task_seconds: float, read: float, written: float) -> Measurement:
+        """Per node; the coordinator's work is done by one process alone."""
+        is_alone = name.endswith("coordinator")
+        share = 1 if is_alone else self.nodes
+        sent = (read + written) * (self.nodes - 1) / self.nodes / share
+        seconds = {
+            "CPU": task_seconds / (1 if is_alone else self.nodes * self.cores),
+            "disk": (read + written) / self.nodes / self.disk / 1e9,
+            "network": sent * 8 / self.gbit / 1e9,
+        }
+        values = {"read, GB": read / share / 1e9, "written, GB": written / share / 1e9}
+        values |= {"sent, GB": sent / 1e9}
+        values |= {f"{what}, s": value for what, value in seconds.items()}
+        return Measurement(name=name, seconds=(max(seconds.values()),), values=values)
+
+
+def estimate(jobs: Mapping[str, Any], cluster: Cluster) -> tuple[Case, list[str]]:
+    """The stages of dedupe and prepare, and every assumption."""
+    stages = [*_dedupe(jobs["dedupe"], cluster)] if "dedupe" in jobs else []
+    notes = list(_ASSUMPTIONS)
+    if "prepare" in jobs:
+        made, more = _prepare(jobs["prepare"], cluster)
+        stages, notes = [*stages, *made], [*notes, *more]
+    for job in jobs:
+        own = [stage for stage in stages if stage.name.startswith(job)]
+        total = sum(stage.seconds[0] for stage in own)
+        longest = max(own, key=lambda stage: stage.seconds[0])
+        what = max(("CPU", "disk", "network"), key=lambda key: longest.values[f"{key}, s"] or 0)
+        notes.append(
+            f"{job} of {cluster.tb:g} TB: {total / 3600:,.1f} h; {longest.name} binds, by its "
+            f"{what}, with {longest.seconds[0] / total:.0%} of the time"
+        )
+    text = f"{cluster.tb:g} TB of chat JSONL on {cluster.nodes} nodes of {cluster.cores} cores, "
+    text += f"{cluster.gbit:g} Gbit/s and {cluster.disk:g} GB/s of disk each; figures per node"
+    return Case(name="arithmetic", text=text, rows=0, measurements=stages), notes
+
+
+def _scaled(job: Mapping[str, Any], cluster: Cluster) -> tuple[float, dict[str, float], Any]:
+    """How much more there is, bytes out of every stage then, and its task seconds."""
+    scale = cluster.tb * 1e12 / job["bytes_in"]
+    out = {stage["name"]: stage["bytes_out"] * scale for stage in job["stages"]}
+    seconds = {stage["name"]: stage["task_seconds"] * scale for stage in job["stages"]}
+    between = job["seconds"] - sum(stage["seconds"] for stage in job["stages"])
+    return scale, out, {**seconds, "coordinator": max(0.0, between) * scale}
+
+
+def _dedupe(job: Mapping[str, Any], cluster: Cluster) -> Iterator[Measurement]:
+    scale, out, seconds = _scaled(job, cluster)
+    size, rows, again = cluster.tb * 1e12, job["rows_in"] * scale, job["duplicates"] * scale
+    flows = {
+        "types": (size, 0.0),
+        "digest": (size, 16 * rows),
+        "split": (16 * rows, out["split"] + 8 * again),
+        "unique": (out["split"], 8 * again),
+        "coordinator": (8 * again, 8 * again),
+        "write": (size + 8 * again, out["write"]),
+    }
+    for name, (read, written) in flows.items():
+        if name in seconds:
+            yield cluster.stage(f"dedupe: {name}", seconds[name], read, written)
+
+
+def _prepare(job: Mapping[str, Any], cluster: Cluster) -> tuple[list[Measurement], list[str]]:
+    scale, out, seconds = _scaled(job, cluster)
+    size, rows, again = cluster.tb * 1e12, job["rows_in"] * scale, job["duplicates"] * scale
+    tokens = out["tokenise"]
+    parts = size / _UNIT_BYTES * ceil(_UNIT_BYTES * tokens / size / _PART_BYTES)
+    pieces = out["write"] / _PIECE_BYTES
+    looks = parts * pieces * (_BLOCK_BYTES * pieces + _BATCH_BYTES)
+    flows = {
+        "tokenise": (size, tokens + 24 * rows),
+        "split": (24 * rows, out["split"] + 8 * again),
+        "unique": (out["split"], 8 * again),
+        "coordinator": (24 * rows, 16 * rows),
+        "deal": (tokens + 8 * rows, out["deal"]),
+        "write": (out["deal"] + looks, out["write"]),
+    }
+    stages = [
+        cluster.stage(f"prepare: {name}", seconds[name], read, written)
+        for name, (read, written) in flows.items()
+        if name in seconds
+    ]
+    held = parts * pieces * _INDEX_BYTES
+    limit = cluster.tb / sqrt(held / (2 << 30))
+    disk = (2 * tokens + 72 * rows) / cluster.nodes / 1e9
+    return stages, [
+        f"{rows:.2g} rows, {job['tokens'] * scale:.2g} tokens; work folder and output hold at most "
+        f"{disk:,.0f} GB a node, input not counted; the coordinator holds 40 bytes a row: "
+        f"{40 * rows / 1e9:,.0f} GB on one machine",
+        f"rows are shuffled, so each of {parts:,.0f} parts has rows of each of {pieces:,.0f} "
+        f"pieces: write looks into {looks / 1e12:,.0f} TB of lists of record batches, and the "
+        f"index of pieces has {parts * pieces:.2g} entries, {held / 1e9:,.0f} GB in every task of "
+        f"write; in 2 GiB it fits up to {limit:,.1f} TB of input",
+    ]
+
+
+def markdown(case: Case, notes: list[str]) -> str:
+    """The section of the documentation."""
+    (table,) = case_tables("", case)
+    header = ["stage", "takes", *table.header[2:]]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *table.rows]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    told = "\n".join(f"- {note[0].upper()}{note[1:]}." for note in notes)
+    return f"## How long, how much\n\nCalculated, not tried: {case.text}.\n\n{text}\n\n{told}"
