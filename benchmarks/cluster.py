@@ -1,16 +1,12 @@
-"""Jobs past one process: dedupe and prepare, against others, in bounded memory, and at 10 TB.
-
-    python -m benchmarks.cluster --cases exact,scaling,memory --peers PYTHON -o RESULT.json
-    python -m benchmarks.cluster --cases arithmetic --measured RESULT.json --markdown
+"""Jobs past one process: dedupe and prepare against others, with several nodes, in bounded memory.
 
 ``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
 of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
-several workers and nodes and compares every output with the first. ``memory`` runs both jobs with a
-small ``--memory``. ``arithmetic`` scales the measured rates of every stage to a cluster that is not
-here; they come from the same run or from ``--measured``.
+several workers and nodes and compares every output with the first. ``memory`` runs both jobs with
+little memory per worker. ``cluster_arithmetic`` scales the measured rates to a larger cluster.
 
-Every job is a process of its own (``cluster_arm``), and so is the Ray cluster that it needs. Memory
-is PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.
+Every job is a process of its own (``cluster_arm``) with the Ray cluster that it needs. Memory is
+PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -35,67 +31,57 @@ from benchmarks.axolotl_inputs import preprocess_config, random_text, write_conf
 from benchmarks.axolotl_runs import prepared_difference, run_watched
 from benchmarks.children import RunError, offline_environment, run_child
 from benchmarks.cluster_arm import __file__ as _ARM
-from benchmarks.cluster_model import Cluster, estimate, markdown
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import Case, Goal, Measurement, Result, Timing
 from fast_axolotl.cli.options import parse_size
-from fast_axolotl.errors import UsageError
 
 MIB = 1024 * 1024
-CASES = ("exact", "scaling", "memory", "arithmetic")
-ONE = "fast-axolotl local, 1 worker"
-TWO = "fast-axolotl local, 2 workers"
-_ROW_BYTES = {"exact": 470, "scaling": 830, "memory": 470}
+ONE, TWO = "fast-axolotl local-1", "fast-axolotl local-2"
+"""Engine and workers; on ray, nodes of one core each, but for exact, where one node has two."""
+_PEERS = ("datatrove", "Ray Data")
+_ROW_BYTES = {"exact": 390, "scaling": 830, "memory": 390}
 """Of JSON lines, about."""
+_SMOKE_ROWS = {"exact": 40_000, "scaling": 4_000, "memory": 40_000}
 _MEMORY = {"dedupe": 1024 * MIB, "prepare": 1536 * MIB}
 _HUGE_BYTES = 100_000_000
 _CHAT_BLOCK_ROWS = 20_000
 _FILES = 4
+_DEDUPE, _PREPARE = "fast_axolotl.cluster.tables:dedupe_on", "fast_axolotl.cluster.prepare:prepare"
+Task = dict[str, Any]
 _NOTES = (
-    "a time is from the call to the complete output; imports and the start of a Ray cluster come "
-    "before, processes that work are started inside; median is of the whole process",
-    "peak is the greatest PSS of the process tree, sampled every 0.1 s; largest is that of one "
-    "process; resident is what a working process said of itself, shared pages included",
+    "times of exact are from the call to the complete output, those of scaling from the first task "
+    "on; imports and the start of a Ray cluster come before; median is of the whole process",
+    "peak is the greatest PSS of the process tree, largest that of one process, both sampled every "
+    "0.1 s; resident is the peak RSS of a working process, with pages that it shares",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = race_parser("cluster", __doc__)
     parser.add_argument("--cases", type=names, default=[], help=f"of {', '.join(CASES)}")
-    parser.add_argument("--rows", type=int, help="of exact and scaling; 40,000 if none is given")
+    parser.add_argument("--rows", type=int, help=f"if neither it nor --bytes: {_SMOKE_ROWS}")
     parser.add_argument("--bytes", type=parse_size, help="of generated JSON lines, such as 20GB")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each contestant of exact")
     parser.add_argument(
         "--peer-python", "--peers", help="interpreter of datatrove[processing,io] and ray[data]"
     )
-    parser.add_argument("--measured", type=names, default=[], help="result files for arithmetic")
-    parser.add_argument("--tb", type=float, default=10, help="of the arithmetic, as those below")
-    parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--cores", type=int, default=32, help="of a node")
-    parser.add_argument("--gbit", type=float, default=25, help="network of a node, each way")
-    parser.add_argument("--disk", type=float, default=2, help="GB/s of a node")
-    parser.add_argument("--markdown", action="store_true", help="print arithmetic for the docs")
-    if (options := parser.parse_args(arguments)).markdown:
-        print(markdown(*_arithmetic(options, {})))
-    else:
-        execute(parser, run, arguments)
+    execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """The cases that are named, or all."""
     session = _Session(options, folder, tell)
-    chosen = check_names("case", options.cases, CASES)
-    cases, notes = list[Case](), list(_NOTES)
-    if chosen != ["arithmetic"]:
-        tell("compiling kernels, making the model")
-        run_child("fast_axolotl", "warmup", "--json", env=session.environment)
-        run_child("benchmarks.axolotl", "--model", str(folder / "model"), env=session.environment)
-    for name in chosen[: -1 if "arithmetic" in chosen else None]:
-        cases += {"exact": _exact, "scaling": _scaling, "memory": _memory}[name](session)
-    if "arithmetic" in chosen:
-        case, assumptions = _arithmetic(options, session.jobs)
-        cases, notes = [*cases, case], [*notes, *assumptions]
-    return Result(cases=cases, notes=notes, facts={"jobs": session.jobs})
+    chosen = check_names("case", options.cases, list(CASES))
+    tell("compiling kernels, making the model")
+    run_child("fast_axolotl", "warmup", "--json", env=session.environment)
+    run_child("benchmarks.axolotl", "--model", str(folder / "model"), env=session.environment)
+    cases = [case for name in chosen for case in CASES[name](session)]
+    return Result(
+        cases=cases,
+        notes=[*_NOTES, *session.notes],
+        facts={"jobs": session.jobs},
+        versions={item.name: item.version for c in cases for item in c.timings if item.version},
+    )
 
 
 @dataclass(slots=True)
@@ -105,17 +91,22 @@ class _Session:
     tell: Tell
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Case and contestant to the summary of our job."""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
         return offline_environment(self.folder, self.folder / "kernels")
 
+    @property
+    def output(self) -> Path:
+        return self.folder / "run" / "output"
+
     def num_rows(self, case: str) -> int:
         if self.options.bytes:
             return max(1, int(self.options.bytes) // _ROW_BYTES[case])
-        return self.options.rows or 40_000
+        return self.options.rows or _SMOKE_ROWS[case]
 
-    def run(self, case: str, name: str, task: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, case: str, name: str, task: Task) -> dict[str, Any]:
         """What the process of a task tells, with its memory."""
         place = self.folder / "run"
         shutil.rmtree(place, ignore_errors=True)
@@ -124,8 +115,9 @@ class _Session:
         is_ours = task["arm"] == "ours"
         python = sys.executable if is_ours else str(self.options.peer_python)
         # Sockets need a short path. What our reader remembers of files is forgotten.
-        with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as short:
+        with tempfile.TemporaryDirectory(prefix="fab-", ignore_cleanup_errors=True) as short:
             environment = {**self.environment, "RAY_TMPDIR": short, "XDG_CACHE_HOME": short}
+            environment["RAY_USAGE_STATS_ENABLED"] = "0"
             if not is_ours:
                 environment.pop("PYTHONPATH", None)
             command = [python, "-P", _ARM, str(place / "task.json")]
@@ -143,22 +135,6 @@ class _Session:
         peak = found["values"]["peak_bytes"] / 1e6
         self.tell(f"{case}: {name}: {found['seconds']:.1f} s of {wall:.1f} s, {peak:,.0f} MB")
         return found
-
-
-def _arithmetic(
-    options: argparse.Namespace, jobs: Mapping[str, Mapping[str, Any]]
-) -> tuple[Case, list[str]]:
-    """From the jobs of this run and of ``--measured``."""
-    found = {name: dict(made) for name, made in jobs.items()}
-    for path in options.measured:
-        for name, made in json.loads(Path(path).read_text())["jobs"].items():
-            found.setdefault(name, {}).update(made)
-    chosen = {"dedupe": found.get("exact", {}), "prepare": found.get("scaling", {})}
-    one_worker = {job: made[ONE] for job, made in chosen.items() if ONE in made}
-    if not one_worker:
-        raise UsageError("arithmetic needs the result of exact or scaling: --measured FILE")
-    keys = ("nodes", "cores", "gbit", "disk", "tb")
-    return estimate(one_worker, Cluster(**{key: getattr(options, key) for key in keys}))
 
 
 # Exact dedupe.
@@ -229,26 +205,25 @@ def _write_texts(folder: Path, count: int, hot: float, huge_bytes: int = 0) -> _
     return _Texts(files, values, checksums)
 
 
-def _dedupe(texts: _Texts, output: Path, memory: int, workers: int, *nodes: int) -> dict[str, Any]:
-    arguments = {"inputs": texts.files, "output": str(output), "columns": ["text"]}
+def _ours(function: str, workers: int, memory: int, *cores: int, **arguments: Any) -> Task:
+    """A job of ours; the cores of the nodes of a cluster make it one of Ray."""
     arguments |= {"workers": workers, "memory": memory}
-    function = "fast_axolotl.cluster.tables:dedupe_on"
-    return {"arm": "ours", "function": function, "nodes": nodes, "arguments": arguments}
+    return {"arm": "ours", "function": function, "nodes": cores, "arguments": arguments}
 
 
 def _exact(session: _Session) -> list[Case]:
-    rows, output = session.num_rows("exact"), session.folder / "run" / "output"
+    rows = session.num_rows("exact")
     session.tell(f"exact: writing {rows:,} rows")
     texts = _write_texts(session.folder / "texts", rows, 1 / 3)
-    peer = {"inputs": texts.files, "workers": 2, "output": str(output)}
-    peer |= {"work": str(output.with_name("work"))}
+    both = {"inputs": texts.files, "output": str(session.output)}
+    peer = {**both, "workers": 2, "work": str(session.output.with_name("work"))}
     peer |= {"partitions": max(8, texts.num_bytes // (64 * MIB))}
-    tasks = {
-        ONE: _dedupe(texts, output, 4096 * MIB, 1),
-        TWO: _dedupe(texts, output, 4096 * MIB, 2),
-        "fast-axolotl ray, 2 CPUs": _dedupe(texts, output, 4096 * MIB, 0, 2),
-        "datatrove": {"arm": "datatrove", **peer},
-        "Ray Data": {"arm": "Ray Data", **peer},
+    memory = 4096 * MIB
+    tasks: dict[str, Task] = {
+        ONE: _ours(_DEDUPE, 1, memory, columns=["text"], **both),
+        TWO: _ours(_DEDUPE, 2, memory, columns=["text"], **both),
+        "fast-axolotl ray-2": _ours(_DEDUPE, 0, memory, 2, columns=["text"], **both),
+        **{name: {"arm": name, **peer} for name in _PEERS},
     }
     runs: dict[str, list[dict[str, Any]]] = {}
     facts: dict[str, tuple[dict[str, Any], str | None]] = {}
@@ -260,7 +235,7 @@ def _exact(session: _Session) -> list[Case]:
                 continue
             try:
                 runs.setdefault(name, []).append(session.run("exact", name, tasks[name]))
-                facts[name] = texts.difference(output)
+                facts[name] = texts.difference(session.output)
             except (RunError, OSError) as error:
                 if tasks[name]["arm"] == "ours":
                     raise
@@ -282,7 +257,7 @@ def _exact(session: _Session) -> list[Case]:
             )
             for name in done
         ],
-        rivals={name: TWO for name in ("datatrove", "Ray Data")},
+        rivals=dict.fromkeys(_PEERS, TWO),
         measurements=[
             Measurement(
                 name=name,
@@ -292,6 +267,13 @@ def _exact(session: _Session) -> list[Case]:
             for name in done
         ],
         left_out=left_out,
+    )
+    distinct = len(np.unique(texts.values))
+    session.notes.append(
+        "datatrove compares 64-bit hashes: among n different rows, n²/2^65 are expected to be lost "
+        f"to a collision: {distinct**2 / 2**65:.1g} of these {distinct:,}, {1e10**2 / 2**65:.1f} "
+        "of 10,000,000,000 (not made here: no such texts are known); ours has 128 bits and a "
+        "secret, n²/2^129; Ray Data compares the texts themselves"
     )
     shutil.rmtree(session.folder / "texts")
     return [replace(case, goals=[case.ratio_goal(TWO, peer, 1.0) for peer in case.rivals])]
@@ -312,16 +294,12 @@ def _write_chat(path: Path, count: int) -> Path:
     return path
 
 
-def _prepare(
-    session: _Session, data: Path, output: Path, memory: int, workers: int, *nodes: int
-) -> dict[str, Any]:
+def _prepare(session: _Session, data: Path, workers: int, *cores: int) -> Task:
     config = preprocess_config(session.folder / "model", data, session.folder / "unused")
-    path = write_config(config, session.folder / "config.yml")
-    arguments: dict[str, Any] = {"config": str(path), "overrides": {}, "output": str(output)}
-    arguments |= {"engine": "local", "address": "auto", "work": None}
-    arguments |= {"workers": workers, "memory": memory}
-    function = "fast_axolotl.cluster.prepare:prepare"
-    return {"arm": "ours", "function": function, "nodes": nodes, "arguments": arguments}
+    path = str(write_config(config, session.folder / "config.yml"))
+    given: Task = {"config": path, "overrides": {}, "output": str(session.output), "work": None}
+    given |= {"engine": "local", "address": "auto"}
+    return _ours(_PREPARE, workers, _MEMORY["prepare"], *cores, **given)
 
 
 def _scaling(session: _Session) -> list[Case]:
@@ -329,30 +307,17 @@ def _scaling(session: _Session) -> list[Case]:
     data = _write_chat(session.folder / "chat.jsonl", count)
     first = session.folder / "first"
     shapes: dict[str, tuple[int, ...]] = {ONE: (1,), TWO: (2,)}
-    shapes |= {f"fast-axolotl ray, nodes: {nodes}": (0, *[1] * nodes) for nodes in (1, 2, 4)}
-    timings, measurements, tokens = [], [], 0
+    shapes |= {f"fast-axolotl ray-{nodes}": (0, *[1] * nodes) for nodes in (1, 2, 4)}
+    timings, measurements, tokens = list[Timing](), list[Measurement](), 0
     for name, shape in shapes.items():
-        output = session.folder / "run" / "output"
-        task = _prepare(session, data, output, _MEMORY["prepare"], *shape)
-        found = session.run("scaling", name, task)
+        found = session.run("scaling", name, _prepare(session, data, *shape))
         if name == ONE:
-            output.rename(first)
-        reason = None if name == ONE else prepared_difference(first, output)
-        summary = found["summary"]
-        tokens = summary["tokens"]
-        timings.append(
-            Timing(
-                name=name,
-                output="chat → prepared",
-                rows=tokens,
-                seconds=(summary["seconds"],),
-                reason=reason,
-            )
-        )
-        speeds = {
-            f"{stage['name']}, tokens/s": round(tokens / stage["seconds"])
-            for stage in summary["stages"]
-        }
+            session.output.rename(first)
+        reason = None if name == ONE else prepared_difference(first, session.output)
+        seconds, tokens = found["summary"]["seconds"], found["summary"]["tokens"]
+        timings.append(Timing(name=name, rows=tokens, seconds=(seconds,), reason=reason))
+        stages = found["summary"]["stages"]
+        speeds = {f"{item['name']}, tokens/s": round(tokens / item["seconds"]) for item in stages}
         values = {**found["values"], **speeds}
         measurements.append(Measurement(name=name, seconds=(found["wall"],), values=values))
     shutil.rmtree(first)
@@ -371,38 +336,38 @@ def _scaling(session: _Session) -> list[Case]:
 def _memory(session: _Session) -> list[Case]:
     wanted = session.num_rows("memory") * _ROW_BYTES["memory"]
     # Beside the input lie the output and what is between stages; prepared tokens take more.
-    most = shutil.disk_usage(session.folder).free // 2
-    sizes = {"dedupe": min(wanted, most), "prepare": min(wanted, most // 4)}
+    free = shutil.disk_usage(session.folder).free
+    sizes = {"dedupe": min(wanted, free * 2 // 3), "prepare": min(wanted, free // 6)}
     cases = []
     for job, memory in _MEMORY.items():
-        output = session.folder / "run" / "output"
         session.tell(f"memory: writing {sizes[job] / 1e9:.1f} GB for {job}")
+        path = session.folder / f"{job}.jsonl"
         if job == "dedupe":
             count = max(100, sizes[job] // _ROW_BYTES["memory"])
-            texts = _write_texts(session.folder / "texts", count, 0.5, _HUGE_BYTES)
-            found = session.run("memory", job, _dedupe(texts, output, memory, 2))
-            facts, reason = texts.difference(output)
-            num_bytes = texts.num_bytes
-            shutil.rmtree(session.folder / "texts")
+            texts = _write_texts(path, count, 0.5, _HUGE_BYTES)
+            given = {"inputs": texts.files, "output": str(session.output), "columns": ["text"]}
+            found = session.run("memory", job, _ours(_DEDUPE, 2, memory, **given))
+            facts, reason = texts.difference(session.output)
+            shutil.rmtree(path)
         else:
             count = max(100, sizes[job] // _ROW_BYTES["scaling"])
-            data = _write_chat(session.folder / "memory.jsonl", count)
-            found = session.run("memory", job, _prepare(session, data, output, memory, 2))
-            facts, reason = {"rows_kept": found["summary"]["rows_out"]}, None
-            num_bytes = data.stat().st_size
-            data.unlink()
+            task = _prepare(session, _write_chat(path, count), 2)
+            found, reason = session.run("memory", job, task), None
+            facts = {"rows_kept": found["summary"]["rows_out"]}
+            path.unlink()
+        num_bytes = found["summary"]["bytes_in"]
         values = {"input_bytes": num_bytes, "allowed_bytes": memory, **found["values"], **facts}
         measured = Measurement(name=job, seconds=(found["wall"],), values=values, reason=reason)
         text = "a 100 MB row, half of all rows alike" if job == "dedupe" else "chat rows"
+        text = f"{num_bytes / 1e9:.2f} GB, {text}, 2 workers of {memory // MIB:,} MiB"
         resident = found["values"]["resident_bytes"] / 1e6
-        goal = Goal("memory of a working process", memory / 1e6, "MB", resident)
-        cases.append(
-            Case(
-                name=f"memory, {job}",
-                text=f"{num_bytes / 1e9:.2f} GB, {text}, 2 workers of {memory // MIB:,} MiB",
-                rows=count,
-                measurements=[measured],
-                goals=[goal],
-            )
-        )
+        goal = Goal("resident memory of a worker", memory / 1e6, "MB", resident)
+        made: Task = {"rows": count, "measurements": [measured], "goals": [goal]}
+        cases.append(Case(name=f"memory, {job}", text=text, **made))
     return cases
+
+
+CASES = {"exact": _exact, "scaling": _scaling, "memory": _memory}
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
 """How long a job takes on a cluster that is not here, from the measured rates of its stages.
 
+    python -m benchmarks.cluster_arithmetic --measured EXACT.json,SCALING.json [--markdown]
+
 A job of one worker has seconds of tasks and bytes for every stage; both grow with the input. The
 bytes that tasks read follow from what they do (``cluster/tables.py``, ``cluster/shards.py``). A
 stage takes as long as the slowest of processor, disk and network; stages follow one another.
@@ -7,12 +9,18 @@ stage takes as long as the slowest of processor, disk and network; stages follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
+from pathlib import Path
 from typing import Any
 
-from benchmarks.result import Case, Measurement, case_tables
+from benchmarks.cluster import ONE
+from benchmarks.command import Tell, execute, names, race_parser
+from benchmarks.result import Case, Measurement, Result, case_tables
+from fast_axolotl.errors import UsageError
 
 _UNIT_BYTES, _PART_BYTES, _PIECE_BYTES = 64 << 20, 256 << 20, 128 << 20
 """Of ``prepare`` with 4 GiB a worker."""
@@ -22,18 +30,45 @@ _INDEX_BYTES = 36
 """An entry of ``pieces.json``, when it is read."""
 _ASSUMPTIONS = (
     "bytes and task seconds grow with the input; the rows are like the generated ones",
-    "rates of one worker with no other beside it hold for every core of a node; start-up is left "
-    "out, and so are stragglers and retries",
+    "the rates of one worker with no other beside it hold for every core of a node; stragglers and "
+    "retries are left out; what a measured process does once is scaled, too: measure 1 GB or more",
     "input, work folder and output are striped over the disks of all nodes, so all bytes but "
     "1/nodes cross the network, once, and every read goes to the disk: no page cache",
     "a stage takes as long as its slowest resource; stages do not overlap",
-    "the coordinator is one process; its time per row includes what is fixed, so small measured "
-    "runs make it too long",
+    "the coordinator is one process on one machine",
 )
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = race_parser("cluster-arithmetic", __doc__)
+    parser.add_argument("--measured", type=names, required=True, help="results of cluster")
+    parser.add_argument("--tb", type=float, default=10, help="of chat JSON lines")
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--cores", type=int, default=32, help="of a node")
+    parser.add_argument("--gbit", type=float, default=25, help="network of a node, each way")
+    parser.add_argument("--disk", type=float, default=2, help="GB/s of a node")
+    parser.add_argument("--markdown", action="store_true", help="print a section of the docs")
+    execute(parser, run, arguments)
+
+
+def run(options: argparse.Namespace, _: Path, _tell: Tell) -> Result:
+    """A table of stages."""
+    jobs: dict[str, Any] = {}
+    for path in options.measured:
+        made = json.loads(Path(path).read_text()).get("jobs", {})
+        for job, name in (("dedupe", "exact"), ("prepare", "scaling")):
+            jobs |= {job: made[name][ONE]} if name in made else {}
+    if not jobs:
+        raise UsageError("no result of exact or scaling among --measured; run benchmarks.cluster")
+    keys = ("nodes", "cores", "gbit", "disk", "tb")
+    case, notes = _estimate(jobs, _Cluster(**{key: getattr(options, key) for key in keys}))
+    if options.markdown:
+        print(_markdown(case, notes))
+    return Result(cases=[case], notes=notes, tables=[] if options.markdown else None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class _Cluster:
     nodes: int
     cores: int
     gbit: float
@@ -57,7 +92,7 @@ class Cluster:
         return Measurement(name=name, seconds=(max(seconds.values()),), values=values)
 
 
-def estimate(jobs: Mapping[str, Any], cluster: Cluster) -> tuple[Case, list[str]]:
+def _estimate(jobs: Mapping[str, Any], cluster: _Cluster) -> tuple[Case, list[str]]:
     """The stages of dedupe and prepare, and every assumption."""
     stages = [*_dedupe(jobs["dedupe"], cluster)] if "dedupe" in jobs else []
     notes = list(_ASSUMPTIONS)
@@ -78,7 +113,7 @@ def estimate(jobs: Mapping[str, Any], cluster: Cluster) -> tuple[Case, list[str]
     return Case(name="arithmetic", text=text, rows=0, measurements=stages), notes
 
 
-def _scaled(job: Mapping[str, Any], cluster: Cluster) -> tuple[float, dict[str, float], Any]:
+def _scaled(job: Mapping[str, Any], cluster: _Cluster) -> tuple[float, dict[str, float], Any]:
     """How much more there is, bytes out of every stage then, and its task seconds."""
     scale = cluster.tb * 1e12 / job["bytes_in"]
     out = {stage["name"]: stage["bytes_out"] * scale for stage in job["stages"]}
@@ -87,7 +122,7 @@ def _scaled(job: Mapping[str, Any], cluster: Cluster) -> tuple[float, dict[str, 
     return scale, out, {**seconds, "coordinator": max(0.0, between) * scale}
 
 
-def _dedupe(job: Mapping[str, Any], cluster: Cluster) -> Iterator[Measurement]:
+def _dedupe(job: Mapping[str, Any], cluster: _Cluster) -> Iterator[Measurement]:
     scale, out, seconds = _scaled(job, cluster)
     size, rows, again = cluster.tb * 1e12, job["rows_in"] * scale, job["duplicates"] * scale
     flows = {
@@ -103,7 +138,7 @@ def _dedupe(job: Mapping[str, Any], cluster: Cluster) -> Iterator[Measurement]:
             yield cluster.stage(f"dedupe: {name}", seconds[name], read, written)
 
 
-def _prepare(job: Mapping[str, Any], cluster: Cluster) -> tuple[list[Measurement], list[str]]:
+def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measurement], list[str]]:
     scale, out, seconds = _scaled(job, cluster)
     size, rows, again = cluster.tb * 1e12, job["rows_in"] * scale, job["duplicates"] * scale
     tokens = out["tokenise"]
@@ -137,7 +172,7 @@ def _prepare(job: Mapping[str, Any], cluster: Cluster) -> tuple[list[Measurement
     ]
 
 
-def markdown(case: Case, notes: list[str]) -> str:
+def _markdown(case: Case, notes: list[str]) -> str:
     """The section of the documentation."""
     (table,) = case_tables("", case)
     header = ["stage", "takes", *table.header[2:]]
