@@ -2,9 +2,10 @@
 
     python -m benchmarks.cluster_arithmetic --measured EXACT.json,SCALING.json [--markdown]
 
-A job of one worker has seconds of tasks and bytes for every stage; both grow with the input. The
-bytes that tasks read follow from what they do (``cluster/tables.py``, ``cluster/shards.py``). A
-stage takes as long as the slowest of processor, disk and network; stages follow one another.
+A job of one worker has seconds of tasks and bytes for every stage. What it has more of than a job of
+a quarter of the rows grows with the input; the rest is start-up. The bytes that tasks read follow
+from what they do (``cluster/tables.py``, ``cluster/shards.py``). A stage takes as long as the
+slowest of processor, disk and network; stages follow one another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from math import ceil, expm1, sqrt
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import ONE
+from benchmarks.cluster import ONE, QUARTER
 from benchmarks.command import Tell, execute, names, race_parser
 from benchmarks.result import Case, Measurement, Result, case_tables
 from fast_axolotl.errors import UsageError
@@ -32,8 +33,8 @@ _INDEX_BYTES = 36
 """An entry of ``pieces.json`` in memory."""
 _ASSUMPTIONS = (
     "bytes and task seconds grow with the input; the rows are like the generated ones",
-    "the rates of one worker with no other beside it hold for every core of a node; stragglers and "
-    "retries are left out; what a measured process does once is scaled, too: measure 1 GB or more",
+    "the rates of one worker with no other beside it hold for every core of a node; start-up, "
+    "stragglers and retries are left out",
     "input, work folder and output are striped over the disks of all nodes, so all bytes but "
     "1/nodes cross the network, once, and every read goes to the disk: no page cache",
     "a stage takes as long as its slowest resource; stages do not overlap",
@@ -50,23 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gbit", type=float, default=25, help="network of a node, each way")
     parser.add_argument("--disk", type=float, default=2, help="GB/s of a node")
     parser.add_argument("--markdown", action="store_true", help="print a section of the docs")
-    execute(parser, run, arguments)
+    options = parser.parse_args(arguments)
+    if not options.markdown:
+        execute(parser, run, arguments)
+        return
+    try:
+        print(_markdown(*_estimate(options)))
+    except UsageError as error:
+        parser.error(str(error))
 
 
-def run(options: argparse.Namespace, _: Path, _tell: Tell) -> Result:
+def run(options: argparse.Namespace, _folder: Path, _tell: Tell) -> Result:
     """A table of stages."""
-    jobs: dict[str, Any] = {}
-    for path in options.measured:
-        made = json.loads(Path(path).read_text()).get("jobs", {})
-        for job, name in (("dedupe", "exact"), ("prepare", "scaling")):
-            jobs |= {job: made[name][ONE]} if name in made else {}
-    if not jobs:
-        raise UsageError("no result of exact or scaling among --measured; run benchmarks.cluster")
-    keys = ("nodes", "cores", "gbit", "disk", "tb")
-    case, notes = _estimate(jobs, _Cluster(**{key: getattr(options, key) for key in keys}))
-    if options.markdown:
-        print(_markdown(case, notes))
-    return Result(cases=[case], notes=notes, tables=[] if options.markdown else None)
+    case, notes = _estimate(options)
+    return Result(cases=[case], notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +92,17 @@ class _Cluster:
         return Measurement(name=name, seconds=(max(seconds.values()),), values=values)
 
 
-def _estimate(jobs: Mapping[str, Any], cluster: _Cluster) -> tuple[Case, list[str]]:
+def _estimate(options: argparse.Namespace) -> tuple[Case, list[str]]:
     """The stages of dedupe and prepare, and every assumption."""
+    jobs: dict[str, Any] = {}
+    for path in options.measured:
+        found = json.loads(Path(path).read_text()).get("jobs", {})
+        for job, name in (("dedupe", "exact"), ("prepare", "scaling")):
+            jobs |= {job: _growth(found[name])} if name in found else {}
+    if not jobs:
+        raise UsageError("no result of exact or scaling among --measured; run benchmarks.cluster")
+    keys = ("nodes", "cores", "gbit", "disk", "tb")
+    cluster = _Cluster(**{key: getattr(options, key) for key in keys})
     stages = [*_dedupe(jobs["dedupe"], cluster)] if "dedupe" in jobs else []
     notes = list(_ASSUMPTIONS)
     if "prepare" in jobs:
@@ -115,13 +122,29 @@ def _estimate(jobs: Mapping[str, Any], cluster: _Cluster) -> tuple[Case, list[st
     return Case(name="arithmetic", text=text, rows=0, measurements=stages), notes
 
 
+def _growth(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job of all rows has more of than that of a quarter."""
+    small, large = found[QUARTER], found[ONE]
+
+    def more(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: max(0, other[name] - value)
+            for name, value in one.items()
+            if isinstance(value, int | float)
+        }
+
+    before = {stage["name"]: stage for stage in small["stages"]}
+    stages = [{**stage, **more(before[stage["name"]], stage)} for stage in large["stages"]]
+    gaps = [job["seconds"] - sum(s["seconds"] for s in job["stages"]) for job in (small, large)]
+    return {**more(small, large), "stages": stages, "between": max(0.0, gaps[1] - gaps[0])}
+
+
 def _scaled(job: Mapping[str, Any], cluster: _Cluster) -> tuple[float, dict[str, float], Any]:
     """How much more there is, bytes out of every stage then, and its task seconds."""
     scale = cluster.tb * 1e12 / job["bytes_in"]
     out = {stage["name"]: stage["bytes_out"] * scale for stage in job["stages"]}
     seconds = {stage["name"]: stage["task_seconds"] * scale for stage in job["stages"]}
-    between = job["seconds"] - sum(stage["seconds"] for stage in job["stages"])
-    return scale, out, {**seconds, "coordinator": max(0.0, between) * scale}
+    return scale, out, {**seconds, "coordinator": job["between"] * scale}
 
 
 def _dedupe(job: Mapping[str, Any], cluster: _Cluster) -> Iterator[Measurement]:
@@ -186,3 +209,7 @@ def _markdown(case: Case, notes: list[str]) -> str:
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     told = "\n".join(f"- {note[0].upper()}{note[1:]}." for note in notes)
     return f"## How long, how much\n\nCalculated, not tried: {case.text}.\n\n{text}\n\n{told}"
+
+
+if __name__ == "__main__":
+    main()
