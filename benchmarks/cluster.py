@@ -346,7 +346,7 @@ def _memory(session: _Session) -> list[Case]:
     sizes = {"dedupe": min(wanted, free * 2 // 3), "prepare": min(wanted, free // 6)}
     cases = []
     for job, memory in _MEMORY.items():
-        session.tell(f"memory: writing {sizes[job] / 1e9:.1f} GB for {job}")
+        session.tell(f"memory: writing {sizes[job] / 1e6:,.0f} MB for {job}")
         path = session.folder / f"{job}.jsonl"
         if job == "dedupe":
             count = max(100, sizes[job] // _ROW_BYTES["memory"])
@@ -365,7 +365,7 @@ def _memory(session: _Session) -> list[Case]:
         values = {"input_bytes": num_bytes, "allowed_bytes": memory, **found["values"], **facts}
         measured = Measurement(name=job, seconds=(found["wall"],), values=values, reason=reason)
         text = "a 100 MB row, half of all rows alike" if job == "dedupe" else "chat rows"
-        text = f"{num_bytes / 1e9:.2f} GB, {text}, 2 workers of {memory // MIB:,} MiB"
+        text = f"{num_bytes / 1e6:,.0f} MB, {text}, 2 workers of {memory // MIB:,} MiB"
         resident = found["values"]["resident_bytes"] / 1e6
         goal = Goal("resident memory of a worker", memory / 1e6, "MB", resident)
         made: Task = {"rows": count, "measurements": [measured], "goals": [goal]}

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster_arithmetic --measured EXACT.json,SCALING.json [--markdown]
 
-A job of one worker has seconds of tasks and bytes for every stage. What it has more of than a job of
-a quarter of the rows grows with the input; the rest is start-up. The bytes that tasks read follow
-from what they do (``cluster/tables.py``, ``cluster/shards.py``). A stage takes as long as the
-slowest of processor, disk and network; stages follow one another.
+A job of one worker has seconds of tasks and bytes for every stage. What it has more of than a job
+of a quarter of the rows grows with the input; the rest is start-up. The bytes that tasks read
+follow from what they do (``cluster/tables.py``, ``cluster/shards.py``). A stage takes as long as
+the slowest of processor, disk and network; stages follow one another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, expm1, sqrt
+from math import ceil, expm1
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ _LOOK_BYTES, _BLOCK_BYTES = 2600, 24
 _LOOK_SECONDS, _BLOCK_SECONDS = 1e-4, 3e-9
 """To open a part for one record batch: once, and for every batch of the list at its end. Measured
 with pyarrow 26 on files of 1,000 to 50,000 batches."""
-_INDEX_BYTES = 36
-"""An entry of ``pieces.json`` in memory."""
+_INDEX_BYTES, _INDEX_LIMIT = 36, 2 << 30
+"""An entry of ``pieces.json`` in memory, and what is free for it."""
 _ASSUMPTIONS = (
     "bytes and task seconds grow with the input; the rows are like the generated ones",
     "the rates of one worker with no other beside it hold for every core of a node; start-up, "
@@ -169,8 +169,13 @@ def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measuremen
     tokens = out["tokenise"]
     parts = size / _UNIT_BYTES * ceil(_UNIT_BYTES * tokens / size / _PART_BYTES)
     pieces = out["write"] / _PIECE_BYTES
-    # Rows are shuffled: a part has rows of every piece, as long as it has that many rows.
-    batches = pieces * -expm1(-(rows - again) / parts / pieces)
+    kept = (rows - again) / parts
+
+    def filled(pieces: float) -> float:
+        """Pieces that a part has rows of: rows are shuffled."""
+        return pieces * -expm1(-kept / pieces)
+
+    batches = filled(pieces)
     looks = parts * batches
     seconds["write"] += looks * (_LOOK_SECONDS + _BLOCK_SECONDS * batches)
     lists = looks * (_LOOK_BYTES + _BLOCK_BYTES * batches)
@@ -187,7 +192,9 @@ def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measuremen
         for name, (read, written) in flows.items()
         if name in seconds
     ]
-    held = looks * _INDEX_BYTES
+    share = 1.0
+    while share * parts * filled(share * pieces) * _INDEX_BYTES > _INDEX_LIMIT:
+        share *= 0.99
     disk = (2 * tokens + 72 * rows) / cluster.nodes / 1e9
     return stages, [
         f"{rows:.2g} rows, {job['tokens'] * scale:.2g} tokens; work folder and output of prepare "
@@ -196,8 +203,8 @@ def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measuremen
         f"rows are shuffled, so each of {parts:,.0f} parts has rows of {batches:,.0f} of "
         f"{pieces:,.0f} pieces: write opens parts {looks:.2g} times and reads "
         f"{lists / 1e12:,.0f} TB of lists of record batches; the index of pieces takes "
-        f"{held / 1e9:,.0f} GB in every task of write; as it grows with the square of the input, "
-        f"it takes 2 GiB at {cluster.tb / sqrt(held / (2 << 30)):,.1f} TB",
+        f"{looks * _INDEX_BYTES / 1e9:,.0f} GB in every task of write; it takes 2 GiB of the 4 at "
+        f"{share * cluster.tb:,.2g} TB, and more input does not fit",
     ]
 
 
