@@ -96,16 +96,20 @@ class _Cluster:
 def _estimate(options: argparse.Namespace) -> tuple[Case, list[str]]:
     """The stages of dedupe and prepare, and every assumption."""
     jobs: dict[str, Any] = {}
+    notes = list(_ASSUMPTIONS)
     for path in options.measured:
-        found = json.loads(Path(path).read_text()).get("jobs", {})
+        result = json.loads(Path(path).read_text())
+        found, load = result.get("jobs", {}), result["machine"]["load_average"]
         for job, name in (("dedupe", "exact"), ("prepare", "scaling")):
-            jobs |= {job: _growth(found[name])} if name in found else {}
+            if name in found:
+                jobs[job] = _growth(found[name])
+                size = found[name][ONE]["bytes_in"] / 1e6
+                notes.append(f"{job} was measured on {size:,.0f} MB, load {load:.1f} at its start")
     if not jobs:
         raise UsageError("no result of exact or scaling among --measured; run benchmarks.cluster")
     keys = ("nodes", "cores", "gbit", "disk", "tb")
     cluster = _Cluster(**{key: getattr(options, key) for key in keys})
     stages = [*_dedupe(jobs["dedupe"], cluster)] if "dedupe" in jobs else []
-    notes = list(_ASSUMPTIONS)
     if "prepare" in jobs:
         made, more = _prepare(jobs["prepare"], cluster)
         stages, notes = [*stages, *made], [*notes, *more]
