@@ -59,6 +59,8 @@ class TreeSample:
     """Seconds since the epoch."""
     pss_bytes: int
     anonymous_bytes: int
+    largest_bytes: int = 0
+    """PSS of the largest process."""
 
 
 def sample_tree(pid: int) -> TreeSample | None:
@@ -71,7 +73,7 @@ def sample_tree(pid: int) -> TreeSample | None:
     tree = [pid]
     with suppress(psutil.Error):
         tree += [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    total = anonymous = 0
+    total = anonymous = largest = 0
     for process in tree:
         try:
             lines = (PROC / str(process) / "smaps_rollup").read_text().splitlines()
@@ -79,9 +81,10 @@ def sample_tree(pid: int) -> TreeSample | None:
             continue
         fields = {line.split(":")[0]: line.split() for line in lines if line.startswith("Pss")}
         if "Pss" in fields:
-            total += int(fields["Pss"][1]) * 1024
+            found = int(fields["Pss"][1]) * 1024
+            total, largest = total + found, max(largest, found)
             anonymous += int(fields.get("Pss_Anon", fields["Pss"])[1]) * 1024
-    return TreeSample(time.time(), total, anonymous) if total else None
+    return TreeSample(time.time(), total, anonymous, largest) if total else None
 
 
 @contextmanager
@@ -103,6 +106,34 @@ def watch_tree(pid: int) -> Iterator[list[TreeSample]]:
     finally:
         stop.set()
         thread.join()
+
+
+def run_watched(
+    command: Sequence[str], *, env: Mapping[str, str], folder: Path, is_watched: bool = True
+) -> tuple[float, list[TreeSample], str]:
+    """Seconds, memory and output of a command that runs in a folder; raises ``RunError``."""
+    log = folder / "log.txt"
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=folder,
+            stdout=stack.enter_context(log.open("w")),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        stack.callback(_end, process)
+        samples = stack.enter_context(watch_tree(process.pid)) if is_watched else []
+        try:
+            code = process.wait(_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
+        wall = time.perf_counter() - start
+    text = log.read_text(errors="replace")
+    if code:
+        raise RunError(f"exit code {code}: {last_error(text)}")
+    return wall, samples, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,28 +231,9 @@ class Race:
             environment["FAST_AXOLOTL"] = "0"
         else:
             line = [sys.executable, "-m", "fast_axolotl", "run", "--", *line]
-        log = folder / "log.txt"
-        memory: list[TreeSample] = []
-        start = time.perf_counter()
-        with ExitStack() as stack:
-            process = subprocess.Popen(
-                line,
-                env=environment,
-                cwd=folder,
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            stack.callback(_end, process)
-            if self.watch_memory:
-                memory = stack.enter_context(watch_tree(process.pid))
-            try:
-                code = process.wait(_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise RunError(f"not done after {_TIMEOUT_SECONDS} s") from None
-        wall = time.perf_counter() - start
-        if code:
-            raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
+        wall, memory, _ = run_watched(
+            line, env=environment, folder=folder, is_watched=self.watch_memory
+        )
         ledgers = [json.loads(path.read_text()) for path in sorted(folder.glob("ledger-*.json"))]
         if len(ledgers) != self.ranks:
             raise RunError(f"{arm}: {len(ledgers)} of {self.ranks} processes told of their time")

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_rows
-from benchmarks.axolotl_runs import OURS, STOCK, by_turns, prepared_difference, watch_tree
-from benchmarks.children import RunError, last_error, offline_environment, run_child
+from benchmarks.axolotl_runs import OURS, STOCK, by_turns, prepared_difference, run_watched
+from benchmarks.children import offline_environment, run_child
 from benchmarks.command import Tell, execute, names, race_parser
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result, Timing
 from fast_axolotl.errors import UsageError
@@ -113,17 +111,7 @@ def _run(arm: str, place: Path, cache: Path, model: Path, data: Path) -> tuple[f
         environment["FAST_AXOLOTL"] = "0"
     else:
         command = [sys.executable, "-m", "fast_axolotl", "run", "--", *command]
-    log = place / "log.txt"
-    start = time.perf_counter()
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, cwd=place, stdout=output, stderr=subprocess.STDOUT
-        )
-        with watch_tree(process.pid) as samples:
-            code = process.wait()
-    wall = time.perf_counter() - start
-    if code:
-        raise RunError(f"exit code {code}: {last_error(log.read_text(errors='replace'))}")
+    wall, samples, _ = run_watched(command, env=environment, folder=place)
     return wall, max(sample.pss_bytes for sample in samples)
 
 
