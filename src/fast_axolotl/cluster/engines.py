@@ -276,9 +276,10 @@ def _is_open(address: str) -> bool:
 def _cluster_id(address: str) -> Any:
     """Of the cluster whose head is at an address; ``None`` where this Ray does not tell."""
     with suppress(Exception):
-        from ray._raylet import GcsClient
+        from ray import _raylet
 
-        return GcsClient(address=address).cluster_id.hex()
+        client: Any = _raylet
+        return client.GcsClient(address=address).cluster_id.hex()
     return None
 
 

@@ -1,7 +1,7 @@
 """``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
 
-    find the units ── tokenise ── order ── split, unique ── deal ── write ── rename
-                       (tasks)     (here)    (tasks, for dedupe)  (tasks)
+    find the units ── tokenise ── order ── split, unique ── deal, merge ── write ── rename
+                       (tasks)     (here)    (tasks, for dedupe)   (tasks)
 
 A first look at 1,000 rows of every dataset decides the types, as it does with ``Dataset.map``, and
 finds a wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
@@ -11,6 +11,7 @@ row numbers in place of rows. Of repeated rows the first in that order stays.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -45,6 +46,8 @@ _CHUNK_BYTES = 10 * MIB
 """Of JSON lines, as Hugging Face parses them."""
 _MOST_UNIT_BYTES = 64 * MIB
 _MOST_PART_BYTES = 256 * MIB
+_FAN = 512
+"""Record batches of a file, and files that a task opens, at most."""
 _PROBED_ROWS = 1000
 _SHARD_BYTES = 500_000_000
 """As ``save_to_disk`` makes them."""
@@ -216,16 +219,16 @@ class _Job:
                 )
         units = sum(dataset.units for dataset in datasets)
         shards = max(1, -(-out // _SHARD_BYTES))
-        stages = {"tokenise": units, "deal": max(units, out // self.part_bytes), "write": shards}
-        left = {"tokenise": out + 8 * rows, "deal": out + 8 * rows}
+        stages, left = {"tokenise": units}, {"tokenise": out + 8 * rows}
         if self.cfg.dataset_exact_deduplication:
-            buckets = 1 << (rows * 512 // (3 * self.room // 2)).bit_length()
-            stages = {"tokenise": units, "split": -(-rows * 512 // self.room)} | {
-                "unique": buckets,
-                **stages,
-            }
+            stages["split"] = -(-rows * 512 // self.room)
+            stages["unique"] = 1 << (rows * 512 // (3 * self.room // 2)).bit_length()
             left["tokenise"] += 24 * rows
             left["split"] = 24 * rows
+        stages["deal"], left["deal"] = max(units, out // self.part_bytes), out + 8 * rows
+        if stages["deal"] > _FAN or out > _FAN * self.piece_bytes:
+            stages["merge"], left["merge"] = out // self.part_bytes, out + 8 * rows
+        stages["write"] = shards
         # Tokens are removed when they are dealt, so there are two copies at any time.
         return JobPlan(
             datasets=tuple(datasets),
@@ -360,13 +363,39 @@ def _prepare_split(
     if secret is not None:
         named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
         repeated = find_repeated(crew, store, named, memory=job.room // 2, heard=heard)
-    num_rows, shards = _place(job, store, parts, repeated)
-    dealt = stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
+    num_rows, edges, shards = _place(job, store, parts, repeated)
+    num_ranges = -(-(len(edges) - 1) // _FAN)
+    is_merged = num_ranges > 1 or len(parts) > _FAN
+    coarse = np.unique([*edges[::_FAN], edges[-1]]) if is_merged else edges
+    np_write(store, "ranges", coarse)
+    stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
     store.remove("tokens")
-    store.write_json("pieces.json", {name: answer["pieces"] for name, answer in dealt.items()})
+    files = [f"dealt/{part['name']}" for part in parts]
+    if is_merged:
+        np_write(store, "edges", edges)
+        groups = _group(parts, job.part_bytes * num_ranges)
+        for number, group in enumerate(groups):
+            store.write_json(f"groups/{number:06d}.json", group)
+        files = [f"merged/{number:06d}-{{index:06d}}" for number in range(len(groups))]
+        pairs = itertools.product(range(len(groups)), range(num_ranges))
+        stage(
+            "merge",
+            {
+                f"{number:06d}-{index:06d}": {"group": number, "index": index, "fan": _FAN}
+                for number, index in pairs
+            },
+        )
+        store.remove("dealt")
+    store.write_json("files.json", files)
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
-    files = zip(names, shards, strict=True)
-    written = stage("write", {name: {"name": name, "pieces": pieces} for name, pieces in files})
+    fan = _FAN if is_merged else len(edges)
+    written = stage(
+        "write",
+        {
+            name: {"name": name, "pieces": [pieces.start, pieces.stop], "fan": fan}
+            for name, pieces in zip(names, shards, strict=True)
+        },
+    )
     count = sum(answer["rows"] for answer in written.values())
     if count != num_rows:
         raise DataError(f"{count:,} rows were written in place of {num_rows:,}: use --restart")
@@ -375,6 +404,7 @@ def _prepare_split(
     totals.tokens += sum(answer["tokens"] for answer in written.values())
     totals.bytes_out += sum(answer["bytes_out"] for answer in written.values())
     store.remove("dealt")
+    store.remove("merged")
     return names
 
 
@@ -398,7 +428,7 @@ def _write_types(job: _Job, split: _Split) -> list[int] | None:
         if is_alone or found["units"] == units:
             secret = found["secret"]
         else:
-            for folder in ("tokenise", "split", "unique", "deal", "write", "shards"):
+            for folder in ("tokenise", "split", "unique", "deal", "merge", "write", "shards"):
                 store.remove(folder)
         if found["units"] == units:
             return secret
@@ -445,19 +475,25 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
 
 def _place(
     job: _Job, store: Store, parts: Sequence[Mapping[str, Any]], repeated: Any
-) -> tuple[int, list[list[int]]]:
-    """Where each row is in the output; its number of rows, and the pieces of every shard."""
-    places = {part["name"]: np_read(store, f"places/{part['name']}") for part in parts}
-    most = max(int(found.max()) for found in places.values()) + 1
+) -> tuple[int, Any, list[range]]:
+    """Where each row is in the output; its number of rows, the edges of its pieces, and which of
+    these make each shard."""
+
+    def read(part: Mapping[str, Any]) -> Any:
+        return np_read(store, f"places/{part['name']}")
+
+    most = max(int(read(part).max()) for part in parts) + 1
     is_kept = np.zeros(most, np.bool_)
     weights = np.zeros(most, np.float32)
     for part in parts:
-        is_kept[places[part["name"]]] = True
-        weights[places[part["name"]]] = part["bytes"] / part["rows"]
+        places = read(part)
+        is_kept[places] = True
+        weights[places] = part["bytes"] / part["rows"]
     is_kept[repeated] = False
     finals = np.cumsum(is_kept) - 1
-    for name, found in places.items():
-        np_write(store, f"finals/{name}", np.where(is_kept[found], finals[found], -1))
+    for part in parts:
+        places = read(part)
+        np_write(store, f"finals/{part['name']}", np.where(is_kept[places], finals[places], -1))
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
     processes = store.read_json("types.json")["processes"]
@@ -475,9 +511,21 @@ def _place(
         starts = edges[-1]
         edges += [int(cut) + starts for cut in np.unique(cuts) if 0 < cut < len(filled)]
         edges.append(stop)
-        shards.append(list(range(first, len(edges) - 1)))
-    np_write(store, "edges", np.array(edges, np.int64))
-    return num_rows, shards
+        shards.append(range(first, len(edges) - 1))
+    return num_rows, np.array(edges, np.int64), shards
+
+
+def _group(parts: Sequence[Mapping[str, Any]], most_bytes: int) -> list[list[str]]:
+    """Neighbouring parts, by their number and bytes."""
+    groups: list[list[str]] = [[]]
+    held = 0
+    for part in parts:
+        if groups[-1] and (held + part["bytes"] > most_bytes or len(groups[-1]) == _FAN):
+            groups.append([])
+            held = 0
+        groups[-1].append(part["name"])
+        held += part["bytes"]
+    return groups
 
 
 def _publish(split: _Split, names: Sequence[str]) -> None:

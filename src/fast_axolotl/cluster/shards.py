@@ -2,17 +2,19 @@
 
 ``tokenise`` makes parts of a unit: tokens, digests, and the number of every row in its unit. When
 all are there, the coordinator knows where each row goes. ``deal`` sorts a part by that, one record
-batch for each piece of the output that it has rows of; ``write`` gathers a shard piece by piece.
+batch for each range of the output; ``write`` gathers a shard piece by piece. Few pieces are the
+ranges themselves. Many are dealt twice: ``merge`` takes one range out of some parts and cuts it
+into its pieces, so that no file has more than a few hundred batches, and nobody opens more files.
 Parts and pieces are bounded by bytes, so that neither holds more than a fraction of a worker's
 memory, whatever the rows.
 """
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,43 +126,42 @@ class _Parts:
 
 
 def deal(store: Store, *, part: str) -> dict[str, Any]:
-    """A part's rows in the order of the output, cut at the edges of its pieces."""
-    final = _schema(store.read_json("types.json")["final"])
-    places, pieces = np_read(store, f"finals/{part}"), np_read(store, "edges")
-    order = np.argsort(places, kind="stable")
-    order = order[np.searchsorted(places[order], 0) :]  # those below 0 are repeated
-    cuts = np.searchsorted(places[order], pieces)
-    filled = [piece for piece in range(len(pieces) - 1) if cuts[piece] < cuts[piece + 1]]
-    with ExitStack() as stack:
-        path = stack.enter_context(store.reading(f"tokens/{part}.arrow"))
-        file = stack.enter_context(pa.memory_map(str(path)))
+    """A part's rows in the order of the output, a record batch for each range of it."""
+    places = np_read(store, f"finals/{part}")
+    with store.reading(f"tokens/{part}.arrow") as path, pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
-        target = stack.enter_context(store.writing(f"dealt/{part}.arrow"))
-        schema = final.append(pa.field(_PLACE, pa.int64()))
-        writer = stack.enter_context(_file(target, schema))
-        for piece in filled:
-            rows = order[cuts[piece] : cuts[piece + 1]]
-            chosen = table.take(pa.array(rows)).append_column(_PLACE, pa.array(places[rows]))
-            writer.write_batch(chosen.combine_chunks().to_batches()[0])
-        writer.close()
-        num_bytes = target.stat().st_size
-    return {"pieces": filled, "rows": len(order), "bytes_out": num_bytes}
+        kept = np.flatnonzero(places >= 0)  # the others are repeated
+        edges = np_read(store, "ranges")
+        return _write_sorted(store, f"dealt/{part}", table, kept, places, edges)
 
 
-def write(store: Store, *, name: str, pieces: list[int]) -> dict[str, Any]:
-    """One file of the prepared dataset."""
+def merge(store: Store, *, group: int, index: int, fan: int) -> dict[str, Any]:
+    """The rows that some parts have in one range, a record batch for each piece of the range."""
+    parts = store.read_json(f"groups/{group:06d}.json")
+    edges = np_read(store, "edges")[index * fan : (index + 1) * fan + 1]
+    table = _read_batches(store, [f"dealt/{part}" for part in parts], index)
+    places = table.column(_PLACE).to_numpy()
+    rows = np.arange(len(table))
+    table = table.drop_columns([_PLACE])
+    return _write_sorted(store, f"merged/{group:06d}-{index:06d}", table, rows, places, edges)
+
+
+def write(store: Store, *, name: str, pieces: list[int], fan: int) -> dict[str, Any]:
+    """One file of the prepared dataset, piece by piece."""
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
     final = _schema(store.read_json("types.json")["final"])
-    index: dict[str, list[int]] = store.read_json("pieces.json")
+    files = store.read_json("files.json")
     num_rows = tokens = 0
     with store.writing(f"shards/{name}") as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
-            for piece in pieces:
-                found = _gather(store, piece, index)
+            for index, at in (divmod(piece, fan) for piece in range(*pieces)):
+                found = _read_batches(store, [file.format(index=index) for file in files], at)
+                order = np.argsort(found.column(_PLACE).to_numpy())
+                found = found.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
                 tokens += count_tokens(found)
                 rows = pa.concat_tables([left, found])
                 full = len(rows) - len(rows) % _ROWS_AT_ONCE
@@ -174,17 +175,32 @@ def write(store: Store, *, name: str, pieces: list[int]) -> dict[str, Any]:
     return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
 
 
-def _gather(store: Store, piece: int, index: dict[str, list[int]]) -> pa.Table:
-    """The rows of a piece, from all parts that have some, in their order."""
+def _write_sorted(
+    store: Store, name: str, table: pa.Table, rows: Any, places: Any, edges: Any
+) -> dict[str, Any]:
+    """Rows by their places, cut at the edges: as many record batches as there are ranges."""
+    order = rows[np.argsort(places[rows])]
+    cuts = np.searchsorted(places[order], edges)
+    with store.writing(f"{name}.arrow") as path:
+        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
+        with _file(path, schema) as writer:
+            for start, stop in pairwise(cuts.tolist()):
+                chosen = order[start:stop]
+                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
+                batches = found.combine_chunks().to_batches()
+                empty = pa.RecordBatch.from_pylist([], schema=schema)
+                writer.write_batch(batches[0] if batches else empty)
+        num_bytes = path.stat().st_size
+    return {"rows": len(order), "bytes_out": num_bytes}
+
+
+def _read_batches(store: Store, names: list[str], index: int) -> pa.Table:
+    """The rows that several files have in the record batch of this number."""
     batches = []
-    for part, pieces in index.items():
-        at = bisect.bisect_left(pieces, piece)
-        if at < len(pieces) and pieces[at] == piece:
-            with store.reading(f"dealt/{part}.arrow") as path, pa.OSFile(str(path)) as file:
-                batches.append(pa.ipc.open_file(file).get_batch(at))
-    table = pa.Table.from_batches(batches)
-    order = np.argsort(table.column(_PLACE).to_numpy(), kind="stable")
-    return table.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
+    for name in names:
+        with store.reading(f"{name}.arrow") as path, pa.OSFile(str(path)) as file:
+            batches.append(pa.ipc.open_file(file).get_batch(index))
+    return pa.Table.from_batches(batches)
 
 
 def _schema(text: str) -> pa.Schema:
