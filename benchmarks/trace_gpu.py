@@ -38,8 +38,8 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         raise MissingExtraError("this race needs torch: pip install torch") from error
     if not torch.cuda.is_available():
         raise UsageError("this race needs a GPU; torch sees none")
-    from fast_axolotl.plan.trace import summarise_traces
     from fast_axolotl.plan.kineto import COPY, read_trace
+    from fast_axolotl.plan.trace import summarise_traces
 
     path = folder / "rank0.json.gz" if options.keep is None else options.keep
     tell(f"training {_WARMUP + _STEPS} steps")
