@@ -117,9 +117,9 @@ def _run_size(megabytes: int, path: Path) -> Case:
             file.writelines(json.dumps(_shift(event, copies), indent=1) + ",\n" for event in events)
             copies += 1
         file.write("{}]}")
-    ((seconds, peak_bytes, steps),) = _run_children(_read, [(str(path),)])
+    ((seconds, cpu_seconds, peak_bytes, steps),) = _run_children(_read, [(str(path),)])
     values = {"megabytes_per_second": path.stat().st_size / MEGABYTE / seconds}
-    values |= {"peak_bytes": peak_bytes, "steps": steps}
+    values |= {"processor_seconds": cpu_seconds, "peak_bytes": peak_bytes, "steps": steps}
     return Case(
         name="size",
         text="a trace of rank 0 of 128, repeated",
@@ -139,12 +139,12 @@ def _shift(event: dict[str, Any], copies: int) -> dict[str, Any]:
     return event | {"ts": event.get("ts", 0) + _SPAN * copies, "args": args}
 
 
-def _read(path: str) -> tuple[float, int, int]:
-    start = time.perf_counter()
+def _read(path: str) -> tuple[float, float, int, int]:
+    start, start_cpu = time.perf_counter(), time.process_time()
     summary = summarise_traces([Path(path)])
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return seconds, peak_bytes, len(summary.steps)
+    return seconds, cpu, peak_bytes, len(summary.steps)
 
 
 def _run_children(call: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

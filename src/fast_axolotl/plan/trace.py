@@ -170,7 +170,7 @@ def summarise_traces(
 
 def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
-    device = np.array(trace.device, np.int64).reshape(-1, 5)
+    device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
     items = trace.collectives or trace.ranges
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
@@ -183,7 +183,7 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     either = _merge(np.concatenate((compute, communication)))
     busy = _merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.
-    called = np.array(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
+    called = np.asarray(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
     called = called[np.argsort(called[:, 0], kind="stable")]
     position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
     is_known = called[position, :1] == device[:, 4:]
