@@ -32,6 +32,10 @@ class Constants:
     """Share of the bf16 peak that large matrix products reach."""
     gemm_fp8: float = 0.60
     gemm_fp4: float = 0.45
+    ultra: float = 1.15
+    """How much of its peak more a B300 holds than a B200, whose power limit is lower."""
+    recompute: float = 0.9
+    """Cost of recomputing a forward pass, relative to the first one."""
     attention: float = 0.35
     """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
     attention_hopper: float = 0.30
@@ -44,8 +48,8 @@ class Constants:
     """Passes over the activations, relative to one read and one write of each."""
     quantise: float = 0.5
     """The same of casts to fp8 and fp4."""
-    experts: float = 1500.0
-    """Width of an expert at which grouped products reach half of a dense product's rate."""
+    experts: float = 0.5
+    """Share of a dense product's rate that grouped products of experts reach."""
     expert_launch: float = 0.001
     """Seconds that a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
     routing: float = 1.0
@@ -114,8 +118,9 @@ def predict_step(
     layers = shape.layers / layout.pp
     is_full = layout.method == "full"
     # Passes of a product: forward, gradient of the input, gradient of the weight.
-    passes = (3.0 if is_full else 2.0) + (layout.recompute == "full")
-    attention_passes = 3.5 + (layout.recompute != "none")
+    again = c.recompute if layout.recompute == "full" else 0.0
+    passes = (3.0 if is_full else 2.0) + again
+    attention_passes = 3.5 + (c.recompute if layout.recompute != "none" else 0.0)
     peak, share = gpu.bf16 * 1e12, c.gemm
     if layout.precision == "fp8" and gpu.fp8:
         peak, share = gpu.fp8 * 1e12, c.gemm_fp8
@@ -123,6 +128,8 @@ def predict_step(
         peak, share = gpu.fp4 * 1e12, c.gemm_fp4
     elif layout.precision == "fp4" and gpu.fp8:
         peak, share = gpu.fp8 * 1e12, c.gemm_fp8
+    if gpu.generation == "blackwell-ultra":
+        share *= c.ultra
     memory = gpu.bandwidth * 1e9
 
     def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:
@@ -143,7 +150,7 @@ def predict_step(
         ranks = max(layout.ep, 1)
         local = max(1.0, shape.experts / ranks)
         rows = tokens / tp * shape.top_k / local
-        slow = rate * shape.expert_ffn / (shape.expert_ffn + c.experts)
+        slow = rate * c.experts
         per_layer += sparse * product(rows, hidden, (gates + 1) * shape.expert_ffn, slow, local)
     head = product(tokens, hidden, shape.vocabulary / tp, gpu.bf16 * 1e12 * c.gemm) / layout.pp
     width = (1 - sparse) * shape.ffn + sparse * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
@@ -152,17 +159,17 @@ def predict_step(
     if layout.precision != "bf16":
         moved += 2.0 * c.quantise * (3 * hidden + shape.attention_width + (gates + 1) * width)
     moved += 2.0 * c.routing * sparse * shape.top_k * 6 * hidden
-    element_passes = 3.0 + (layout.recompute == "full")
-    per_token = (layers * element_passes * moved + 20.0 * shape.vocabulary / layout.pp) / tp
+    per_token = (layers * (3.0 + again) * moved + 20.0 * shape.vocabulary / layout.pp) / tp
     attended = shape.attended(layout.attended or layout.seq_len) / layout.pp
     flops = 4.0 * shape.attention_width / tp * attended / 2 * attention_passes * tokens
     kernels = {"hopper": c.attention_hopper, "blackwell": c.attention_blackwell}
+    kernels["blackwell-ultra"] = c.attention_blackwell
     attention = flops / (gpu.bf16 * 1e12 * kernels.get(gpu.generation, c.attention))
     if layout.attention_kernel == "triton":
         attention /= c.attention_triton
-    compute = layers * passes * per_layer + passes * head + attention + tokens * per_token / memory
+    compute = layers * passes * per_layer + (passes - again) * head + attention + tokens * per_token / memory
     compute += sparse * layers * c.expert_launch
-    compute = max(compute, c.launch * layers * (1 + (layout.recompute == "full") / 3))
+    compute = max(compute, c.launch * layers * (1 + again / 3))
 
     link = c.link * 1e9
     activation = 2.0 * tokens * hidden
@@ -176,10 +183,13 @@ def predict_step(
         volume = layers * 3 * (layout.cp - 1) * keys
         exposed += c.exposed_cp * volume / (link * _group_rate(gpu, layout.cp, tp, network))
     if layout.ep > 1 and sparse:
-        volume = sparse * layers * 4 * shape.top_k * activation / tp * (layout.ep - 1) / layout.ep
-        far = max(0.0, 1 - gpu.node_size / layout.ep)
-        cost = (1 - far) / gpu.link + far / (gpu.network if network is None else network)
-        exposed += c.exposed_ep * volume * cost / link
+        volume = sparse * layers * 4 * activation / tp
+        # A token crosses the network once for each node that holds one of its experts.
+        nodes = max(1.0, layout.ep / gpu.node_size)
+        far = (nodes - 1) * (1 - (1 - 1 / nodes) ** shape.top_k)
+        near = shape.top_k * (layout.ep - 1) / layout.ep
+        outside = gpu.network if network is None else network
+        exposed += c.exposed_ep * volume * (near / gpu.link + far / outside) / link
     if layout.pp > 1:
         rate_between = _group_rate(gpu, 2, layout.gpus // layout.pp, network)
         exposed += 0.2 * 4 * layout.vp * activation / tp / (link * rate_between)
@@ -191,10 +201,10 @@ def predict_step(
     around = _group_rate(gpu, layout.dp * layout.cp, tp, network)
     step_exposed = 0.0
     if layout.sharding == "fsdp" and shards > 1:
-        whole = shape.parameters / (tp * layout.pp)
+        whole = (shape.parameters - shape.expert_parameters) / (tp * layout.pp)
+        whole += shape.expert_parameters / (layout.pp * layout.ep)
         gathered = _group_rate(gpu, shards, tp, network)
-        again = 2.0 if is_full else 0.0
-        volume = (shards - 1) / shards * (2 * 2.0 * whole + again * whole)
+        volume = (shards - 1) / shards * (6.0 if is_full else 4.0) * whole
         seconds = volume / (link * gathered)
         exposed += max(0.0, seconds - compute) + c.leak * min(seconds, compute)
         hidden_part += (1 - c.leak) * min(seconds, compute)
