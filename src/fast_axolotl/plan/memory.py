@@ -119,13 +119,22 @@ def adapter_parameters(shape: Shape, rank: int) -> float:
     return rank * shape.layers * (attention + (3 if shape.is_gated else 2) * (shape.hidden + width))
 
 
+def norm_bytes(hidden: int, layout: Layout) -> float:
+    """A norm keeps its input in fp32, what its scale multiplies (where that is trained), its
+    output."""
+    if layout.is_fused:
+        return 4.0 * hidden
+    return (8.0 if layout.method == "full" else 6.0) * hidden
+
+
 def layer_bytes(shape: Shape, layout: Layout) -> float:
     """What autograd keeps of one layer for one token; sequence parallelism divides it by ``tp``."""
     hidden, query = shape.hidden, shape.attention_width
     keys = shape.kv_heads * shape.head_size
     is_trained = layout.method == "full"
-    # A norm keeps its input in fp32, what its scale multiplies (where that is trained), its output.
-    norm = 4 * hidden if layout.is_fused else 6 * hidden + (2 * hidden if is_trained else 0)
+    norm = norm_bytes(hidden, layout)
+    if layout.states == "mixed" and not layout.is_fused:
+        norm += 5 * hidden  # autocast casts the input of each of five matrices, not once for all
     attention = 2 * (2 * query + 2 * keys) + 4 * shape.heads
     sparse = shape.expert_layers / shape.layers
     width = (1 - sparse) * shape.ffn + sparse * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
@@ -163,27 +172,33 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
     if level == 3 and shards > 1:
         gathered += 2 * 2.0 * largest + gradient * largest * (layout.method == "full")
     elif layout.states == "mixed":
-        gathered += 2.0 * owned  # autocast keeps its bf16 copies of the weights through the step
+        # Autograd keeps autocast's copies of the weights: of all, or of the head alone.
+        gathered += tables if layout.recompute == "full" else 2.0 * owned - tables
     if layout.method == "qlora":
         gathered += 2.0 * shape.hidden * max(shape.ffn, shape.expert_ffn, shape.hidden) / layout.tp
     tokens = layout.tokens
     layers = shape.layers / layout.pp
     # The first stage of a pipeline keeps as many micro-batches as there are stages.
-    in_flight = 1.0 if layout.pp == 1 else min(layout.accumulation, layout.pp) * (
-        1 + (layout.pp - 1) / (layout.pp * layout.vp) if layout.vp > 1 else 1
+    in_flight = (
+        1.0
+        if layout.pp == 1
+        else min(layout.accumulation, layout.pp)
+        * (1 + (layout.pp - 1) / (layout.pp * layout.vp) if layout.vp > 1 else 1)
     )
     each = layer_bytes(shape, layout) * tokens
-    boundary = 2.0 * shape.hidden * tokens / layout.tp
+    boundary = (4.0 if layout.states == "mixed" else 2.0) * shape.hidden * tokens / layout.tp
     kept, again = layers * each, 0.0
     if layout.recompute == "full":
         kept, again = layers * boundary, each
     elif layout.recompute == "selective":
         kept = layers * 0.55 * each
-    # Logits in bf16, in fp32, their softmax and its gradient; fused losses work in chunks.
-    logits = tokens * shape.vocabulary / layout.tp * (2.0 if layout.is_fused else 14.0)
-    kept *= in_flight
+    # The softmax of the logits in fp32, and twice as much while its gradient is computed; fused
+    # losses work in chunks.
+    logits = tokens * shape.vocabulary / layout.tp * (2.0 if layout.is_fused else 12.0)
+    last = tokens * norm_bytes(shape.hidden, layout) / layout.tp
+    kept = kept * in_flight
     standing = gradients if layout.accumulation > 1 else 0.0
-    early = kept + logits + standing
+    early = kept + last + logits + standing
     late = gradients + (kept / layers if layout.pp == 1 else kept) + again
     # Under recomputation the backward pass of the last layer holds that layer beside all inputs.
     middle = kept + again + standing

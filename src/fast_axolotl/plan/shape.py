@@ -97,7 +97,9 @@ class Shape:
         return (self.layers - near) * length + near * min(length, self.window or 0)
 
 
-def guess_shape(parameters: float, *, active: float | None = None, vocabulary: int = 32_000) -> Shape:
+def guess_shape(
+    parameters: float, *, active: float | None = None, vocabulary: int = 32_000
+) -> Shape:
     """What is usual at that size: about 128 times as wide as deep, a gated feed-forward part of 3.5
     widths; with ``active``, experts of which a token meets 8."""
     body = active or parameters
@@ -113,7 +115,9 @@ def guess_shape(parameters: float, *, active: float | None = None, vocabulary: i
     )  # fmt: skip
     if active is None or active >= parameters:
         return whole
-    count = max(16, round(8 * (parameters - body + layers * 3 * hidden * ffn) / (layers * 3 * hidden * ffn)))
+    count = max(
+        16, round(8 * (parameters - body + layers * 3 * hidden * ffn) / (layers * 3 * hidden * ffn))
+    )
     return Shape(
         layers=layers, hidden=hidden, heads=heads, kv_heads=max(1, heads // 4), head_size=128,
         ffn=0, vocabulary=vocabulary, experts=count, top_k=8, expert_ffn=max(64, ffn // 8), is_guess=True,
@@ -170,7 +174,9 @@ def parse_config(config: Mapping[str, Any], path: str = "config") -> Shape:
         query, keys = find("q_lora_rank", default=hidden), find("kv_lora_rank")
         rope, plain, value = find("qk_rope_head_dim"), find("qk_nope_head_dim"), find("v_head_dim")
         weights = hidden * (keys + rope) + keys * heads * (plain + value) + heads * value * hidden
-        weights += query * heads * (plain + rope) + (hidden * query if config.get("q_lora_rank") else 0)
+        weights += query * heads * (plain + rope) + (
+            hidden * query if config.get("q_lora_rank") else 0
+        )
         head_size = (plain + rope + value) // 2
     kinds = config.get("layer_types") or ()
     near = sum(kind == "sliding_attention" for kind in kinds)

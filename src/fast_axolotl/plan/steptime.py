@@ -28,42 +28,42 @@ __all__ = ["Constants", "StepTime", "predict_step"]
 class Constants:
     """What is fitted; shares are of the makers' figures."""
 
-    gemm: float = 0.75
+    gemm: float = 0.626
     """Share of the bf16 peak that large matrix products reach."""
-    gemm_fp8: float = 0.60
-    gemm_fp4: float = 0.45
-    ultra: float = 1.15
+    gemm_fp8: float = 0.685
+    gemm_fp4: float = 0.57
+    ultra: float = 1.31
     """How much of its peak more a B300 holds than a B200, whose power limit is lower."""
-    recompute: float = 0.9
+    recompute: float = 0.753
     """Cost of recomputing a forward pass, relative to the first one."""
-    attention: float = 0.35
+    attention: float = 0.703
     """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
-    attention_hopper: float = 0.30
-    attention_blackwell: float = 0.30
-    attention_triton: float = 0.60
+    attention_hopper: float = 0.503
+    attention_blackwell: float = 0.303
+    attention_triton: float = 0.35
     """Share of flash attention's rate that the first Triton kernels reach."""
-    io: float = 0.35
+    io: float = 0.727
     """How much of the operands' traffic is not hidden behind the products."""
-    elementwise: float = 1.0
+    elementwise: float = 2.3
     """Passes over the activations, relative to one read and one write of each."""
-    quantise: float = 0.5
+    quantise: float = 0.608
     """The same of casts to fp8 and fp4."""
-    experts: float = 0.5
+    experts: float = 0.367
     """Share of a dense product's rate that grouped products of experts reach."""
-    expert_launch: float = 0.001
+    expert_launch: float = 0.00165
     """Seconds that a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
-    routing: float = 1.0
+    routing: float = 0.73
     """Passes over the routed activations."""
-    link: float = 0.6
+    link: float = 0.9
     """Share of the link's and the network's rate that collectives reach."""
-    exposed_tp: float = 0.6
+    exposed_tp: float = 1.0
     """Share of each kind of communication that compute does not hide."""
     exposed_ep: float = 0.6
-    exposed_cp: float = 0.3
-    exposed_dp: float = 0.3
-    leak: float = 0.15
+    exposed_cp: float = 0.276
+    exposed_dp: float = 0.459
+    leak: float = 0.234
     """Share of hidden communication that still costs time, because it slows kernels down."""
-    jitter: float = 0.003
+    jitter: float = 0.00376
     """What each doubling of the nodes adds: the slowest rank decides."""
     launch: float = 0.0002
     """Seconds in which the host can launch a layer's kernels, forward and backward."""
@@ -167,7 +167,12 @@ def predict_step(
     attention = flops / (gpu.bf16 * 1e12 * kernels.get(gpu.generation, c.attention))
     if layout.attention_kernel == "triton":
         attention /= c.attention_triton
-    compute = layers * passes * per_layer + (passes - again) * head + attention + tokens * per_token / memory
+    compute = (
+        layers * passes * per_layer
+        + (passes - again) * head
+        + attention
+        + tokens * per_token / memory
+    )
     compute += sparse * layers * c.expert_launch
     compute = max(compute, c.launch * layers * (1 + again / 3))
 
