@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
@@ -29,27 +29,24 @@ _SIZES = {
 }
 """Layers, hidden size, heads, heads of keys and values, feed-forward width, vocabulary."""
 _BASE = Layout(gpus=1, seq_len=2048)
-_CASES = [
-    (size, replace(_BASE, **changes))
-    for size, changes in [
-        ("0.3B", {"micro_batch": 8.0}),
-        ("0.3B", {"micro_batch": 8.0, "recompute": "full"}),
-        ("0.3B", {"micro_batch": 8.0, "states": "mixed"}),
-        ("1.2B", {"micro_batch": 1.0}),
-        ("1.2B", {"micro_batch": 8.0}),
-        ("1.2B", {"micro_batch": 8.0, "recompute": "full"}),
-        ("1.2B", {"micro_batch": 2.0, "accumulation": 4}),
-        ("1.2B", {"micro_batch": 4.0, "states": "mixed", "recompute": "full"}),
-        ("1.2B", {"micro_batch": 4.0, "method": "lora"}),
-        ("1.2B", {"micro_batch": 4.0, "method": "lora", "recompute": "full"}),
-        ("3B", {"micro_batch": 4.0}),
-        ("3B", {"micro_batch": 16.0, "recompute": "full"}),
-        ("3B", {"micro_batch": 1.0, "seq_len": 8192, "recompute": "full", "accumulation": 2}),
-        ("3B", {"micro_batch": 4.0, "method": "lora"}),
-        ("8B", {"micro_batch": 1.0, "recompute": "full"}),
-        ("8B", {"micro_batch": 2.0, "method": "lora"}),
-        ("8B", {"micro_batch": 8.0, "method": "lora", "recompute": "full"}),
-    ]
+_CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("0.3B", {"micro_batch": 8.0}),
+    ("0.3B", {"micro_batch": 8.0, "recompute": "full"}),
+    ("0.3B", {"micro_batch": 8.0, "states": "mixed"}),
+    ("1.2B", {"micro_batch": 1.0}),
+    ("1.2B", {"micro_batch": 8.0}),
+    ("1.2B", {"micro_batch": 8.0, "recompute": "full"}),
+    ("1.2B", {"micro_batch": 2.0, "accumulation": 4}),
+    ("1.2B", {"micro_batch": 4.0, "states": "mixed", "recompute": "full"}),
+    ("1.2B", {"micro_batch": 4.0, "method": "lora"}),
+    ("1.2B", {"micro_batch": 4.0, "method": "lora", "recompute": "full"}),
+    ("3B", {"micro_batch": 4.0}),
+    ("3B", {"micro_batch": 16.0, "recompute": "full"}),
+    ("3B", {"micro_batch": 1.0, "seq_len": 8192, "recompute": "full", "accumulation": 2}),
+    ("3B", {"micro_batch": 4.0, "method": "lora"}),
+    ("8B", {"micro_batch": 1.0, "recompute": "full"}),
+    ("8B", {"micro_batch": 2.0, "method": "lora"}),
+    ("8B", {"micro_batch": 8.0, "method": "lora", "recompute": "full"}),
 ]
 
 
@@ -63,25 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     free = torch.cuda.mem_get_info()[0]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     errors = []
-    for size, layout in _CASES:
-        config = _config(size)
+    for size, changes in _CHANGES:
+        layout, config = replace(_BASE, **changes), _config(size)
         shape: Shape = parse_config(config.to_dict())
         predicted = predict_memory(shape, layout)
-        name = f"{size:5} {layout.micro_batch:.0f}×{layout.seq_len} {layout.method:5} {layout.states:6}"
-        name += f" recompute {layout.recompute:5} accumulation {layout.accumulation}"
+        name = f"{size:5}" + ", ".join(f"{key} {value}" for key, value in changes.items())
         if predicted.total > 0.9 * free:
             print(f"{name}: left out, it needs {format_bytes(predicted.total)}")
             continue
         measured = _train(config, layout, options.device)
         error = predicted.total / measured - 1
         errors.append(abs(error))
-        print(
-            f"{name}: measured {format_bytes(measured)}, predicted {format_bytes(predicted.total)} "
-            f"({error:+.1%}; weights {format_bytes(predicted.weights)}, gradients "
-            f"{format_bytes(predicted.gradients)}, optimizer {format_bytes(predicted.optimizer)}, "
-            f"activations {format_bytes(predicted.activations)}, other {format_bytes(predicted.gathered)})",
-            flush=True,
+        parts = ", ".join(
+            f"{key} {format_bytes(value)}" for key, value in asdict(predicted).items()
         )
+        print(f"{name}\n      measured {format_bytes(measured)}, predicted {error:+.1%}: {parts}")
     print(
         f"{len(errors)} cases: median error {format_share(median(errors))}, "
         f"largest {format_share(max(errors))}"
@@ -148,7 +141,7 @@ def _add_lora(model: Any) -> None:
     """Adapters beside every linear layer of the blocks; everything else is frozen."""
     import torch
 
-    class Adapted(torch.nn.Module):
+    class Adapted(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, base: Any) -> None:
             super().__init__()
             self.base = base

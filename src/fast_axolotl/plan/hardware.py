@@ -62,10 +62,10 @@ def _read(name: str) -> Any:
 @cache
 def known_gpus() -> tuple[Gpu, ...]:
     """Every device of the table."""
-    rows = (
-        [tuple(x) if isinstance(x, list) else x for x in row] for row in _read("gpus.json")["gpus"]
-    )
-    return tuple(Gpu(*row) for row in rows)
+    table = _read("gpus.json")
+    rows = (dict(zip(table["columns"], row, strict=True)) for row in table["gpus"])
+    lists = ("names", "priced_as")
+    return tuple(Gpu(**(row | {name: tuple(row[name]) for name in lists})) for row in rows)
 
 
 def find_gpu(name: str) -> Gpu:

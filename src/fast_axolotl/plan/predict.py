@@ -50,7 +50,9 @@ class Reference:
     gpu: Gpu
     layout: Layout
     tokens_per_second: float
-    """Of the whole job, waiting for data taken out."""
+    """Positions of the whole job, padding included, waiting for data taken out."""
+    real_share: float = 1.0
+    """Of the positions, those that are tokens and not padding."""
     communication_share: float | None = None
     """Exposed, of a step."""
     memory_bytes: float | None = None
@@ -148,10 +150,10 @@ def make_plan(
     network: float | None = None,
 ) -> Plan:
     """A candidate for each number of GPUs; ``layout`` is the reference's, or where to start."""
-    level = slowness = 1.0
+    level = slowness = real_share = 1.0
     beyond = seen = 0.0
     if reference is not None:
-        known = reference.layout
+        known, real_share = reference.layout, reference.real_share
         step = predict_step(shape, reference.gpu, known, network=network)
         measured = known.step_tokens / reference.tokens_per_second
         level, seen = step.total / measured, step.communication / step.total
@@ -188,7 +190,7 @@ def make_plan(
         if reference is not None:
             new = max(0.0, step.communication / step.total - seen)
             width = math.hypot(width, _COMMUNICATION * new)
-        demand = chosen.step_tokens / seconds
+        demand = real_share * chosen.step_tokens / seconds
         binds, ceiling = "communication" if share >= _COMMUNICATION_BINDS else "compute", None
         rate = Range(demand * math.exp(-width), demand, demand * math.exp(width))
         if reference is not None and reference.loader_tokens_per_second is not None:
@@ -205,7 +207,7 @@ def make_plan(
             found,
             binds=binds,
             tokens_per_second=rate,
-            step_seconds=chosen.step_tokens / rate.value,
+            step_seconds=real_share * chosen.step_tokens / rate.value,
             communication_share=share,
             demand_tokens_per_second=demand,
             loader_tokens_per_second=ceiling,
@@ -241,25 +243,33 @@ def _fit(
         new = replace(old, **values, accumulation=1)
         return replace(new, accumulation=max(1, round(batch / new.step_tokens)))
 
-    chosen = change(layout, gpus=count, ep=ep, shard=shard, **split)
-    steps: list[tuple[str, dict[str, Any]]] = [
-        ("shards weights (FSDP or ZeRO-3)", {"sharding": "fsdp"}),
-        ("recomputes activations", {"recompute": "full"}),
-        ("has a micro-batch of 1", {"micro_batch": min(1.0, layout.micro_batch)}),
+    start = change(layout, gpus=count, ep=ep, shard=shard, **split)
+    if predict_memory(shape, start).total <= usable:
+        return start, ()
+    easy: list[dict[str, Any]] = [
+        {"sharding": "fsdp"},
+        {"recompute": "full"},
+        {"sharding": "fsdp", "recompute": "full"},
     ]
-    for size in (2, 4, 8):
-        is_possible = chosen.tp < size <= gpu.node_size
-        if is_possible and count % (size * chosen.pp * chosen.cp) == 0:
-            steps.append((f"splits layers over {size} GPUs (TP)", {"tp": size}))
-    changes: list[str] = []
-    for name, values in steps:
-        if predict_memory(shape, chosen).total <= usable:
+    least = [{**values, "micro_batch": min(1.0, layout.micro_batch)} for values in easy]
+    sizes = [size for size in (2, 4, 8) if start.tp < size <= gpu.node_size]
+    sizes = [size for size in sizes if count % (size * start.pp * start.cp) == 0]
+    for options in (easy, least, *([{**least[-1], "tp": size}] for size in sizes)):
+        layouts = [change(start, **values) for values in options]
+        fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
+        if fitting:
+            start = max(
+                fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total
+            )
             break
-        tried = change(chosen, **values)
-        if predict_memory(shape, tried).total < predict_memory(shape, chosen).total:
-            changes = [text for text in changes if "(TP)" not in text] + [name]
-            chosen = tried
-    return chosen, tuple(changes)
+    texts = {
+        "sharding": "shards weights (FSDP or ZeRO-3)",
+        "recompute": "recomputes activations",
+        "micro_batch": f"has a micro-batch of {start.micro_batch:g}",
+        "tp": f"splits layers over {start.tp} GPUs (TP)",
+    }
+    changed = (name for name in texts if getattr(start, name) != getattr(layout, name))
+    return start, tuple(texts[name] for name in changed)
 
 
 def _note(candidates: Sequence[Candidate], reference: Reference | None) -> Iterator[str]:
@@ -284,9 +294,10 @@ def _note(candidates: Sequence[Candidate], reference: Reference | None) -> Itera
         )
     last = possible[-1] if possible else None
     if reference.layout.gpus == 1 and last is not None and last.gpus > 1:
+        naive = reference.tokens_per_second * reference.real_share * last.gpus
         yield (
             f"The run used one GPU, so no communication was measured. {last.gpus} times its rate "
-            f"would be {format_count(reference.tokens_per_second * last.gpus)} tokens/s; predicted "
+            f"would be {format_count(naive)} tokens/s; predicted "
             f"are {format_count(last.demand_tokens_per_second)}, with "
             f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
             "from the links' rates alone. Measure a short run on two nodes before you rent more."
