@@ -26,7 +26,7 @@ from fast_axolotl.record.units import format_bytes, format_count, format_share
 
 __all__ = ["Candidate", "Plan", "Range", "Reference", "interval_width", "make_plan"]
 
-_SAME, _OTHER, _EXPERTS = 0.11, 0.17, 0.45
+_SAME, _OTHER, _EXPERTS = 0.12, 0.21, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
 length, recomputation or parallelism; the same with experts."""
 _OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
@@ -163,7 +163,10 @@ def make_plan(
             slowness = min(5.0, max(0.2, measured * share * level / step.communication))
         own = predict_memory(shape, known).total
         beyond = max(0.0, (reference.memory_bytes or own) - own)
-    usable = _USABLE_MEMORY * gpu.memory_gb * 1e9 - beyond
+    usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
+    if reference is not None and gpu == reference.gpu:
+        usable = max(usable, reference.memory_bytes or 0.0)  # it has run
+    usable -= beyond
     candidates = []
     for count in sorted(set(counts)):
         chosen, changes = _fit(shape, gpu, layout, count, usable)
@@ -179,7 +182,7 @@ def make_plan(
         )
         if memory.total > usable:
             need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs {need} per GPU, and a {gpu.key} has {room} to use"
+            reason = f"needs at least {need} per GPU, and a {gpu.key} has {room} to use"
             candidates.append(replace(found, reason=reason))
             continue
         step = predict_step(shape, gpu, chosen, network=network)
@@ -257,6 +260,7 @@ def _fit(
     for options in (easy, least, *([{**least[-1], "tp": size}] for size in sizes)):
         layouts = [change(start, **values) for values in options]
         fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
+        start = min((start, *layouts), key=lambda one: predict_memory(shape, one).total)
         if fitting:
             start = max(
                 fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total

@@ -118,7 +118,8 @@ def guess_shape(
     the rest; where fewer weights are active, experts of which a token meets 8."""
     body = min(active or parameters, parameters)
     hidden = hidden or max(128, 128 * round((128 * body / 13) ** (1 / 3) / 128))
-    rest = max(body - 2 * vocabulary * hidden, body / 2)
+    tables = 1 if active else 2  # the input's is not active
+    rest = max(body - tables * vocabulary * hidden, body / 2)
     layers = layers or max(2, round(rest / (13 * hidden * hidden)))
     ffn = max(8, round((rest / layers - 2.5 * hidden * hidden) / (3 * hidden)))
     size, is_sparse = min(128, hidden), parameters > 1.5 * body
@@ -205,6 +206,7 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
         weights = hidden * (rank + rope) + heads * (rank * (plain + value) + value * hidden)
         weights += query * heads * (plain + rope) + (0 if query == hidden else hidden * query)
         head_size = (plain + rope + value) // 2
+    is_tied = str(config.get("model_type", "")).startswith(("gemma", "gpt2"))  # their default
     window = config.get("sliding_window")
     near = kinds.count("sliding_attention")
     if window and not kinds and config.get("use_sliding_window", True):
@@ -218,7 +220,7 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
         ffn=ffn,
         vocabulary=find("vocab_size"),
         is_gated=config.get("model_type") not in _PLAIN,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_tied=bool(config.get("tie_word_embeddings", is_tied)),
         experts=experts,
         top_k=find("num_experts_per_tok", "moe_k", "top_k_experts", default=1) if experts else 0,
         expert_ffn=expert_ffn,
