@@ -62,14 +62,16 @@ def test_adapters_groups_and_the_loader_are_read() -> None:
         num_parameters=7_546_867_712, num_total=8_072_204_288, num_adapter=41_943_040,
         num_frozen=7_504_924_672, layers=32, attention_width=4096, device_name="NVIDIA H200",
     )  # fmt: skip
-    record = recorded(model=model, adapter="qlora", tensor_parallel=2, dispatcher=True)
+    record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2)
     for rank in record.ranks.values():
         rank.add(FreeRun(t=1.0, seconds=10.0, batches=100, samples=200))
     _, reference = read_reference(record, summarise(record))
     layout = reference.layout
     assert (layout.method, layout.tp, layout.seq_len) == ("qlora", 2, 4096)
     assert layout.lora_rank == pytest.approx(16, abs=2)
-    assert not reference.loader_scales
+    assert reference.loader_scales
+    alone = recorded(dispatcher=True)
+    assert not read_reference(alone, summarise(alone))[1].loader_scales
     # Each of four readers gives 20 samples per second; 12 times what the model takes.
     assert reference.loader_tokens_per_second == pytest.approx(4 * 20 * 3686, rel=0.02)
 

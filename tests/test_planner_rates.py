@@ -75,7 +75,10 @@ def test_what_costs_time_costs_tokens() -> None:
     assert rate(replace(LAYOUT, attended=512)) > plain
     assert rate(replace(LAYOUT, method="lora", sharding="ddp")) > 1.2 * plain
     assert rate(replace(LAYOUT, precision="fp8")) > 1.2 * plain
-    assert rate(replace(LAYOUT, micro_batch=0.05)) < 0.6 * plain
+    # Weights are read for few tokens; then not even launching the kernels is fast enough.
+    small = rate(replace(LAYOUT, micro_batch=0.05))
+    assert small < 0.6 * plain
+    assert rate(replace(LAYOUT, micro_batch=0.001)) < 0.03 * small
     pipeline = replace(LAYOUT, pp=4, sharding="zero1")
     assert (
         rate(replace(pipeline, accumulation=64))

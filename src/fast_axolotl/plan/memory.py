@@ -17,7 +17,7 @@ from typing import Literal
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.shape import Shape
 
-__all__ = ["Layout", "Memory", "predict_memory"]
+__all__ = ["Layout", "Memory", "adapter_parameters", "predict_memory"]
 
 _STATES = {"bf16": (2.0, 2.0, 4.0), "mixed": (4.0, 4.0, 8.0), "master": (2.0, 4.0, 12.0)}
 """Bytes of a trained weight, its gradient and its moments: all in bf16, as transformers loads
@@ -109,7 +109,7 @@ def adapter_parameters(shape: Shape, rank: int) -> float:
     return float(rank * shape.layers * sides)
 
 
-def layer_bytes(shape: Shape, layout: Layout) -> tuple[float, float]:
+def _layer_bytes(shape: Shape, layout: Layout) -> tuple[float, float]:
     """What autograd keeps of one layer and of one norm for one token."""
     hidden, is_fused = shape.hidden, layout.is_fused
     # A norm keeps its input in fp32, what its scale multiplies (where that is trained), its output.
@@ -155,7 +155,7 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
         gathered = 2.0 * table / pp if layout.recompute == "full" else 2.0 * (owned - table / pp)
     if layout.method == "qlora":
         gathered += 2.0 * shape.hidden * max(shape.ffn, shape.expert_ffn) / tp
-    per_layer, norm = layer_bytes(shape, layout)
+    per_layer, norm = _layer_bytes(shape, layout)
     layers, again = shape.layers / pp, 0.0
     kept = layers * per_layer * tokens
     if layout.recompute == "full":

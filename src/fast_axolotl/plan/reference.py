@@ -32,7 +32,8 @@ def read_reference(
             "training on a GPU, or plan without a record: --model config.json --gpu H100-SXM",
             path=record.path,
         )
-    model, settings = models[0], summary.settings
+    model, config = models[0], summary.settings.get("config")
+    settings = {**(config if isinstance(config, dict) else {}), **summary.settings}
     rate, stall = summary.tokens_per_second, min(0.95, summary.stall_fraction or 0.0)
     if not rate or not summary.steps_per_second:
         reason = summary.reasons.get("tokens_per_second", "the run is too short")
@@ -52,7 +53,10 @@ def read_reference(
     if model.num_adapter:
         method = "qlora" if settings.get("adapter") == "qlora" else "lora"
     positions = max(rate, summary.padded_tokens_per_second or rate)
-    replicas = max(1, summary.world_size // (tp * pp * cp))
+    replicas = summary.data_parallel_size or max(1, summary.world_size // (tp * pp * cp))
+    if replicas * tp * pp * cp != summary.world_size:
+        tp = pp = cp = 1
+        replicas = summary.world_size
     each = positions / summary.steps_per_second / (accumulation * replicas)
     seq_len = model.sequence_len or round(each / number("micro_batch_size", "batch_size"))
     layout = Layout(

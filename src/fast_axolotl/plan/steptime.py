@@ -23,6 +23,9 @@ __all__ = ["Constants", "StepTime", "predict_step"]
 
 _HOST_RATE = 20e9
 """Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
+_LAUNCH_SECONDS = 0.0003
+"""In which a host launches the 80 kernels or so of a layer, forward and backward: a small batch on
+a fast GPU takes that long, whatever its FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +148,7 @@ def predict_step(
     flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
     compute = layers * (passes * one + sparse * c.expert_seconds) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
+    compute = max(compute, layers * _LAUNCH_SECONDS * (passes / 3))
 
     # Communication of one micro-batch, as far as compute does not hide it.
     activation = 2.0 * tokens * hidden / tp
