@@ -26,7 +26,7 @@ from fast_axolotl.record.units import format_bytes, format_count, format_share
 
 __all__ = ["Candidate", "Plan", "Range", "Reference", "interval_width", "make_plan"]
 
-_SAME, _OTHER, _EXPERTS = 0.12, 0.21, 0.48
+_SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
 length, recomputation or parallelism; the same with experts."""
 _OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
