@@ -20,6 +20,7 @@ from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
 from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
+from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
 from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
 from fast_axolotl.cli.protocol import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
 from fast_axolotl.cli.read import READ_EXAMPLES, read
@@ -67,6 +68,7 @@ app.command(epilog=PROTOCOL_EXAMPLES)(protocol)
 app.command(epilog=COMPARE_EXAMPLES)(compare)
 app.command(epilog=TRACE_EXAMPLES)(trace)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=DEMO_EXAMPLES)(demo)
 app.add_typer(bench_app, name="bench")
 

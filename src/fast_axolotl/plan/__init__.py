@@ -1,3 +1,3 @@
-"""From measured runs to the next one: communication from traces, scaling, batch size, cost."""
+"""From measured runs to the next one: communication, memory, time and money."""
 
 __all__: list[str] = []

@@ -1,0 +1,178 @@
+"""``fast-axolotl plan``: from a short run to tokens/s, memory, time and money on other GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fast_axolotl.cli.options import ResultAsJson, examples, parse_names
+from fast_axolotl.errors import UsageError
+
+if TYPE_CHECKING:
+    from fast_axolotl.plan.predict import Plan
+
+__all__ = ["PLAN_EXAMPLES", "plan"]
+
+PLAN_EXAMPLES = examples(
+    "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
+    "plan outputs/fast-axolotl-measure --gpu B200 --gpus 8,64 --epochs 3 --price 5.5/h",
+    "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
+)
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def plan(
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a record.", metavar="[RUN]")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model's config.json; without RUN this is needed.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Kind of GPU, as H100-SXM. Default: the run's.")
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs, with commas between.")] = "8,16,64",
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens to train on, as 300M, 10B or 1.5T.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead: epochs of the run's data.")] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(help="Dollars per GPU and hour, as 2.5/h. Default: a dated table's median."),
+    ] = None,
+    network: Annotated[
+        float | None, typer.Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
+    ] = None,
+    sequence_len: Annotated[int, typer.Option(help="Without RUN: length of a sample.")] = 4096,
+    micro_batch: Annotated[int, typer.Option(help="Without RUN: samples per GPU and pass.")] = 1,
+    method: Annotated[
+        Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: what is trained.")
+    ] = "full",
+    as_json: ResultAsJson = False,
+) -> None:
+    """Predict tokens/s, memory, time and money on other numbers and kinds of GPUs.
+
+    A record of a short run calibrates the plan: its speed, memory, communication, power and what
+    its loader can deliver. Every figure has a 90 % interval, and every candidate says what binds
+    it: compute, memory, communication or the data path. Without a record, intervals are wide.
+    """
+    from fast_axolotl.plan.hardware import Price, find_gpu, find_price
+    from fast_axolotl.plan.memory import Layout
+    from fast_axolotl.plan.predict import make_plan
+    from fast_axolotl.plan.shape import read_config
+    from fast_axolotl.record.codec import to_json
+
+    if tokens is not None and epochs is not None:
+        raise UsageError("--tokens and --epochs are two ways to say the same; give one of them")
+    amount = None if tokens is None else _parse_count(tokens)
+    shape = None if model is None else read_config(model)
+    reference = None
+    if run is not None:
+        from fast_axolotl.measure.summary import summarise
+        from fast_axolotl.plan.reference import count_epoch_tokens, read_reference
+        from fast_axolotl.record.run_folders import read_training
+
+        record = read_training(run)
+        summary = summarise(record)
+        shape, reference = read_reference(record, summary, shape)
+        layout = reference.layout
+        if epochs is not None:
+            amount = epochs * count_epoch_tokens(record, summary)
+    elif shape is None or gpu is None:
+        raise UsageError("give the folder of a record, or --model config.json and --gpu H100-SXM")
+    elif epochs is not None:
+        raise UsageError("--epochs needs a record that says how long one is; give --tokens")
+    else:
+        layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
+    kind = reference.gpu if gpu is None and reference is not None else find_gpu(gpu or "")
+    cost = find_price(kind)
+    if price is not None:
+        cost = Price(dollars=_parse_price(price), source="--price")
+    try:
+        counts = [int(name) for name in parse_names(gpus)]
+    except ValueError:
+        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64") from None
+    found = make_plan(
+        shape,
+        kind,
+        counts,
+        layout,
+        reference=reference,
+        tokens=amount,
+        price=cost,
+        network=network,
+    )
+    print(to_json(found)) if as_json else _print(found)
+
+
+def _parse_count(text: str) -> float:
+    try:
+        unit = text[-1:].lower() if text[-1:].isalpha() else ""
+        count = float(text.removesuffix(text[-1:]) if unit else text) * _COUNTS[unit]
+    except (ValueError, KeyError):
+        count = 0.0
+    if not 0 < count < float("inf"):
+        raise UsageError(f"cannot read {text!r} as a number of tokens; write 300M, 10B or 1.5T")
+    return count
+
+
+def _parse_price(text: str) -> float:
+    try:
+        dollars = float(text.strip().removesuffix("/h").removeprefix("$"))
+    except ValueError:
+        dollars = 0.0
+    if not 0 < dollars < float("inf"):
+        raise UsageError(f"cannot read {text!r} as dollars per GPU and hour; write 2.5/h")
+    return dollars
+
+
+def _print(found: Plan) -> None:
+    from fast_axolotl.record.units import (
+        count_words,
+        format_bytes,
+        format_count,
+        format_duration,
+        format_share,
+        format_value,
+    )
+    from fast_axolotl.report.terminal import show_matrix
+
+    def money(value: float) -> str:
+        return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
+
+    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "money", "binds"]
+    has_energy = any(one.energy_kwh is not None for one in found.candidates)
+    rows = []
+    for one in found.candidates:
+        rate, time, cost = one.tokens_per_second, one.seconds, one.dollars
+        span = "–" if rate is None else f"{format_count(rate.low)} to {format_count(rate.high)}"
+        row = [
+            str(one.gpus),
+            format_count(None if rate is None else rate.value),
+            span,
+            format_bytes(one.memory_bytes),
+            format_share(one.communication_share, decimals=0),
+            "–" if time is None else format_duration(time.value),
+            "–"
+            if cost is None
+            else f"{money(cost.value)} ({money(cost.low)} to {money(cost.high)})",
+            one.binds,
+        ]
+        rows.append(row + [format_value(one.energy_kwh, "kWh")] * has_energy)
+    notes = [f"! {note}" for note in found.notes]
+    notes += [
+        f"{count_words(one.gpus, 'GPU')}: {one.reason or 'fits if it ' + ', '.join(one.changes)}."
+        for one in found.candidates
+        if one.reason or one.changes
+    ]
+    notes += found.assumptions
+    if found.dollars_per_hour is not None:
+        notes.append(f"{found.dollars_per_hour:g} dollars per GPU and hour: {found.price_source}.")
+    elif found.tokens is not None:
+        notes.append(f"No price of a {found.gpu} is known; give --price.")
+    title = f"{format_count(found.parameters / 1e9)} B parameters on {found.gpu}"
+    if found.tokens is not None:
+        title += f", {format_count(found.tokens / 1e9)} B tokens"
+    show_matrix(title, header + ["energy"] * has_energy, rows, notes)

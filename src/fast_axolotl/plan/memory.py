@@ -1,0 +1,184 @@
+"""Memory of one GPU: weights, gradients, optimizer, activations, and what comes and goes.
+
+ZeRO-1 divides the optimizer's states, ZeRO-2 gradients too, ZeRO-3 and FSDP everything, which then
+gather two layers at a time; tensor and pipeline parallelism divide the model itself. Activations
+are the tensors that autograd keeps per token and layer with flash attention, counted from the
+modules of transformers' Llama family. Gradients are freed between steps: without accumulation they
+do not exist when activations peak, so the larger of two moments counts, not their sum.
+
+Not counted: a CUDA context (0.5 to 1 GB, outside of torch) and fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.plan.shape import Shape
+
+__all__ = ["Layout", "Memory", "adapter_parameters", "predict_memory"]
+
+_STATES = {"bf16": (2.0, 2.0, 4.0), "mixed": (4.0, 4.0, 8.0), "master": (2.0, 4.0, 12.0)}
+"""Bytes of a trained weight, its gradient and its moments: all in bf16, as transformers loads
+them; fp32 with autocast; Megatron's bf16 beside an fp32 copy."""
+_QUANTISED_BYTES = 0.53
+"""Of a weight in nf4 with doubly quantised constants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a run is laid out over its GPUs."""
+
+    gpus: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vp: int = 1
+    """Virtual stages per pipeline rank."""
+    shard: int = 0
+    """How many ranks share one copy of the states; 0: all data-parallel ranks."""
+    sharding: Literal["ddp", "zero1", "zero2", "fsdp"] = "ddp"
+    seq_len: int = 4096
+    attended: float | None = None
+    """Mean positions in a token's own sequence, where samples are packed; else ``seq_len``."""
+    micro_batch: float = 1.0
+    accumulation: int = 1
+    recompute: Literal["none", "selective", "full"] = "none"
+    method: Literal["full", "lora", "qlora"] = "full"
+    lora_rank: int = 16
+    precision: Literal["bf16", "fp8", "fp4"] = "bf16"
+    states: Literal["bf16", "mixed", "master"] = "bf16"
+    optimizer: Literal["adamw", "adamw_8bit", "offload"] = "adamw"
+    attention_kernel: Literal["flash", "triton"] = "flash"
+    is_fused: bool = False
+    """Fused norms, activations and loss (Liger, Megatron, ``torch.compile``)."""
+
+    def __post_init__(self) -> None:
+        if min(self.gpus, self.tp, self.pp, self.cp, self.ep, self.accumulation) < 1:
+            raise UsageError(f"a layout needs sizes of at least 1: {self}")
+        if self.gpus % (self.tp * self.pp * self.cp):
+            sizes = f"{self.tp}·{self.pp}·{self.cp}"
+            raise UsageError(f"{self.gpus} GPUs cannot be divided by tp·pp·cp = {sizes}")
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same weights: data- and context-parallel ones."""
+        return self.gpus // (self.tp * self.pp)
+
+    @property
+    def shards(self) -> int:
+        return self.shard or self.replicas
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one micro-batch on one GPU."""
+        return self.micro_batch * self.seq_len / self.cp
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step of the whole job."""
+        return self.tokens * self.replicas * self.accumulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one GPU at its peak, by what holds them."""
+
+    weights: float
+    gradients: float
+    """At the moment of the peak; 0 where activations peak before they exist."""
+    optimizer: float
+    activations: float
+    """Kept for the backward pass, logits and their gradients included."""
+    gathered: float
+    """Layers that FSDP has gathered, and copies of weights in another type."""
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+
+
+def adapter_parameters(shape: Shape, rank: int) -> float:
+    """Weights of LoRA on every linear layer but the head."""
+    keys = shape.kv_heads * shape.head_size
+    width = shape.ffn or shape.expert_ffn * shape.experts + shape.shared_ffn
+    sides = 4 * shape.hidden + 2 * shape.attention_width + 2 * keys
+    sides += (3 if shape.is_gated else 2) * (shape.hidden + width)
+    return float(rank * shape.layers * sides)
+
+
+def _layer_bytes(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """What autograd keeps of one layer and of one norm for one token."""
+    hidden, is_fused = shape.hidden, layout.is_fused
+    # A norm keeps its input in fp32, what its scale multiplies (where that is trained), its output.
+    norm = 4.0 * hidden if is_fused else (8.0 if layout.method == "full" else 6.0) * hidden
+    kept = 2 * norm + 4.0 * (shape.attention_width + shape.kv_heads * shape.head_size)
+    kept += 4 * shape.heads
+    if layout.states == "mixed" and not is_fused:
+        kept += 10 * hidden  # autocast casts the input of each of five matrices, not once for all
+    # Gate, its activation, the other half, their product; fused kernels recompute two of them.
+    kept += 2 * shape.active_ffn * (4 if shape.is_gated and not is_fused else 2)
+    kept += 4 * shape.expert_share * shape.top_k * hidden
+    kept += 0.0 if layout.method == "full" else 14.0 * layout.lora_rank
+    return kept / layout.tp, norm / layout.tp
+
+
+def predict_memory(shape: Shape, layout: Layout) -> Memory:
+    """The peak of the GPU that holds most."""
+    weight, gradient, moments = _STATES[layout.states]
+    if layout.optimizer != "adamw":
+        moments = {"adamw_8bit": 2.0, "offload": 0.0}[layout.optimizer] + max(0.0, moments - 8.0)
+    tp, pp, tokens = layout.tp, layout.pp, layout.tokens
+    owned = (shape.parameters - shape.expert_parameters) / (tp * pp)
+    owned += shape.expert_parameters / (pp * max(layout.ep, tp))
+    table = shape.vocabulary * shape.hidden / tp
+    tables = (1 if shape.is_tied else 2) * table / pp
+    trained, frozen = owned, 0.0
+    if layout.method != "full":
+        trained = adapter_parameters(shape, layout.lora_rank) / (tp * pp)
+        frozen = 2.0 * owned
+    if layout.method == "qlora":
+        frozen = _QUANTISED_BYTES * (owned - tables) + 2.0 * tables
+    level = ("ddp", "zero1", "zero2", "fsdp").index(layout.sharding)
+    shards = layout.shards
+    weights = (weight * trained + frozen) / (shards if level == 3 else 1)
+    gradients = gradient * trained / (shards if level >= 2 else 1)
+    optimizer = moments * trained / (shards if level >= 1 else 1)
+    gathered = 0.0
+    if level == 3 and shards > 1:
+        largest = max(shape.layer_weights / tp, table)
+        gathered = (4.0 + gradient * (layout.method == "full")) * largest
+    elif layout.states == "mixed":
+        # Autograd keeps autocast's copies of the weights: of all, or of the head alone.
+        gathered = 2.0 * table / pp if layout.recompute == "full" else 2.0 * (owned - table / pp)
+    if layout.method == "qlora":
+        gathered += 2.0 * shape.hidden * max(shape.ffn, shape.expert_ffn) / tp
+    per_layer, norm = _layer_bytes(shape, layout)
+    layers, again = shape.layers / pp, 0.0
+    kept = layers * per_layer * tokens
+    if layout.recompute == "full":
+        again = per_layer * tokens
+        kept = layers * (4.0 if layout.states == "mixed" else 2.0) * shape.hidden * tokens / tp
+    elif layout.recompute == "selective":
+        kept *= 0.55
+    if pp > 1:  # the first stage keeps as many micro-batches as there are stages
+        kept *= min(layout.accumulation, pp) * (1 + (pp - 1) / (pp * layout.vp) * (layout.vp > 1))
+    # The softmax of the logits in fp32, and twice as much while its gradient is computed; fused
+    # losses work in chunks.
+    logits = tokens * shape.vocabulary / tp * (2.0 if layout.is_fused else 12.0)
+    standing = gradients if layout.accumulation > 1 else 0.0
+    activations, held = max(
+        (kept + norm * tokens + logits, standing),
+        (kept + again, standing),  # the last layer is recomputed beside all inputs
+        (kept / layers + again, gradients),
+        key=sum,
+    )
+    return Memory(
+        weights=weights,
+        gradients=held,
+        optimizer=optimizer,
+        activations=activations,
+        gathered=gathered,
+    )

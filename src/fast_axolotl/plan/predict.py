@@ -1,0 +1,334 @@
+"""Tokens/s, memory, time, money and energy of a run on other GPUs, and what binds it.
+
+A *reference* is the user's own run as it was measured. It sets the level of the stack: measured ÷
+predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
+are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_error``, added in
+quadrature for all that differs between the reference and the candidate.
+
+A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
+recomputation, the micro-batch, tensor parallelism, in this order. Congestion, topology and uneven
+experts are not predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fast_axolotl.errors import UsageError
+from fast_axolotl.plan.hardware import Gpu, Price
+from fast_axolotl.plan.memory import Layout, Memory, predict_memory
+from fast_axolotl.plan.shape import Shape
+from fast_axolotl.plan.steptime import predict_step
+from fast_axolotl.record.units import format_bytes, format_count, format_share
+
+__all__ = ["Candidate", "Plan", "Range", "Reference", "interval_width", "make_plan"]
+
+_SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
+"""Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
+length, recomputation or parallelism; the same with experts."""
+_OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
+_UNKNOWN_STACK, _UNKNOWN_EXPERTS = 0.40, 0.55
+_COMMUNICATION = 0.5
+"""Of the predicted communication that the reference did not have: links reach half or twice it."""
+_COMMUNICATION_BINDS = 0.20
+"""Share of a step; the verdict's line, too."""
+_USABLE_MEMORY = 0.92
+"""Of a GPU: the rest is CUDA's own, and fragments."""
+_DEARER = 1.10
+"""How many times the money a run must cost to be worth a warning."""
+_LARGE_BATCH = 4.0
+"""Times the reference's global batch from which the training is another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A run that was measured; ``None`` was not."""
+
+    gpu: Gpu
+    layout: Layout
+    tokens_per_second: float
+    """Positions of the whole job, padding included, waiting for data taken out."""
+    real_share: float = 1.0
+    """Of the positions, those that are tokens and not padding."""
+    communication_share: float | None = None
+    """Exposed, of a step."""
+    memory_bytes: float | None = None
+    """Highest of one GPU, by NVML."""
+    power_watts: float | None = None
+    """Mean of one GPU."""
+    loader_tokens_per_second: float | None = None
+    """What the loaders of all ranks could deliver."""
+    loader_scales: bool = True
+    """Whether every rank reads for itself, so that more ranks bring more readers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A value with its 90 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        return Range(self.low * factor, self.value * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One number of GPUs. ``None`` is not known, or impossible: ``reason`` says why."""
+
+    gpus: int
+    layout: Layout
+    changes: tuple[str, ...] = ()
+    """How the layout differs from the reference's, so that it fits."""
+    global_batch_tokens: float
+    memory: Memory
+    memory_bytes: float
+    """With what the reference needed beyond its own prediction."""
+    binds: str
+    """compute, memory, communication, or data."""
+    reason: str = ""
+    tokens_per_second: Range | None = None
+    step_seconds: float | None = None
+    communication_share: float | None = None
+    """Exposed communication and pipeline bubbles, of a step."""
+    demand_tokens_per_second: float | None = None
+    """What the GPUs could take of a loader that is fast enough."""
+    loader_tokens_per_second: float | None = None
+    seconds: Range | None = None
+    dollars: Range | None = None
+    energy_kwh: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All candidates, and what to know about them."""
+
+    gpu: str
+    parameters: float
+    tokens: float | None
+    level: float | None
+    """Measured ÷ predicted tokens/s of the reference; ``None`` without one."""
+    dollars_per_hour: float | None
+    price_source: str
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...]
+    """Warnings with their evidence."""
+    assumptions: tuple[str, ...]
+
+
+def interval_width(
+    reference: Reference | None, shape: Shape, gpu: Gpu, layout: Layout, own: Shape | None = None
+) -> float:
+    """Half of the 90 % interval of log tokens/s, but for communication; ``own`` is the shape of the
+    reference, where it is another."""
+    if reference is None:
+        return _UNKNOWN_EXPERTS if shape.experts else _UNKNOWN_STACK
+    known = reference.layout
+    names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method", "seq_len")
+    is_same = all(getattr(known, name) == getattr(layout, name) for name in names)
+    # A batch half or twice as large is the same; far from that, kernels run at another rate.
+    is_same &= 0.45 < layout.tokens / known.tokens < 2.2 and (own or shape) == shape
+    base = _SAME if is_same else _EXPERTS if shape.experts or (own or shape).experts else _OTHER
+    other_gpu = _OTHER_GPU if gpu != reference.gpu else 0.0
+    return math.hypot(base, other_gpu, _OTHER_PRECISION * (layout.precision != known.precision))
+
+
+def make_plan(
+    shape: Shape,
+    gpu: Gpu,
+    counts: Sequence[int],
+    layout: Layout,
+    *,
+    reference: Reference | None = None,
+    tokens: float | None = None,
+    price: Price | None = None,
+    network: float | None = None,
+) -> Plan:
+    """A candidate for each number of GPUs; ``layout`` is the reference's, or where to start."""
+    level = slowness = real_share = 1.0
+    beyond = seen = 0.0
+    if reference is not None:
+        known, real_share = reference.layout, reference.real_share
+        step = predict_step(shape, reference.gpu, known, network=network)
+        measured = known.step_tokens / reference.tokens_per_second
+        level, seen = step.total / measured, step.communication / step.total
+        share = reference.communication_share
+        if share is not None and step.communication:
+            level = (step.total - step.communication) / (measured * (1 - share))
+            slowness = min(5.0, max(0.2, measured * share * level / step.communication))
+        own = predict_memory(shape, known).total
+        beyond = max(0.0, (reference.memory_bytes or own) - own)
+    usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
+    if reference is not None and gpu == reference.gpu:
+        usable = max(usable, reference.memory_bytes or 0.0)  # it has run
+    usable -= beyond
+    candidates = []
+    for count in sorted(set(counts)):
+        chosen, changes = _fit(shape, gpu, layout, count, usable)
+        memory = predict_memory(shape, chosen)
+        found = Candidate(
+            gpus=count,
+            layout=chosen,
+            changes=changes,
+            global_batch_tokens=chosen.step_tokens,
+            memory=memory,
+            memory_bytes=memory.total + beyond,
+            binds="memory",
+        )
+        if memory.total > usable:
+            need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
+            reason = f"needs at least {need} per GPU, and a {gpu.key} has {room} to use"
+            candidates.append(replace(found, reason=reason))
+            continue
+        step = predict_step(shape, gpu, chosen, network=network)
+        communication = slowness * step.communication
+        seconds = (step.total - step.communication + communication) / level
+        share = (communication + step.bubble) / (seconds * level)
+        width = interval_width(reference, shape, gpu, chosen)
+        if reference is not None:
+            new = max(0.0, step.communication / step.total - seen)
+            width = math.hypot(width, _COMMUNICATION * new)
+        demand = real_share * chosen.step_tokens / seconds
+        binds, ceiling = "communication" if share >= _COMMUNICATION_BINDS else "compute", None
+        rate = Range(demand * math.exp(-width), demand, demand * math.exp(width))
+        if reference is not None and reference.loader_tokens_per_second is not None:
+            grown = count / reference.layout.gpus if reference.loader_scales else 1.0
+            ceiling = reference.loader_tokens_per_second * grown
+            if ceiling < demand:
+                binds = "data"
+                rate = Range(min(rate.low, ceiling), ceiling, min(rate.high, ceiling))
+        time = None
+        if tokens is not None:
+            time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
+        watts = None if reference is None or gpu != reference.gpu else reference.power_watts
+        found = replace(
+            found,
+            binds=binds,
+            tokens_per_second=rate,
+            step_seconds=real_share * chosen.step_tokens / rate.value,
+            communication_share=share,
+            demand_tokens_per_second=demand,
+            loader_tokens_per_second=ceiling,
+            seconds=time,
+            dollars=time.times(price.dollars * count / 3600) if time and price else None,
+            energy_kwh=watts * count * time.value / 3.6e6 if time and watts else None,
+        )
+        candidates.append(found)
+    return Plan(
+        gpu=gpu.key,
+        parameters=shape.parameters,
+        tokens=tokens,
+        level=None if reference is None else level,
+        dollars_per_hour=None if price is None else price.dollars,
+        price_source="" if price is None else price.source,
+        candidates=tuple(candidates),
+        notes=tuple(_note(candidates, reference)),
+        assumptions=tuple(_assume(gpu, reference, network)),
+    )
+
+
+def _fit(
+    shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout on ``count`` GPUs at the same global batch, changed until it fits."""
+    if count < 1:
+        raise UsageError(f"--gpus {count}: give numbers of at least 1")
+    split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
+    shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
+    batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
+
+    def change(old: Layout, **values: Any) -> Layout:
+        new = replace(old, **values, accumulation=1)
+        return replace(new, accumulation=max(1, round(batch / new.step_tokens)))
+
+    start = change(layout, gpus=count, ep=ep, shard=shard, **split)
+    if predict_memory(shape, start).total <= usable:
+        return start, ()
+    easy: list[dict[str, Any]] = [
+        {"sharding": "fsdp"},
+        {"recompute": "full"},
+        {"sharding": "fsdp", "recompute": "full"},
+    ]
+    least = [{**values, "micro_batch": min(1.0, layout.micro_batch)} for values in easy]
+    sizes = [size for size in (2, 4, 8) if start.tp < size <= gpu.node_size]
+    sizes = [size for size in sizes if count % (size * start.pp * start.cp) == 0]
+    for options in (easy, least, *([{**least[-1], "tp": size}] for size in sizes)):
+        layouts = [change(start, **values) for values in options]
+        fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
+        start = min((start, *layouts), key=lambda one: predict_memory(shape, one).total)
+        if fitting:
+            start = max(
+                fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total
+            )
+            break
+    texts = {
+        "sharding": "shards weights (FSDP or ZeRO-3)",
+        "recompute": "recomputes activations",
+        "micro_batch": f"has a micro-batch of {start.micro_batch:g}",
+        "tp": f"splits layers over {start.tp} GPUs (TP)",
+    }
+    changed = (name for name in texts if getattr(start, name) != getattr(layout, name))
+    return start, tuple(texts[name] for name in changed)
+
+
+def _note(candidates: Sequence[Candidate], reference: Reference | None) -> Iterator[str]:
+    """What users get wrong, where these candidates are about to."""
+    possible = [one for one in candidates if one.tokens_per_second is not None]
+    paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
+    cheapest, least = min(paid, key=lambda item: item[1], default=(0, 0.0))
+    dearer = [item for item in paid if item[0] > cheapest and item[1] >= _DEARER * least]
+    if dearer:
+        yield (
+            f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
+            f"as much as on {cheapest}."
+        )
+    if reference is None:
+        return
+    starved = next((one for one in possible if one.binds == "data"), None)
+    if starved is not None:
+        yield (
+            f"At {starved.gpus} GPUs the loader must deliver "
+            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours gives "
+            f"{format_count(starved.loader_tokens_per_second)}."
+        )
+    last = possible[-1] if possible else None
+    if reference.layout.gpus == 1 and last is not None and last.gpus > 1:
+        naive = reference.tokens_per_second * reference.real_share * last.gpus
+        yield (
+            f"The run used one GPU, so no communication was measured. {last.gpus} times its rate "
+            f"would be {format_count(naive)} tokens/s; predicted "
+            f"are {format_count(last.demand_tokens_per_second)}, with "
+            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
+            "from the links' rates alone. Measure a short run on two nodes before you rent more."
+        )
+    batch = reference.layout.step_tokens
+    large = next((one for one in possible if one.global_batch_tokens > _LARGE_BATCH * batch), None)
+    if large is not None:
+        yield (
+            f"From {large.gpus} GPUs on the batch is too large for the same training: "
+            f"{format_count(large.global_batch_tokens)} tokens per step instead of "
+            f"{format_count(batch)}, because accumulation cannot go below 1. The same tokens make "
+            "fewer steps: raise learning rate and warm-up with care, and compare the losses."
+        )
+
+
+def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Iterator[str]:
+    if reference is None:
+        yield (
+            "No run of yours calibrates this plan: the rates are those of published, well-tuned "
+            "stacks, and the intervals are wide. A short run under fast-axolotl narrows them."
+        )
+    elif gpu != reference.gpu:
+        yield f"The run was on {reference.gpu.key}: its level is assumed to hold on {gpu.key}."
+    rate = gpu.network if network is None else network
+    yield f"Between nodes of {gpu.node_size} GPUs: {rate:g} GB/s per GPU, without congestion."
+    if reference is not None and reference.loader_tokens_per_second is not None:
+        if reference.loader_scales:
+            yield "Every rank brings loader workers and processors of its own."
+        else:
+            yield "One rank reads for all, so the loader does not grow with the GPUs."

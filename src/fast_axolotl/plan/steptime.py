@@ -1,0 +1,197 @@
+"""How long a step takes, from the shape of the model, the GPU and the layout.
+
+Matrix products take their FLOPs at a share of the peak, and longer where a dimension is small
+against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms,
+activations and quantisation move bytes. Tensor, context, expert, pipeline and data parallelism add
+volumes over the node's link or the network, of which a part hides behind compute, and a pipeline
+its bubble. FLOPs are never compared between stacks, which count attention differently.
+
+The constants are fitted to published runs (``python -m benchmarks.plan_error --fit``). What they
+cannot know is the stack: kernels, fusion, versions. A run of the user's own measures that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fast_axolotl.plan.hardware import Gpu
+from fast_axolotl.plan.memory import Layout, adapter_parameters
+from fast_axolotl.plan.shape import Shape
+
+__all__ = ["Constants", "StepTime", "predict_step"]
+
+_HOST_RATE = 20e9
+"""Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
+_LAUNCH_SECONDS = 0.0003
+"""In which a host launches the 80 kernels or so of a layer, forward and backward: a small batch on
+a fast GPU takes that long, whatever its FLOPs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What is fitted; shares are of the makers' figures."""
+
+    gemm: float = 0.648
+    """Share of the bf16 peak that large matrix products reach."""
+    gemm_fp8: float = 0.704
+    gemm_fp4: float = 0.582
+    ultra: float = 1.31
+    """How much more of its peak a B300 holds than a B200, whose power limit is lower."""
+    io: float = 0.779
+    """How much of the operands' traffic is not hidden behind the products."""
+    attention: float = 0.559
+    """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
+    attention_hopper: float = 0.41
+    attention_blackwell: float = 0.288
+    attention_triton: float = 0.443
+    """Share of flash attention's rate that the first Triton kernels reach."""
+    elementwise: float = 2.31
+    """Passes over the activations, relative to one read and one write of each."""
+    quantise: float = 0.541
+    """The same of casts to fp8 and fp4."""
+    recompute: float = 0.858
+    """Cost of recomputing a forward pass, relative to the first one."""
+    experts: float = 0.353
+    """Share of a dense product's rate that grouped products of experts reach."""
+    expert_seconds: float = 0.00163
+    """What a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
+    routing: float = 0.79
+    """Passes over the routed activations."""
+    link: float = 0.9
+    """Share of the link's and the network's rate that collectives reach."""
+    exposed_tp: float = 0.998
+    """Share of each kind of communication that compute does not hide."""
+    exposed_ep: float = 0.499
+    exposed_cp: float = 0.282
+    exposed_dp: float = 0.292
+    leak: float = 0.224
+    """Share of hidden gathers that still costs time, because they slow kernels down."""
+    jitter: float = 0.00437
+    """What each doubling of the nodes adds: the slowest rank decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step by part; they add up to ``total``."""
+
+    compute: float
+    communication: float
+    """Exposed only."""
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.communication + self.bubble + self.optimizer
+
+
+def predict_step(
+    shape: Shape,
+    gpu: Gpu,
+    layout: Layout,
+    constants: Constants = Constants(),  # noqa: B008
+    *,
+    network: float | None = None,
+) -> StepTime:
+    """Time of one step of a stack of average speed; ``network`` is GB/s per GPU between nodes."""
+    c, tp, pp, tokens = constants, layout.tp, layout.pp, layout.tokens
+    layers, hidden, sparse = shape.layers / pp, shape.hidden, shape.expert_share
+    is_full, gates = layout.method == "full", 2 if shape.is_gated else 1
+    outside = gpu.network if network is None else network
+    memory, bf16 = gpu.bandwidth * 1e9, gpu.bf16 * 1e12
+    rate = c.gemm * bf16
+    if layout.precision == "fp4" and gpu.fp4:
+        rate = c.gemm_fp4 * gpu.fp4 * 1e12
+    elif layout.precision != "bf16" and gpu.fp8:
+        rate = c.gemm_fp8 * gpu.fp8 * 1e12
+    rate *= c.ultra if gpu.generation == "blackwell-ultra" else 1.0
+
+    def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:
+        """Seconds of ``count`` products, one pass."""
+        moved = 2.0 * (rows * inner + inner * outer + rows * outer)
+        return count * (2.0 * rows * inner * outer / rate + c.io * moved / memory)
+
+    def group_rate(size: int, stride: int) -> float:
+        """Bytes/s per rank of ``size`` ranks that are ``stride`` apart: the link's within a node;
+        else the adapters of all its ranks in the node, whose rings share the traffic."""
+        near = size * stride <= gpu.node_size
+        slots = max(1, gpu.node_size // stride)
+        return c.link * 1e9 * (gpu.link if near else min(gpu.link, outside * slots))
+
+    # Compute of one micro-batch. A product has three passes: forward, and the gradients of input
+    # and weight, the last of which frozen weights do not have.
+    again = c.recompute if layout.recompute == "full" else 0.0
+    passes = (3.0 if is_full else 2.0) + again
+    one = product(tokens, hidden, shape.attention_size / hidden / tp, rate)
+    if sparse < 1:
+        dense = product(tokens, hidden, gates * shape.ffn / tp, rate)
+        one += (1 - sparse) * (dense + product(tokens, shape.ffn / tp, hidden, rate))
+    if sparse:
+        if shape.shared_ffn:
+            one += sparse * product(tokens, hidden, (gates + 1) * shape.shared_ffn / tp, rate)
+        local = max(1.0, shape.experts / layout.ep)
+        rows, wide = tokens / tp * shape.top_k / local, (gates + 1) * shape.expert_ffn
+        one += sparse * product(rows, hidden, wide, rate * c.experts, local)
+    head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c.gemm * bf16) / pp
+    width = shape.active_ffn
+    moved = c.elementwise * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
+    if layout.precision != "bf16":
+        moved += c.quantise * (3 * hidden + shape.attention_width + (gates + 1) * width)
+    moved += 6 * c.routing * sparse * shape.top_k * hidden
+    per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
+    kernels = {"hopper": c.attention_hopper, "blackwell": c.attention_blackwell}
+    share = kernels.get(gpu.generation.removesuffix("-ultra"), c.attention)
+    share *= c.attention_triton if layout.attention_kernel == "triton" else 1.0
+    attended = shape.attended(layout.attended or layout.seq_len) / pp
+    attention_passes = 3.5 + (c.recompute if layout.recompute != "none" else 0.0)
+    flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
+    compute = layers * (passes * one + sparse * c.expert_seconds) + head
+    compute += flops / (bf16 * share) + tokens * per_token / memory
+    compute = max(compute, layers * _LAUNCH_SECONDS * (passes / 3))
+
+    # Communication of one micro-batch, as far as compute does not hide it.
+    activation = 2.0 * tokens * hidden / tp
+    exposed = 0.0
+    if tp > 1:
+        volume = layers * (8 + 2 * (again > 0)) * (tp - 1) * activation
+        exposed += c.exposed_tp * volume / group_rate(tp, 1)
+    if layout.cp > 1:
+        keys = 4.0 * tokens * shape.kv_heads * shape.head_size / tp
+        exposed += c.exposed_cp * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
+    if layout.ep > 1 and sparse:
+        # A token crosses the network once for each node that holds one of its experts.
+        nodes = max(1.0, layout.ep / gpu.node_size)
+        far = (nodes - 1) * (1 - (1 - 1 / nodes) ** shape.top_k)
+        near = shape.top_k * (layout.ep - 1) / layout.ep
+        cost = (near / gpu.link + far / outside) / (c.link * 1e9)
+        exposed += c.exposed_ep * sparse * layers * 4 * activation * cost
+    if pp > 1:
+        exposed += 0.8 * layout.vp * activation / group_rate(2, layout.gpus // pp)
+
+    # Communication of a step, and the optimizer. LoRA reduces its adapters alone.
+    owned = (shape.parameters - shape.expert_parameters) / (tp * pp)
+    owned += shape.expert_parameters / (pp * layout.ep)
+    trained = owned if is_full else adapter_parameters(shape, layout.lora_rank) / (tp * pp)
+    shards, ranks, step_exposed = layout.shards, layout.replicas, 0.0
+    if layout.sharding == "fsdp" and shards > 1:
+        volume = (shards - 1) / shards * (4.0 * owned + 2.0 * trained)
+        seconds = volume / group_rate(shards, tp)
+        exposed += max(0.0, seconds - compute) + c.leak * min(seconds, compute)
+        if shards < ranks:
+            step_exposed = c.exposed_dp * 4.0 * trained / shards / (c.link * 1e9 * outside)
+    elif ranks > 1:
+        seconds = (ranks - 1) / ranks * 6.0 * trained / group_rate(ranks, tp)
+        window = 2 / 3 * compute  # buckets are reduced while the last micro-batch goes backward
+        step_exposed = max(0.0, seconds - window) + c.exposed_dp * min(seconds, window)
+    states = 1 if layout.sharding == "ddp" else shards
+    slow = 1 + c.jitter * math.log2(max(1.0, layout.gpus / gpu.node_size))
+    return StepTime(
+        compute=slow * layout.accumulation * compute,
+        communication=slow * (layout.accumulation * exposed + step_exposed),
+        bubble=slow * (pp - 1) / layout.vp * (compute + exposed),
+        optimizer=30.0
+        * trained
+        / states
+        / (_HOST_RATE if layout.optimizer == "offload" else memory),
+    )
