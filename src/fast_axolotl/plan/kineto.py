@@ -37,7 +37,7 @@ _LAUNCHES = ("runtime", "driver")
 _CALLS = ("gloo:", "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = _MOST_RANKS = 1 << 20
 _LONGEST_VALUE = 1 << 24
 """Characters after which something that does not end is not JSON, rather than not yet read."""
 
@@ -212,10 +212,10 @@ def _read(trace: Trace, text: _Text) -> None:
             continue
         value = text.value()
         if key == "distributedInfo" and isinstance(value, dict):
-            numbers = {name: item for name, item in value.items() if isinstance(item, int)}
-            trace.rank, trace.world_size = numbers.get("rank"), numbers.get("world_size")
-            groups = value.get("pg_config") or ()
-            trace.groups = [item for item in groups if isinstance(item, dict)]
+            known = {k: v for k, v in value.items() if type(v) is int and 0 <= v < _MOST_RANKS}
+            trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
+            groups = value.get("pg_config")
+            trace.groups = groups if isinstance(groups, list) else []
     if not has_events:
         raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
 

@@ -186,8 +186,7 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     called = np.asarray(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
     called = called[np.argsort(called[:, 0], kind="stable")]
     position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
-    is_known = called[position, :1] == device[:, 4:]
-    launches = np.where(is_known, called[position, 1:], -1)
+    launches = np.where(called[position, :1] == device[:, 4:], called[position, 1:], -1)
     numbers: list[int | None] = [None]
     if trace.steps:
         places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
@@ -275,7 +274,8 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
         calls[call.thread].append(call)
     begins = {thread: [call.start for call in own] for thread, own in calls.items()}
     steps = [step[1] for step in trace.steps]
-    members = {str(group.get("ranks")): group.get("pg_size") for group in trace.groups}
+    groups = [group.get("ranks") for group in trace.groups if isinstance(group, dict)]
+    members = {str(ranks): len(ranks) for ranks in groups if isinstance(ranks, list)}
     for index, item in enumerate(items):
         launch, thread = item.start, -1
         if launches is not None and launches[index, 0] >= 0:
