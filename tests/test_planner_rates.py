@@ -116,6 +116,9 @@ def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     assert found.level == pytest.approx(0.5)
     assert own.tokens_per_second is not None
     assert own.tokens_per_second.value == pytest.approx(slow.tokens_per_second)
+    assert not [note for note in found.notes if "published stack" in note]
+    odd = plan([8], reference=measured(tokens_per_second=80 * rate(LAYOUT)))
+    assert "10 times as fast as predicted" in odd.notes[0]
     wide = plan([8]).candidates[0].tokens_per_second
     assert wide is not None
     assert own.tokens_per_second.high / own.tokens_per_second.low < 1.3
