@@ -21,7 +21,7 @@ from fast_axolotl.plan.shape import Shape, parse_config
 from fast_axolotl.record.units import format_bytes, format_share
 
 _RANK = 16
-_SIZES = {
+LLAMAS = {
     "0.3B": (12, 1024, 16, 8, 4096, 32_000),
     "1.2B": (16, 2048, 32, 8, 8192, 128_256),
     "3B": (26, 3072, 24, 8, 8192, 32_000),
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _config(size: str) -> Any:
     from transformers import LlamaConfig
 
-    layers, hidden, heads, keys, ffn, vocabulary = _SIZES[size]
+    layers, hidden, heads, keys, ffn, vocabulary = LLAMAS[size]
     return LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,

@@ -1,7 +1,8 @@
 """How wrong are plans? Every published row is predicted: ``python -m benchmarks.plan_error``.
 
 Rows are those of ``published_runs.csv`` and ``throughput_rows.csv`` (``--data``), each with the
-model, GPUs and layout that its source states; ``plan_models.json`` has the models' shapes. A
+model, GPUs and layout that its source states, and 20 steps that were timed on an H200;
+``plan_models.json`` has the models' shapes and these steps. A
 *stack* is source, hardware and precision. Calibrated: each row of a stack in turn stands for the
 user's run, and every other row of the stack is predicted; once with the package's constants, and
 once with constants fitted without the repository of the row. Uncalibrated: the latter, without a
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.memory_gpu import LLAMAS
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.hardware import Gpu, find_gpu
 from fast_axolotl.plan.memory import Layout, predict_memory
@@ -72,7 +74,7 @@ def load(folder: Path) -> tuple[list[Case], Counter[str]]:
                     cases.append(read(row))
                 except UsageError as reason:
                     left_out[str(reason)] += 1
-    return cases, left_out
+    return cases + [_h200(row) for row in _MODELS["h200"]["rows"]], left_out
 
 
 def _published(row: dict[str, str]) -> Case:
@@ -148,6 +150,24 @@ def _foundry(row: dict[str, str]) -> Case:
         stack=(row["source"], hardware, precision), source="llm-foundry", name=row["model"],
         shape=shape, gpu=gpu, tokens=float(row["tokens_per_s_per_gpu"]),
         layout=_largest_micro_batch(shape, gpu, layout, float(row["batch_seqs"]) / gpus),
+    )  # fmt: skip
+
+
+def _h200(row: list[Any]) -> Case:
+    """A step that was timed here: transformers' eager Llama on one H200."""
+    size, micro, length, lora, checkpointing, accumulation, seconds = row
+    layers, hidden, heads, keys, ffn, vocabulary = LLAMAS[size]
+    shape = Shape(
+        layers=layers, hidden=hidden, heads=heads, kv_heads=keys, head_size=hidden // heads,
+        ffn=ffn, vocabulary=vocabulary,
+    )  # fmt: skip
+    layout = Layout(
+        gpus=1, seq_len=length, micro_batch=micro, accumulation=accumulation,
+        method="lora" if lora else "full", recompute="full" if checkpointing else "none",
+    )  # fmt: skip
+    return Case(
+        stack=("transformers, eager", "H200", "BF16"), source="ours, one H200", name=size,
+        shape=shape, gpu=find_gpu("H200"), layout=layout, tokens=layout.step_tokens / seconds,
     )  # fmt: skip
 
 

@@ -39,6 +39,8 @@ _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
 _DEARER = 1.10
 """How many times the money a run must cost to be worth a warning."""
+_ODD_LEVEL = (0.2, 1.8)
+"""Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
 
@@ -227,7 +229,7 @@ def make_plan(
         dollars_per_hour=None if price is None else price.dollars,
         price_source="" if price is None else price.source,
         candidates=tuple(candidates),
-        notes=tuple(_note(candidates, reference)),
+        notes=tuple(_note(candidates, reference, level)),
         assumptions=tuple(_assume(gpu, reference, network)),
     )
 
@@ -276,7 +278,9 @@ def _fit(
     return start, tuple(texts[name] for name in changed)
 
 
-def _note(candidates: Sequence[Candidate], reference: Reference | None) -> Iterator[str]:
+def _note(
+    candidates: Sequence[Candidate], reference: Reference | None, level: float
+) -> Iterator[str]:
     """What users get wrong, where these candidates are about to."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
     paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
@@ -289,6 +293,11 @@ def _note(candidates: Sequence[Candidate], reference: Reference | None) -> Itera
         )
     if reference is None:
         return
+    if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
+        yield (
+            f"The run is {level:.2g} times as fast as predicted, which no published stack is: look "
+            "whether its tokens, model and GPU are right, and whether a tiny batch held it up."
+        )
     starved = next((one for one in possible if one.binds == "data"), None)
     if starved is not None:
         yield (

@@ -23,51 +23,55 @@ __all__ = ["Constants", "StepTime", "predict_step"]
 
 _HOST_RATE = 20e9
 """Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
-_LAUNCH_SECONDS = 0.0003
-"""In which a host launches the 80 kernels or so of a layer, forward and backward: a small batch on
-a fast GPU takes that long, whatever its FLOPs."""
+_EAGER = 1.5
+"""Passes over the activations of eager modules, relative to fused ones; from an H200."""
+_ADAPTERS = 4.0
+"""Passes over what LoRA's matrices read and write, where they are not fused; from an H200."""
+_LAUNCH_SECONDS = {False: 0.0045, True: 0.0005}
+"""In which a host launches the kernels of a layer, forward and backward: eager modules, by the host
+of an H200, and fused or compiled ones. A small batch takes that long, whatever its FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     """What is fitted; shares are of the makers' figures."""
 
-    gemm: float = 0.648
+    gemm: float = 0.665
     """Share of the bf16 peak that large matrix products reach."""
-    gemm_fp8: float = 0.704
-    gemm_fp4: float = 0.582
-    ultra: float = 1.31
+    gemm_fp8: float = 0.731
+    gemm_fp4: float = 0.615
+    ultra: float = 1.32
     """How much more of its peak a B300 holds than a B200, whose power limit is lower."""
-    io: float = 0.779
+    io: float = 0.976
     """How much of the operands' traffic is not hidden behind the products."""
-    attention: float = 0.559
+    attention: float = 0.595
     """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
-    attention_hopper: float = 0.41
-    attention_blackwell: float = 0.288
-    attention_triton: float = 0.443
+    attention_hopper: float = 0.467
+    attention_blackwell: float = 0.289
+    attention_triton: float = 0.394
     """Share of flash attention's rate that the first Triton kernels reach."""
-    elementwise: float = 2.31
+    elementwise: float = 2.15
     """Passes over the activations, relative to one read and one write of each."""
-    quantise: float = 0.541
+    quantise: float = 0.664
     """The same of casts to fp8 and fp4."""
-    recompute: float = 0.858
+    recompute: float = 0.949
     """Cost of recomputing a forward pass, relative to the first one."""
-    experts: float = 0.353
+    experts: float = 0.332
     """Share of a dense product's rate that grouped products of experts reach."""
-    expert_seconds: float = 0.00163
+    expert_seconds: float = 0.00166
     """What a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
-    routing: float = 0.79
+    routing: float = 0.653
     """Passes over the routed activations."""
-    link: float = 0.9
+    link: float = 0.811
     """Share of the link's and the network's rate that collectives reach."""
-    exposed_tp: float = 0.998
+    exposed_tp: float = 1.0
     """Share of each kind of communication that compute does not hide."""
-    exposed_ep: float = 0.499
-    exposed_cp: float = 0.282
-    exposed_dp: float = 0.292
-    leak: float = 0.224
+    exposed_ep: float = 0.436
+    exposed_cp: float = 0.284
+    exposed_dp: float = 0.314
+    leak: float = 0.283
     """Share of hidden gathers that still costs time, because they slow kernels down."""
-    jitter: float = 0.00437
+    jitter: float = 0.00354
     """What each doubling of the nodes adds: the slowest rank decides."""
 
 
@@ -135,9 +139,13 @@ def predict_step(
         one += sparse * product(rows, hidden, wide, rate * c.experts, local)
     head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c.gemm * bf16) / pp
     width = shape.active_ffn
-    moved = c.elementwise * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
+    passes_over = c.elementwise * (1.0 if layout.is_fused else _EAGER)
+    moved = passes_over * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
     if layout.precision != "bf16":
         moved += c.quantise * (3 * hidden + shape.attention_width + (gates + 1) * width)
+    if not is_full and not layout.is_fused:
+        # Thin products of LoRA move the inputs and outputs of every matrix once more.
+        moved += _ADAPTERS * adapter_parameters(shape, 1) / shape.layers
     moved += 6 * c.routing * sparse * shape.top_k * hidden
     per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
     kernels = {"hopper": c.attention_hopper, "blackwell": c.attention_blackwell}
@@ -148,7 +156,7 @@ def predict_step(
     flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
     compute = layers * (passes * one + sparse * c.expert_seconds) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
-    compute = max(compute, layers * _LAUNCH_SECONDS * (passes / 3))
+    compute = max(compute, layers * _LAUNCH_SECONDS[layout.is_fused])
 
     # Communication of one micro-batch, as far as compute does not hide it.
     activation = 2.0 * tokens * hidden / tp
