@@ -33,8 +33,9 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_150,
     "boot": 86,
-    "cli": 4_200,
-    "cluster": 2_900,
+    "cli": 4_520,
+    "cluster": 2_930,
+    "plan": 1_950,
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_320,
@@ -49,11 +50,11 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 50_700
-MOST_FILES = 190
+MOST_LINES_IN_ALL = 53_100
+MOST_FILES = 201
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 39_500
+MOST_TEST_LINES = 39_800
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
@@ -73,12 +74,13 @@ LAYERS = {
     "report": {"errors", "record"},
     "axolotl": ROWS | {"errors", "system", "kernels"},
     "integrations": ROWS | {"root", "errors", "system", "axolotl", "record", "measure"},
+    "plan": {"errors", "record"},
     "cluster": ROWS | {"_version", "errors", "system", "kernels", "axolotl"},
     "boot": {"root", "integrations"},
     "root": ROWS | {"_version", "axolotl", "integrations", "measure", "record"},
     "cli": ROWS
     | {"root", "errors", "system", "kernels", "record", "measure", "protocol", "report"}
-    | {"axolotl", "integrations", "cluster"},
+    | {"axolotl", "integrations", "cluster", "plan"},
     "__main__": {"cli"},
 }
 """Which layer may import which, beside itself."""
@@ -93,6 +95,7 @@ PACKAGES = {
     "axolotl": {"numpy", "pyarrow", "wrapt"},
     "integrations": {"numpy", "pyarrow", "wrapt"},
     "cluster": {"numpy", "pyarrow", "fsspec"},
+    "plan": {"numpy"},
     "cli": {"typer"},
 }
 """Packages that a layer may need to be imported at all."""

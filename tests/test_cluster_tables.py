@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,6 +28,7 @@ from fast_axolotl.cluster.tables import dedupe_on, pack_on
 from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, unify_types
+from support.cluster import ray_variables
 from support.files import (
     compress,
     jsonl_bytes,
@@ -129,14 +129,12 @@ def test_the_rows_are_those_of_dedupe_files(
 
 @pytest.mark.parametrize("where", [{"workers": 1}, {"workers": 2}, {"engine": "ray"}])
 def test_processes_and_nodes_write_the_same(
-    tmp_path: Path, where: dict[str, Any], forget: Forget, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, where: dict[str, Any], forget: Forget
 ) -> None:
     with ExitStack() as stack:
         if where.get("engine") == "ray":
             cluster_utils = pytest.importorskip("ray.cluster_utils")
-            folder = tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True)
-            # Short, since sockets lie there.
-            monkeypatch.setenv("RAY_TMPDIR", stack.enter_context(folder))
+            stack.enter_context(ray_variables())
             head = {"num_cpus": 2, "include_dashboard": False}
             cluster = cluster_utils.Cluster(True, head_node_args=head)
             stack.callback(cluster.shutdown)

@@ -20,6 +20,8 @@ import psutil
 from support.children import clean_environment
 
 TESTS = Path(__file__).parents[1]
+TOKEN = secrets.token_hex(32)
+"""Ray looks at it once in a process."""
 PROGRAM = (sys.executable, "-m", "support.prepare_driver")
 
 
@@ -63,7 +65,7 @@ class Nodes:
 def ray_variables() -> Iterator[None]:
     """A folder, short since sockets lie there, and a token for clusters of this process."""
     with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder:
-        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         ours |= {"RAY_TMPDIR": folder, "RAY_health_check_period_ms": "500"}
         with mock.patch.dict(os.environ, ours):
             yield
