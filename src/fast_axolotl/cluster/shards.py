@@ -27,7 +27,7 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["count_tokens", "deal", "merge", "np_read", "np_write", "tokenise", "write"]
+__all__ = ["count_tokens", "deal", "make_rows", "merge", "np_read", "np_write", "tokenise", "write"]
 
 _PLACE = "__fast_axolotl_place"
 _ROWS_AT_ONCE = 1000
