@@ -62,7 +62,11 @@ def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -
     for name in names:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    wanted = json.loads(json.dumps({**description, "versions": versions}, default=str))
+
+    def plain(value: Any) -> Any:
+        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+    wanted = json.loads(json.dumps({**description, "versions": versions}, default=plain))
     if not store.exists("job.json"):
         store.write_json("job.json", wanted)
         return store

@@ -17,7 +17,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated
 from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
 from fast_axolotl.cluster.shards import count_tokens, make_rows, np_read, np_write
-from fast_axolotl.cluster.sources import Source, Unit, find_source, first_table
+from fast_axolotl.cluster.sources import Source, Unit, find_source, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
@@ -48,11 +50,12 @@ _MOST_UNIT_BYTES = 64 * MIB
 _MOST_PART_BYTES = 256 * MIB
 _FAN = 512
 """Record batches of a file, and files that a task opens, at most."""
-_PROBED_ROWS = 1000
+_PROBED_ROWS, _MOST_PROBES = 1000, 100
 _SHARD_BYTES = 500_000_000
 """As ``save_to_disk`` makes them."""
 _ROWS_PER_PROCESS = 256
 """As Axolotl counts the processes that save."""
+_PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
 _COORDINATOR_ROW_BYTES = 40
 _PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
 
@@ -117,15 +120,15 @@ class _Job:
 
         base = output or self.cfg.dataset_prepared_path or DEFAULT_DATASET_PREPARED_PATH
         base = Store(str(base).rstrip("/")).anchored().url
+        named_splits: dict[str, tuple[str, Any]] = {}
         for split, datasets in (("train", self.cfg.datasets), ("test", self.cfg.test_datasets)):
-            if not datasets:
-                continue
-            named = generate_dataset_hash_from_config(
-                self.cfg, datasets, self.tokenizer.name_or_path
-            )
-            folder = f"{base}/.{named}.work"
-            if work:
-                folder = f"{Store(work.rstrip('/')).anchored().url}/{named}"
+            if datasets:
+                tokenizer = self.tokenizer.name_or_path
+                named = generate_dataset_hash_from_config(self.cfg, datasets, tokenizer)
+                named_splits[named] = split, datasets  # of two with one folder, the later stays
+        for named, (split, datasets) in named_splits.items():
+            beside = Store(work.rstrip("/")).anchored().url if work else base
+            folder = f"{beside}/.{named}.work"
             configs = list(datasets_with_name_generator(datasets))
             found = _Split(
                 name=split,
@@ -135,11 +138,20 @@ class _Job:
                 sources=[],
             )
             described = [json.loads(json.dumps(dict(config), default=str)) for config in configs]
+            tokens = type(self.tokenizer).__name__
+            with suppress(Unfamiliar):
+                tokens = hashlib.sha256(
+                    describe(self.tokenizer).encode(errors="replace")
+                ).hexdigest()
+            # Keys that decide rows and order are more than those of the folder's name.
+            keys = {key: value for key, value in self.cfg.items() if key not in _PASSING_KEYS}
             description = {
                 "what": f"prepare, {split}",
                 "prepared": named,
                 "datasets": described,
                 "memory": memory,
+                "configuration": keys,
+                "tokenizer": tokens,
             }
             held.enter_context(lock_job(folder))
             # Without its description, it is what was left when a removal was interrupted.
@@ -167,16 +179,20 @@ class _Job:
 
         pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
         results = []
-        for config, source in zip(split.configs, split.sources, strict=True):
-            for unit in source.units:
-                table = first_table(split.store, unit)
-                if table is not None and len(table):
+        for index, (config, source) in enumerate(zip(split.configs, split.sources, strict=True)):
+            made = schema = None
+            # The first that are kept decide the types; rows may be sorted by length.
+            for unit, first, rows in itertools.islice(
+                _slices_of(split.store, source), _MOST_PROBES
+            ):
+                if schema is None:
+                    schema = rows.schema
+                made = make_rows(pipeline, index, rows, split.name, unit, first)
+                if made.table is not None:
                     break
-            else:
+            if schema is None or made is None:
                 raise DataError(f"dataset {config.path} has no rows")
-            split.raw.append(table.schema)
-            rows = table.slice(0, _PROBED_ROWS)
-            made = make_rows(pipeline, config, rows, split.name, unit, 0)
+            split.raw.append(schema)
             split.probed.append(
                 {
                     "rows": len(rows),
@@ -190,10 +206,15 @@ class _Job:
                 results.append(Dataset(InMemoryTable(made.table)))
         if not results:
             raise DataError(
-                f"none of the first {_PROBED_ROWS:,} rows is kept: check sequence_len, "
-                "roles_to_train and the fields of the datasets"
+                f"none of the first {_MOST_PROBES * _PROBED_ROWS:,} rows is kept: check "
+                "sequence_len, roles_to_train and the fields of the datasets"
             )
-        merged = concatenate_datasets(results) if len(results) > 1 else results[0]
+        try:
+            merged = concatenate_datasets(results) if len(results) > 1 else results[0]
+        except ValueError as error:
+            raise DataError(
+                f"datasets whose rows differ in type cannot be merged: {error}"
+            ) from None
         split.final = merged.features.arrow_schema
 
     def plan(self) -> JobPlan:
@@ -243,6 +264,18 @@ class _Job:
             disk_free=self.splits[0].store.free_bytes(),
             coordinator_bytes=_COORDINATOR_ROW_BYTES * rows,
         )
+
+
+def _slices_of(store: Store, source: Source) -> Iterator[tuple[Unit, int, pa.Table]]:
+    """The rows of a dataset, some at a time, with their unit and the number of the first in it."""
+    schema = None
+    for unit in source.units:
+        first = 0
+        for table in read_tables(store, unit, schema):
+            schema = table.schema if schema is None else schema
+            for start in range(0, len(table), _PROBED_ROWS):
+                yield unit, first + start, table.slice(start, _PROBED_ROWS)
+            first += len(table)
 
 
 def plan_preparation(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fast_axolotl.axolotl.data import is_comparable
 from fast_axolotl.cluster.sources import Unit, read_tables
@@ -49,13 +50,12 @@ def tokenise(
     pipeline, source = open_pipeline(store.url), Unit(**unit)
     types = store.read_json("types.json")
     raw, final = _schema(types["raw"][index]), _schema(types["final"])
-    config = pipeline.configs[index]
     rows_in = merged = tokens = 0
     dropped: dict[str, int] = {}
     with _Parts(store, name, final, part_bytes, secret) as parts:
         for table in read_tables(store, source, raw):
             for rows in _slices(table, slice_bytes):
-                made = make_rows(pipeline, config, rows, split, source, rows_in)
+                made = make_rows(pipeline, index, rows, split, source, rows_in)
                 if made.table is not None:
                     kept = _conform(made.table, final, source)
                     parts.add(kept, made.numbers.astype(np.int64) + merged)
@@ -214,6 +214,10 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
 
     if table.schema.equals(schema):
         return table.replace_schema_metadata(schema.metadata)
+    if more := set(table.column_names) - set(schema.names):
+        raise DataError(
+            f"{unit}: column {min(more)!r} is in none of the first rows of the datasets"
+        )
     for column in schema:
         if column.name not in table.column_names:
             table = table.append_column(column, pa.nulls(len(table), column.type))
@@ -248,11 +252,11 @@ def _slices(table: pa.Table, slice_bytes: int) -> Iterator[pa.Table]:
 
 
 def make_rows(
-    pipeline: Pipeline, config: Any, rows: pa.Table, split: str, unit: Unit, first: int
+    pipeline: Pipeline, index: int, rows: pa.Table, split: str, unit: Unit, first: int
 ) -> Made:
     """What Axolotl makes of rows; where it fails, the error names the first such row."""
     try:
-        return pipeline.make(config, rows, split)
+        return pipeline.make(index, rows, split)
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a strategy raises
@@ -260,7 +264,7 @@ def make_rows(
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            pipeline.make(config, rows.slice(low, middle - low), split)
+            pipeline.make(index, rows.slice(low, middle - low), split)
             low = middle
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle
@@ -287,5 +291,5 @@ def _digests(table: pa.Table, secret: list[int]) -> Any:
 def count_tokens(table: pa.Table) -> int:
     if "input_ids" not in table.column_names:
         return 0
-    chunks = table.column("input_ids").chunks
-    return sum(int(chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()) for chunk in chunks)
+    lengths = pc.list_value_length(table.column("input_ids"))
+    return int(pc.sum(lengths).as_py() or 0)

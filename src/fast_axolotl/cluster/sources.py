@@ -12,6 +12,7 @@ the machine where the job was started; the rows then go into the job's folder, a
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["Source", "Unit", "find_source", "first_table", "read_tables"]
+__all__ = ["Source", "Unit", "find_source", "read_tables"]
 
 _KINDS = ("json", "parquet", "arrow", "csv", "text")
 _LINE_BYTES = 64 * 1024
@@ -85,15 +86,23 @@ def find_source(
 ) -> Source:
     """The units of a dataset, in the order of their rows."""
     reason = "it is sharded by its configuration" if config.shards else None
-    wanted = config.split or split
+    # Of preferences, Axolotl takes what there is to train on, also for tests.
+    split = "train" if cfg.rl else split
     found = None
-    if reason is None:
-        found, reason = _find_files(config, wanted)
-    if found is None:
-        return Source(units=_load_whole(config, cfg, split, store, name), whole=reason)
-    kind, files = found
-    with ThreadPoolExecutor(16) as pool:
-        cut = list(pool.map(lambda path: _cut_file(kind, path, unit_bytes), files))
+    try:
+        if reason is None:
+            found, reason = _find_files(config, config.split or split)
+        if found is None:
+            return Source(units=_load_whole(config, cfg, split, store, name), whole=reason)
+        kind, files = found
+        with ThreadPoolExecutor(16) as pool:
+            cut = list(pool.map(lambda path: _cut_file(kind, path, unit_bytes), files))
+    except FastAxolotlError:
+        raise
+    except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
+        raise DataError(
+            f"dataset {config.path} cannot be loaded: {error}; check path, ds_type, split and name"
+        ) from None
     return Source(units=tuple(unit for units in cut for unit in units), whole=None)
 
 
@@ -117,6 +126,8 @@ def _find_files(config: Any, split: str) -> tuple[tuple[str, list[str]] | None, 
         if not data_files:
             if Path(path, "state.json").exists() or Path(path, "dataset_dict.json").exists():
                 return None, f"{path} was saved by Hugging Face"
+            if Path(path, "README.md").exists():
+                return None, f"{path} has a README.md, which may say how to read it"
             kind = path
     builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
     kind = type(builder).__module__.rpartition(".")[2]
@@ -132,10 +143,12 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
     from datasets import Dataset, DatasetDict
 
     folder = f"loaded/{name}"
-    if not store.exists(f"{folder}/units.json"):
+    stamp = _stamp(Path(config.path), config.data_files)
+    known = store.exists(f"{folder}/units.json") and store.read_json(f"{folder}/units.json")
+    if not known or known[0]["stamp"] != stamp:
         dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
         if isinstance(dataset, DatasetDict):
-            chosen = config.split if config.split in dataset else split
+            chosen = config.split if config.split in dataset and not cfg.rl else split
             if chosen not in dataset:
                 raise DataError(f"dataset {config.path} has no split {split}: name one by split:")
             dataset = dataset[chosen]
@@ -153,9 +166,19 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
             table = table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
             with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table, _FEW_ROWS)
-            units.append(Unit(kind="rows", path=part, num_bytes=table.nbytes).to_json())
+            unit = Unit(kind="rows", path=part, num_bytes=table.nbytes, stamp=stamp)
+            units.append(unit.to_json())
         store.write_json(f"{folder}/units.json", units)
     return tuple(Unit(**unit) for unit in store.read_json(f"{folder}/units.json"))
+
+
+def _stamp(path: Path, data_files: Any) -> str:
+    """Changes with the files of a dataset on this machine."""
+    given = [data_files] if isinstance(data_files, str) else data_files or ()
+    files = [path, *map(Path, given), *(path.rglob("*") if path.is_dir() else ())]
+    found = [(str(file), file.stat()) for file in files if file.exists()]
+    seen = sorted((name, info.st_size, info.st_mtime_ns) for name, info in found)
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 
 def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
@@ -210,11 +233,6 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
     return units
 
 
-def first_table(store: Store, unit: Unit) -> pa.Table | None:
-    """The first rows of a unit, with the types that Hugging Face finds in them."""
-    return next(read_tables(store, unit, None), None)
-
-
 def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
     """The rows of a unit, chunk by chunk, under the types of the dataset's first rows."""
     from datasets.table import CastError, table_cast
@@ -237,12 +255,13 @@ def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[
 def _fetched(unit: Unit) -> Iterator[Path]:
     """A file of this machine that holds the unit's bytes."""
     is_local = "://" not in unit.path
-    if is_local and (unit.stop < 0 or unit.kind == "parquet"):
+    is_plain = not any(mark in unit.path for mark in "*?[]")  # the loader would look for files
+    if is_local and is_plain and (unit.stop < 0 or unit.kind == "parquet"):
         yield Path(unit.path)
         return
     filesystem, plain = fsspec.core.url_to_fs(unit.path)
     with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
-        copy = Path(folder, Path(plain).name)
+        copy = Path(folder, f"rows{''.join(Path(plain).suffixes[-2:])}")
         if unit.stop < 0 or unit.kind == "parquet":
             filesystem.get_file(plain, str(copy))
         else:
@@ -267,7 +286,10 @@ def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table
             builder.info.features = Features.from_arrow_schema(schema)
         download = DownloadManager(download_config=DownloadConfig(cache_dir=cache))
         try:
-            [split] = builder._split_generators(download)
+            try:
+                [split] = builder._split_generators(download)
+            except StopIteration:
+                return  # an empty file
             for _, table in builder._generate_tables(**split.gen_kwargs):
                 yield table
         except (pa.ArrowInvalid, ValueError, TypeError, OSError, EOFError) as error:

@@ -53,20 +53,25 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
         from axolotl.loaders import load_tokenizer
     except ImportError as error:
         raise UsageError(f"prepare needs Axolotl: pip install axolotl ({error})") from None
-    cfg = load_cfg(config, is_preprocess=True, **overrides)
+    try:
+        cfg = load_cfg(config, is_preprocess=True, **overrides)
+        tokenizer = load_tokenizer(cfg)
+    except Exception as error:  # noqa: BLE001  Axolotl and its libraries raise what they like
+        raise UsageError(f"Axolotl does not take {config}: {error}") from None
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
     for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
         if cfg.get(key):
             raise UsageError(f"{config} has {key}: there is nothing to prepare, train at once")
-    if cfg.use_pose or cfg.processor_type:
-        key = "use_pose" if cfg.use_pose else "processor_type"
-        raise UsageError(f"{config} has {key}, which prepare cannot do: use axolotl preprocess")
+    types = {entry.type for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]}
+    for key in ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"):
+        if cfg.get(key) or key in map(str, types):
+            raise UsageError(f"{config} has {key}, which prepare cannot do: use axolotl preprocess")
     for plugin in PluginManager.get_instance().plugins.values():
         if type(plugin).load_datasets is not BasePlugin.load_datasets:
             name = type(plugin).__name__
             raise UsageError(f"plugin {name} loads datasets itself: use axolotl preprocess")
-    return cfg, load_tokenizer(cfg)
+    return cfg, tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,8 @@ class Pipeline:
     configs: list[Any]
     """Its datasets of one split."""
 
-    def make(self, config: Any, rows: pa.Table, split: str) -> Made:
-        """Rows of one dataset as they are in the prepared dataset, in their order."""
+    def make(self, index: int, rows: pa.Table, split: str) -> Made:
+        """Rows of a dataset, by its number, as they are in the prepared dataset, in their order."""
         from axolotl.utils.data import rl, sft
         from datasets import Dataset, Features
         from datasets.table import InMemoryTable
@@ -89,8 +94,12 @@ class Pipeline:
         if not len(dataset):
             return made
         cfg = type(self.cfg)({**self.cfg})
-        config = type(self.cfg)({**config, "shards": None, "preprocess_shards": None})
+        uncut = {"shards": None, "preprocess_shards": None}
+        config = type(self.cfg)({**self.configs[index], **uncut})
         cfg.datasets = cfg.test_datasets = [config]
+        if cfg.rl and split == "test":
+            # Axolotl reads the fields of preferences from the entry of this number to train on.
+            cfg.datasets = self.cfg.datasets[index : index + 1]
         # One process, and nothing left in a cache: the job's folder has what is finished.
         cfg.dataset_num_proc, cfg.dataset_keep_in_memory = None, True
         saved: list[Any] = []

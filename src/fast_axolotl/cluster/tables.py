@@ -208,6 +208,8 @@ class _Job:
             )
         self.shares = Shares.open(inputs, memory=memory, **read_options)
         sources = [item.source.identity for item in self.shares.dataset.inputs]
+        if f"{folder.url}/".startswith(f"{self.output.url}/"):
+            raise UsageError(f"--work {folder.url} is the output, or in it: choose another folder")
         if inside := [path for path in sources if path.startswith(f"{self.output.url}/")]:
             raise UsageError(f"output {output} holds {inside[0]}, which is read: write elsewhere")
         description = {**about, "output": self.output.url, **self.shares.describe()}
