@@ -50,7 +50,7 @@ _MOST_UNIT_BYTES = 64 * MIB
 _MOST_PART_BYTES = 256 * MIB
 _FAN = 512
 """Record batches of a file, and files that a task opens, at most."""
-_PROBED_ROWS, _MOST_PROBES = 1000, 100
+_PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _SHARD_BYTES = 500_000_000
 """As ``save_to_disk`` makes them."""
 _ROWS_PER_PROCESS = 256
@@ -182,13 +182,12 @@ class _Job:
         for index, (config, source) in enumerate(zip(split.configs, split.sources, strict=True)):
             made = schema = None
             # The first that are kept decide the types; rows may be sorted by length.
-            for unit, first, rows in itertools.islice(
-                _slices_of(split.store, source), _MOST_PROBES
-            ):
-                if schema is None:
-                    schema = rows.schema
+            seen = 0
+            for unit, first, rows in _slices_of(split.store, source):
+                schema = rows.schema if schema is None else schema
                 made = make_rows(pipeline, index, rows, split.name, unit, first)
-                if made.table is not None:
+                seen += len(rows)
+                if made.table is not None or seen >= _MOST_PROBED_ROWS:
                     break
             if schema is None or made is None:
                 raise DataError(f"dataset {config.path} has no rows")
@@ -206,7 +205,7 @@ class _Job:
                 results.append(Dataset(InMemoryTable(made.table)))
         if not results:
             raise DataError(
-                f"none of the first {_MOST_PROBES * _PROBED_ROWS:,} rows is kept: check "
+                f"none of the first {_MOST_PROBED_ROWS:,} rows is kept: check "
                 "sequence_len, roles_to_train and the fields of the datasets"
             )
         try:

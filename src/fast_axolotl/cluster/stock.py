@@ -63,9 +63,9 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
     for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
         if cfg.get(key):
             raise UsageError(f"{config} has {key}: there is nothing to prepare, train at once")
-    types = {entry.type for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]}
+    types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
     for key in ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"):
-        if cfg.get(key) or key in map(str, types):
+        if cfg.get(key) or key in types:
             raise UsageError(f"{config} has {key}, which prepare cannot do: use axolotl preprocess")
     for plugin in PluginManager.get_instance().plugins.values():
         if type(plugin).load_datasets is not BasePlugin.load_datasets:
