@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, expm1
+from math import ceil
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -30,8 +30,8 @@ _LOOK_BYTES, _BLOCK_BYTES = 2600, 24
 _LOOK_SECONDS, _BLOCK_SECONDS = 1e-4, 3e-9
 """To open a part for one record batch: once, and for every batch of the list at its end. Measured
 with pyarrow 26 on files of 1,000 to 50,000 batches."""
-_INDEX_BYTES, _INDEX_LIMIT = 36, 2 << 30
-"""An entry of ``pieces.json`` in memory, and what is free for it."""
+_FAN = 512
+"""Record batches of a file at most."""
 _ASSUMPTIONS = (
     "bytes and task seconds grow with the input; the rows are like the generated ones",
     "the rates of one worker with no other beside it hold for every core of a node; start-up, "
@@ -174,42 +174,37 @@ def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measuremen
     tokens = out["tokenise"]
     parts = size / _UNIT_BYTES * ceil(_UNIT_BYTES * tokens / size / _PART_BYTES)
     pieces = out["write"] / _PIECE_BYTES
-    kept = (rows - again) / parts
-
-    def filled(pieces: float) -> float:
-        """Pieces that a part has rows of: rows are shuffled."""
-        return pieces * -expm1(-kept / pieces)
-
-    batches = filled(pieces)
-    looks = parts * batches
-    seconds["write"] += looks * (_LOOK_SECONDS + _BLOCK_SECONDS * batches)
-    lists = looks * (_LOOK_BYTES + _BLOCK_BYTES * batches)
+    ranges = ceil(pieces / _FAN)
+    groups = ceil(parts / ranges)
+    # Many pieces are dealt twice; a look opens a file for one of its record batches.
+    looks = {"merge": parts * ranges, "write": pieces * groups} if ranges > 1 else {}
+    looks = looks or {"merge": 0.0, "write": parts * pieces}
+    lists = {name: count * (_LOOK_BYTES + _BLOCK_BYTES * _FAN) for name, count in looks.items()}
+    again_dealt = out["deal"] if ranges > 1 else 0.0
+    seconds["merge"] = seconds["deal"] if ranges > 1 else 0.0
+    for name, count in looks.items():
+        seconds[name] += count * (_LOOK_SECONDS + _BLOCK_SECONDS * _FAN)
     flows = {
         "tokenise": (size, tokens + 24 * rows),
         "split": (24 * rows, out["split"] + 8 * again),
         "unique": (out["split"], 8 * again),
         "coordinator": (24 * rows, 16 * rows),
         "deal": (tokens + 8 * rows, out["deal"]),
-        "write": (out["deal"] + lists, out["write"]),
+        "merge": (again_dealt + lists["merge"], again_dealt),
+        "write": (out["deal"] + lists["write"], out["write"]),
     }
     stages = [
         cluster.stage(f"prepare: {name}", seconds[name], read, written)
         for name, (read, written) in flows.items()
         if name in seconds
     ]
-    share = 1.0
-    while share * parts * filled(share * pieces) * _INDEX_BYTES > _INDEX_LIMIT:
-        share *= 0.99
     disk = (2 * tokens + 72 * rows) / cluster.nodes / 1e9
     return stages, [
         f"{rows:.2g} rows, {job['tokens'] * scale:.2g} tokens; work folder and output of prepare "
         f"hold at most {disk:,.0f} GB per node, input not counted; its coordinator holds 40 bytes "
         f"per row, {40 * rows / 1e9:,.0f} GB on one machine",
-        f"rows are shuffled, so each of {parts:,.0f} parts has rows of {batches:,.0f} of "
-        f"{pieces:,.0f} pieces: write opens parts {looks:.2g} times and reads "
-        f"{lists / 1e12:,.0f} TB of lists of record batches; the index of pieces takes "
-        f"{looks * _INDEX_BYTES / 1e9:,.0f} GB in every task of write; it takes 2 GiB of the 4 at "
-        f"{share * cluster.tb:,.2g} TB, and more input does not fit",
+        f"{parts:,.0f} parts are dealt to {ranges:,} ranges, and these to {pieces:,.0f} pieces: a task "
+        f"opens at most {max(ranges, groups):,} files; merge is taken to cost as much as deal",
     ]
 
 
