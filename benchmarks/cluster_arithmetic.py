@@ -203,8 +203,8 @@ def _prepare(job: Mapping[str, Any], cluster: _Cluster) -> tuple[list[Measuremen
         f"{rows:.2g} rows, {job['tokens'] * scale:.2g} tokens; work folder and output of prepare "
         f"hold at most {disk:,.0f} GB per node, input not counted; its coordinator holds 40 bytes "
         f"per row, {40 * rows / 1e9:,.0f} GB on one machine",
-        f"{parts:,.0f} parts are dealt to {ranges:,} ranges, and these to {pieces:,.0f} pieces: a task "
-        f"opens at most {max(ranges, groups):,} files; merge is taken to cost as much as deal",
+        f"{parts:,.0f} parts are dealt to {ranges:,} ranges, and these to {pieces:,.0f} pieces: a "
+        f"task opens at most {max(ranges, groups):,} files; merge is taken to cost as much as deal",
     ]
 
 
