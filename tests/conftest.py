@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import signal
 import sys
 import warnings
@@ -21,6 +22,8 @@ def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
     that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ray looks at these once in a process, and a token of the user's would count otherwise.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     # Machines are shared: how long one example takes says nothing.
     hypothesis.settings.register_profile("shared", deadline=None)
     hypothesis.settings.load_profile("shared")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,6 @@ import psutil
 from support.children import clean_environment
 
 TESTS = Path(__file__).parents[1]
-TOKEN = secrets.token_hex(32)
-"""Ray looks at it once in a process."""
 PROGRAM = (sys.executable, "-m", "support.prepare_driver")
 
 
@@ -63,10 +60,9 @@ class Nodes:
 
 @contextmanager
 def ray_variables() -> Iterator[None]:
-    """A folder, short since sockets lie there, and a token for clusters of this process."""
+    """A folder, short since sockets lie there; the token is in ``conftest.py``."""
     with tempfile.TemporaryDirectory(prefix="fa-", ignore_cleanup_errors=True) as folder:
-        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-        ours |= {"RAY_TMPDIR": folder, "RAY_health_check_period_ms": "500"}
+        ours = {"RAY_TMPDIR": folder, "RAY_health_check_period_ms": "500"}
         with mock.patch.dict(os.environ, ours):
             yield
 
