@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """One fault after the other, on clusters that get new nodes for the killed ones."""
     cluster: Any = import_module("support.cluster")
     os.environ |= {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with cluster.ray_variables():
         faults = _Faults(folder, tell)
         try:

@@ -34,7 +34,7 @@ MOST_LINES = {
     "axolotl": 9_150,
     "boot": 86,
     "cli": 4_520,
-    "cluster": 2_930,
+    "cluster": 3_000,
     "plan": 1_950,
     "dedupe": 1_800,
     "errors": 130,
