@@ -130,7 +130,7 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> st
         if isinstance(value, bool):
             parts += [f"--{name}"] * value
             continue
-        text = "PYTHON" if name == "peer_python" else value
+        text = {"peer_python": "PYTHON", "keep": "FILE"}.get(name, value)
         text = ",".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
         parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     return " ".join(parts)

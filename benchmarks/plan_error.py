@@ -245,7 +245,7 @@ def fit(cases: Sequence[Case], rounds: int) -> Constants:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The table of errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, required=True, help="folder of the published rows")
     parser.add_argument("--fit", action="store_true", help="only fit constants to all rows")
     options = parser.parse_args(arguments)
     cases, left_out = load(options.data)

@@ -54,7 +54,8 @@ def feed(progress: JobProgress, num_tasks: int = 3, *, stage: str = "rows") -> N
     ran = {"node": "n1", "seconds": 1.0, "peak_bytes": 2 * 10**9}
     answer = {"rows": 1000, "tokens": 50_000, "bytes_in": 10**6, "bytes_out": 10**6, "ran": ran}
     progress.hear(Event(kind="stage", stage=stage, total=num_tasks))
-    progress.hear(Event(kind="done", stage=stage, task=tasks[0], answer=answer))
+    earlier = Event(kind="done", stage=stage, task=tasks[0], answer=answer, is_earlier=True)
+    progress.hear(earlier)
     for place, task in enumerate(tasks[1:]):
         progress.hear(Event(kind="started", stage=stage, task=task))
         if not place:

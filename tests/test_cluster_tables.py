@@ -340,17 +340,17 @@ def test_an_object_store_is_input_and_output(
         monkeypatch.setenv(name, "testing")
     s3 = fsspec.filesystem("s3", skip_instance_cache=True)
     type(s3).clear_instance_cache()
-    s3.mkdir("rows")
+    s3.mkdir("tables")
     rows = repeated_rows(600)
     for part in range(3):
-        s3.pipe_file(f"rows/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
+        s3.pipe_file(f"tables/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
     dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
     with pytest.raises(KeyboardInterrupt):
-        dedupe_on("s3://rows/in", "s3://rows/out", heard=Stopping(6))
-    dedupe_on("s3://rows/in", "s3://rows/out", workers=2)
-    assert read_rows("s3://rows/out") == read_rows(tmp_path / "one.parquet")
-    assert sorted(s3.glob("rows/out*")) == ["rows/out"]  # the work folder is gone
-    assert s3.exists("rows/out/_SUCCESS")
+        dedupe_on("s3://tables/in", "s3://tables/out", heard=Stopping(6))
+    dedupe_on("s3://tables/in", "s3://tables/out", workers=2)
+    assert read_rows("s3://tables/out") == read_rows(tmp_path / "one.parquet")
+    assert sorted(s3.glob("tables/out*")) == ["tables/out"]  # the work folder is gone
+    assert s3.exists("tables/out/_SUCCESS")
     type(s3).clear_instance_cache()
     server.stop()
 

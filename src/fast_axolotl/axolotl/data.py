@@ -30,7 +30,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from fast_axolotl.system import usable_cores
 __all__ = [
     "SeenHashes",
     "column_of",
+    "count_shards",
     "deduplicate_dataset",
     "get_dataset_lengths",
     "is_comparable",
@@ -62,6 +63,7 @@ __all__ = [
     "row_numbers",
     "rows_between",
     "save_preprocessed_dataset",
+    "saved_notes",
     "try_dedupe",
 ]
 
@@ -215,9 +217,16 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
         raise Unfamiliar("the dataset is empty")
     require_no_decoding(dataset)
     num_workers = cfg.dataset_num_proc or shared.get_default_process_count()
-    num_shards = _count_shards(dataset, num_workers, cfg.num_dataset_shards_to_save)
+    num_shards = cfg.num_dataset_shards_to_save
+    if type(num_workers) is not int or num_workers < 1:
+        raise Unfamiliar(f"dataset_num_proc is {num_workers!r}")
+    if num_shards is None:
+        found = count_shards(len(dataset), dataset._estimate_nbytes(), num_workers)
+        num_shards = min(len(dataset._data), found)
+    if type(num_shards) is not int or not 1 <= num_shards <= len(dataset):
+        raise Unfamiliar(f"{num_shards!r} shards of {len(dataset)} rows")
     names = [f"data-{index:05d}-of-{num_shards:05d}.arrow" for index in range(num_shards)]
-    notes = _notes(dataset, names)
+    notes = saved_notes(dataset, names)
     target.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(target) as beside:
         _write_shards(dataset, [beside / name for name in names])
@@ -489,24 +498,16 @@ def _has_text(types: Any) -> bool:
     return _is_text(types) or (hasattr(types, "value_type") and _has_text(types.value_type))
 
 
-def _count_shards(dataset: Any, num_workers: Any, wanted: Any) -> int:
+def count_shards(num_rows: int, num_bytes: float, num_workers: int) -> int:
     """As many as ``save_to_disk`` makes with the number of processes that Axolotl gives it."""
     from datasets import config
     from datasets.utils.py_utils import convert_file_size_to_int
 
-    if type(num_workers) is not int or num_workers < 1:
-        raise Unfamiliar(f"dataset_num_proc is {num_workers!r}")
-    if wanted is None:
-        num_proc = min(max(1, len(dataset) // _MIN_ROWS_PER_PROCESS), num_workers)
-        size = convert_file_size_to_int(config.MAX_SHARD_SIZE)
-        by_size = int(dataset._estimate_nbytes() / size) + 1
-        wanted = min(len(dataset._data), max(by_size, num_proc))
-    if type(wanted) is not int or not 1 <= wanted <= len(dataset):
-        raise Unfamiliar(f"{wanted!r} shards of {len(dataset)} rows")
-    return wanted
+    by_size = int(num_bytes / convert_file_size_to_int(config.MAX_SHARD_SIZE)) + 1
+    return max(by_size, min(max(1, num_rows // _MIN_ROWS_PER_PROCESS), num_workers))
 
 
-def _notes(dataset: Any, names: list[str]) -> dict[str, str]:
+def saved_notes(dataset: Any, names: Sequence[str]) -> dict[str, str]:
     """The two JSON files beside the shards, as ``save_to_disk`` writes them."""
     from datasets import config
     from datasets.utils.py_utils import asdict

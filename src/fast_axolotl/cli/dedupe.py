@@ -24,6 +24,7 @@ from fast_axolotl.cli.options import (
     Workers,
     describe_rejected,
     examples,
+    job_options,
     parse_names,
     parse_size,
 )
@@ -110,8 +111,12 @@ def dedupe(
     }
     names = None if columns is None else parse_names(columns)
     if engine is not None:
-        if against or report is not None or temp_dir is not None:
-            raise UsageError("--against, --report and --temp-dir do not work with --engine yet")
+        if against or report is not None or temp_dir is not None or num_threads:
+            names_of = "--against, --report, --temp-dir and --num-threads"
+            raise UsageError(f"{names_of} do not work with --engine")
+        job = job_options(
+            engine, address=address, workers=workers, memory=memory, work=work, restart=restart
+        )
         from fast_axolotl.cli.job_progress import run_job
         from fast_axolotl.cluster.tables import dedupe_on
 
@@ -122,13 +127,8 @@ def dedupe(
             inputs=inputs,
             output=output,
             columns=names,
-            engine=engine,
-            address=address or "auto",
-            workers=workers,
-            memory=parse_size(memory),
-            work=work,
-            restart=restart,
             overwrite=overwrite,
+            **job,
             **reading,
         )
         return

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobPlan, JobSummary
     from fast_axolotl.cluster.tasks import Event
 
-__all__ = ["JobProgress", "plan_table", "run_job", "summary_table"]
+__all__ = ["JobProgress", "plan_table", "run_job", "summary_table", "watch_job"]
 
 _LINE_SECONDS = 30.0
 _MOST_NODES = 16
@@ -138,14 +138,14 @@ class JobProgress:
             answer = event.answer or {}
             stage.done += 1
             stage.sums.update({key: answer.get(key) or 0 for key in _SUMMED})
-            if name in stage.running:
+            if event.is_earlier:
+                stage.done_before += 1
+            else:
                 stage.running.discard(name)
                 stage.tokens_now += answer.get("tokens") or 0
                 ran = answer.get("ran") or {}
                 stage.peak_bytes = max(stage.peak_bytes, ran.get("peak_bytes") or 0)
                 self._nodes.update([ran["node"]] if "node" in ran else [])
-            else:
-                stage.done_before += 1
         if stage.done >= stage.total and stage.seconds is None:
             stage.seconds = now - stage.begun
             self._write(stage, "done, ")
@@ -178,15 +178,20 @@ class JobProgress:
         print(f"fast-axolotl: {line}", file=self._out, flush=True)
 
 
-def run_job(title: str, job: Callable[..., JobSummary], *, as_json: bool, **arguments: Any) -> None:
-    """Does a job, shows how far it is, and prints what it did."""
-    started = time.time()
+def watch_job(title: str, job: Callable[..., JobSummary], **arguments: Any) -> JobSummary:
+    """Does a job, and shows how far it is."""
     try:
         with JobProgress(title) as progress:
-            summary = job(**arguments, heard=progress.hear)
+            return job(**arguments, heard=progress.hear)
     except KeyboardInterrupt:
         say("what is done is kept: the same command continues, --restart begins again")
         raise
+
+
+def run_job(title: str, job: Callable[..., JobSummary], *, as_json: bool, **arguments: Any) -> None:
+    """Does a job, shows how far it is, and prints what it did."""
+    started = time.time()
+    summary = watch_job(title, job, **arguments)
     if as_json:
         print(json.dumps(summary.to_json(), indent=2))
     else:

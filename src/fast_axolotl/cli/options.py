@@ -30,6 +30,7 @@ __all__ = [
     "Workers",
     "describe_rejected",
     "examples",
+    "job_options",
     "parse_names",
     "parse_percent",
     "parse_shard",
@@ -82,6 +83,29 @@ Work = Annotated[
 Restart = Annotated[
     bool, typer.Option("--restart", help="Drop what an interrupted run has left, and begin again.")
 ]
+
+
+def job_options(
+    engine: str,
+    *,
+    address: str | None,
+    workers: int,
+    memory: str,
+    work: str | None,
+    restart: bool,
+) -> dict[str, Any]:
+    """What a job on data is given, whichever it is."""
+    if address is not None and engine != "ray":
+        raise UsageError("--address is of a Ray cluster: add --engine ray")
+    return {
+        "engine": engine,
+        "address": address or "auto",
+        "workers": workers,
+        "memory": parse_size(memory),
+        "work": work,
+        "restart": restart,
+    }
+
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}

@@ -19,10 +19,9 @@ from fast_axolotl.cli.options import (
     WorkerMemory,
     Workers,
     examples,
+    job_options,
     parse_names,
-    parse_size,
 )
-from fast_axolotl.errors import UsageError
 
 __all__ = ["PACK_EXAMPLES", "pack"]
 
@@ -80,8 +79,9 @@ def pack(
     from fast_axolotl.cli.job_progress import run_job
     from fast_axolotl.cluster.tables import pack_on
 
-    if address is not None and engine != "ray":
-        raise UsageError("--address is of a Ray cluster: add --engine ray")
+    job = job_options(
+        engine, address=address, workers=workers, memory=memory, work=work, restart=restart
+    )
     run_job(
         f"pack to {output}",
         pack_on,
@@ -93,13 +93,8 @@ def pack(
         others=None if others is None else parse_names(others),
         long=long,
         method=method,
-        engine=engine,
-        address=address or "auto",
-        workers=workers,
-        memory=parse_size(memory),
-        work=work,
-        restart=restart,
         overwrite=overwrite,
+        **job,
         format=format,
         split=split,
         on_error=on_error,

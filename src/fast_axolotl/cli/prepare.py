@@ -9,15 +9,23 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from fast_axolotl.cli.options import AsJson, examples, parse_size, say, unused_folder
-from fast_axolotl.errors import DataError, UsageError, mask_words
-
-if TYPE_CHECKING:
-    from fast_axolotl.cluster.job import JobPlan
+from fast_axolotl.cli.options import (
+    Address,
+    AsJson,
+    Restart,
+    Work,
+    WorkerMemory,
+    Workers,
+    examples,
+    job_options,
+    say,
+    unused_folder,
+)
+from fast_axolotl.errors import UsageError, mask_words
 
 __all__ = ["PREPARE_EXAMPLES", "prepare"]
 
@@ -37,25 +45,14 @@ def prepare(
         Literal["local", "ray"],
         typer.Option(help="Who does the work: processes of this machine, or a Ray cluster."),
     ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of the Ray cluster: HOST:PORT, or auto to find it. Default: auto."),
-    ] = None,
-    memory: Annotated[str, typer.Option(help="What one working process may hold.")] = "4GiB",
-    workers: Annotated[
-        int, typer.Option(help="Tasks at a time; 0 takes every core there is.", min=0)
-    ] = 0,
+    address: Address = None,
+    memory: WorkerMemory = "4GiB",
+    workers: Workers = 0,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", help="In place of dataset_prepared_path: a path or a URL."),
     ] = None,
-    work: Annotated[
-        str | None,
-        typer.Option(
-            help="The folder for files between stages, a path or a URL that every node sees. "
-            "Default: below the output."
-        ),
-    ] = None,
+    work: Work = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,10 +67,7 @@ def prepare(
         bool,
         typer.Option("--dry-run", help="Print the plan: units, stages, disk needed; do nothing."),
     ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option("--restart", help="Drop what an interrupted run has left, and begin again."),
-    ] = False,
+    restart: Restart = False,
     as_json: AsJson = False,
     record: Annotated[
         Path | None,
@@ -89,9 +83,9 @@ def prepare(
     again on another node.
     """
     settings = _parse_overrides(overrides or ())
-    num_bytes = parse_size(memory)
-    if address is not None and engine != "ray":
-        raise UsageError("--address is of a Ray cluster: add --engine ray")
+    job = job_options(
+        engine, address=address, workers=workers, memory=memory, work=work, restart=restart
+    )
     folder = record or unused_folder("fast-axolotl-runs", f"{datetime.now():%Y%m%d-%H%M%S}-prepare")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already; give an empty folder with --record")
@@ -100,30 +94,19 @@ def prepare(
             "prepare reads the configuration and tokenises with Axolotl, which is not installed "
             "here: pip install axolotl"
         )
-    from fast_axolotl.cli.job_progress import JobProgress, summary_table
+    from fast_axolotl.cli.job_progress import plan_table, summary_table, watch_job
     from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.cluster.prepare import plan_preparation
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
-    common: Any = {"overrides": settings, "memory": num_bytes, "output": output, "work": work}
+    common: Any = {"overrides": settings, "output": output}
     if dry_run:
-        _print_plan(plan_preparation(str(config), **common), as_json=as_json)
+        plan = plan_preparation(str(config), **common, memory=job["memory"], work=work)
+        print(json.dumps(plan.to_json(), indent=2)) if as_json else plan_table(plan)
+        plan.require_disk()
         return
     started = time.time()
-    try:
-        with JobProgress(f"prepare {config}") as progress:
-            summary = prepare_dataset(
-                str(config),
-                **common,
-                engine=engine,
-                address=address or "auto",
-                workers=workers,
-                restart=restart,
-                heard=progress.hear,
-            )
-    except KeyboardInterrupt:
-        say("what is done is kept: the same command continues, --restart begins again")
-        raise
+    summary = watch_job(f"prepare {config}", prepare_dataset, config=str(config), **common, **job)
     made = JobRecord(
         title=f"prepare {config.name}",
         started=started,
@@ -180,20 +163,3 @@ def _train_command(config: Path, settings: Mapping[str, Any], output: str | None
             words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
     command = shlex.join(mask_words(words))
     return f"copy {output} to FOLDER, then {command}" if is_remote else command
-
-
-def _print_plan(plan: JobPlan, *, as_json: bool) -> None:
-    """Print it, and fail where the disk cannot hold what the job needs."""
-    from fast_axolotl.cli.job_progress import plan_table
-    from fast_axolotl.record.units import format_bytes
-
-    if as_json:
-        print(json.dumps(plan.to_json(), indent=2))
-    else:
-        plan_table(plan)
-    if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
-        raise DataError(
-            f"the disk cannot hold this job: it needs about {format_bytes(plan.disk_needed)} and "
-            f"has {format_bytes(plan.disk_free)} free; give larger ones with --work and --output",
-            path=plan.work,
-        )

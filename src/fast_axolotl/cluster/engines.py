@@ -103,9 +103,6 @@ class _Local:
         finally:
             _end({pipe: process for pipe, (process, _) in busy.items()})
 
-    def nodes(self) -> list[dict[str, Any]]:
-        return [_probe()]
-
     def close(self) -> None:
         _end(self._idle)
         self._idle.clear()
@@ -147,7 +144,7 @@ class _Ray:
         self._look()
         if not self._slots:
             problem = f"no node at {at} has a CPU and {memory:,} bytes: add nodes or lower --memory"
-        elif differences := find_skew(_versions(), self.nodes()):
+        elif differences := find_skew(_versions(), self._probe_nodes()):
             problem = "\n  ".join(["install the same versions on all nodes:", *differences])
         else:
             return
@@ -193,7 +190,7 @@ class _Ray:
                 else:
                     yield task, _answer(task, outcome, value)
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def _probe_nodes(self) -> list[dict[str, Any]]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         errors = self._ray.exceptions
@@ -247,13 +244,7 @@ def find_skew(versions: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -
 
 
 def _probe() -> dict[str, Any]:
-    free = system.meminfo_bytes(system.PROC, "MemAvailable") or 0
-    return {
-        "name": system.node_name(),
-        "cores": system.usable_cores(),
-        "memory_bytes": min(free, system.limit_bytes() or free),
-        "versions": _versions(),
-    }
+    return {"name": system.node_name(), "versions": _versions()}
 
 
 @cache
@@ -303,7 +294,7 @@ def _work(pipe: Any, environment: dict[str, str]) -> None:
 def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) -> _Outcome:
     """A task in a working process; on a node, which may have joined late, versions are compared."""
     node = system.node_name()
-    if differences := find_skew(versions or {}, [{"name": node, "versions": _versions()}]):
+    if differences := find_skew(versions or {}, [_probe()]):
         import ray
 
         return "skewed", (ray.get_runtime_context().get_node_id(), "; ".join(differences))

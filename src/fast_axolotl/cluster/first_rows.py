@@ -21,7 +21,7 @@ import numpy as np
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 
-__all__ = ["Part", "find_repeated", "read_array", "split", "unique"]
+__all__ = ["Part", "find_repeated", "load_array", "read_array", "split", "unique", "write_array"]
 
 _ROW_BYTES = 128
 """What one row takes while it is sorted: its record, its rank, and copies of both."""
@@ -75,8 +75,7 @@ def find_repeated(
     places = np.empty(sum(counts.values()), np.int64)
     end = 0
     for name, count in counts.items():
-        with store.reading(name) as path:
-            places[end : end + count] = np.load(path)
+        places[end : end + count] = load_array(store, name)
         end += count
     places.sort()
     return places
@@ -96,8 +95,7 @@ def split(store: Store, *, name: str, pieces: list[list[Any]], bits: int) -> Ans
             rows["place"] = np.arange(first_place + start, first_place + stop)
         at += len(rows)
     again = _repeats(records)
-    with store.writing(f"repeated/split-{name}.npy") as path, path.open("wb") as file:
-        np.save(file, records["place"][again])
+    write_array(store, f"repeated/split-{name}.npy", records["place"][again])
     records = records[~again]
     buckets = (records["second"] & np.uint64((1 << bits) - 1)).astype(np.uint16)
     starts = np.zeros((1 << bits) + 1, np.int64)
@@ -132,8 +130,7 @@ def unique(
         del chosen
         places.append(records["place"][_repeats(records)])
     repeated = np.concatenate(places)
-    with store.writing(f"repeated/unique-{name}.npy") as path, path.open("wb") as file:
-        np.save(file, repeated)
+    write_array(store, f"repeated/unique-{name}.npy", repeated)
     return {"rows": total, "repeated": len(repeated), "bytes_out": repeated.nbytes}
 
 
@@ -161,6 +158,16 @@ def _repeats(records: Any) -> Any:
     first, second = records["first"][order], records["second"][order]
     again[order[1:][(first[1:] == first[:-1]) & (second[1:] == second[:-1])]] = True
     return again
+
+
+def write_array(store: Store, name: str, array: Any) -> None:
+    with store.writing(name) as path, path.open("wb") as file:
+        np.save(file, array)
+
+
+def load_array(store: Store, name: str) -> Any:
+    with store.reading(name) as path:
+        return np.load(path)
 
 
 def read_array(store: Store, name: str, kind: Any, start: int, stop: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from fast_axolotl.axolotl.save_folder import take_lock
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Event, Heard
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import DataError, UsageError
 
 __all__ = [
     "DatasetPlan",
@@ -115,6 +115,16 @@ class JobPlan:
     disk_free: int | None
     coordinator_bytes: int
     """What the process that deals out the work needs itself: about 40 bytes a row."""
+
+    def require_disk(self) -> None:
+        """Raises where the disk cannot hold what the job needs."""
+        if self.disk_free is not None and self.disk_needed > self.disk_free:
+            raise DataError(
+                f"the disk cannot hold this job: it needs about {self.disk_needed / 1e9:,.1f} GB "
+                f"and has {self.disk_free / 1e9:,.1f} GB free; give larger ones with --work and "
+                "--output",
+                path=self.work,
+            )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

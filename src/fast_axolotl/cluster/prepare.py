@@ -3,8 +3,8 @@
     find the units ── tokenise ── order ── split, unique ── deal, merge ── write ── rename
                        (tasks)     (here)    (tasks, for dedupe)   (tasks)
 
-A first look at 1,000 rows of every dataset decides the types, as it does with ``Dataset.map``, and
-finds a wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
+The first rows of every dataset that are kept decide the types, as with ``Dataset.map``, and show a
+wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
 row numbers in place of rows. Of repeated rows the first in that order stays.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import pickle
 import shutil
@@ -25,12 +24,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fast_axolotl.axolotl.data import count_shards, saved_notes
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster.engines import open_engine
-from fast_axolotl.cluster.first_rows import Part, find_repeated
+from fast_axolotl.cluster.first_rows import Part, find_repeated, load_array, write_array
 from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
-from fast_axolotl.cluster.shards import count_tokens, make_rows, np_read, np_write
+from fast_axolotl.cluster.shards import count_tokens, make_rows
 from fast_axolotl.cluster.sources import Source, Unit, find_source, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
@@ -51,10 +51,6 @@ _MOST_PART_BYTES = 256 * MIB
 _FAN = 512
 """Record batches of a file, and files that a task opens, at most."""
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
-_SHARD_BYTES = 500_000_000
-"""As ``save_to_disk`` makes them."""
-_ROWS_PER_PROCESS = 256
-"""As Axolotl counts the processes that save."""
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
 _COORDINATOR_ROW_BYTES = 40
 _PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
@@ -107,6 +103,7 @@ class _Job:
         self.slice_bytes = max(MIB, self.room // 64)
         self.part_bytes = min(_MOST_PART_BYTES, self.room // 4)
         self.piece_bytes = self.part_bytes // 2
+        self.num_processes = self.cfg.dataset_num_proc or os.cpu_count() or 1
         self.splits = list(self._find(memory, output, work, held, restart=restart))
 
     def _find(
@@ -137,7 +134,6 @@ class _Job:
                 output=f"{base}/{named}",
                 sources=[],
             )
-            described = [json.loads(json.dumps(dict(config), default=str)) for config in configs]
             tokens = type(self.tokenizer).__name__
             with suppress(Unfamiliar):
                 tokens = hashlib.sha256(
@@ -145,18 +141,11 @@ class _Job:
                 ).hexdigest()
             # Keys that decide rows and order are more than those of the folder's name.
             keys = {key: value for key, value in self.cfg.items() if key not in _PASSING_KEYS}
-            description = {
-                "what": f"prepare, {split}",
-                "prepared": named,
-                "datasets": described,
-                "memory": memory,
-                "configuration": keys,
-                "tokenizer": tokens,
-            }
+            ours = {"job": f"prepare, {split}", "memory": memory, "tokenizer": tokens}
             held.enter_context(lock_job(folder))
             # Without its description, it is what was left when a removal was interrupted.
             is_new = restart or not found.store.exists("job.json")
-            found.store = open_job(folder, description, restart=is_new)
+            found.store = open_job(folder, {**keys, **ours}, restart=is_new)
             for number, config in enumerate(configs):
                 source = find_source(
                     config,
@@ -196,7 +185,6 @@ class _Job:
                 {
                     "rows": len(rows),
                     "bytes": max(1, rows.nbytes),
-                    "made": 0 if made.table is None else len(made.table),
                     "bytes_out": 0 if made.table is None else made.table.nbytes,
                     "tokens": 0 if made.table is None else count_tokens(made.table),
                 }
@@ -238,7 +226,6 @@ class _Job:
                     )
                 )
         units = sum(dataset.units for dataset in datasets)
-        shards = max(1, -(-out // _SHARD_BYTES))
         stages, left = {"tokenise": units}, {"tokenise": out + 8 * rows}
         if self.cfg.dataset_exact_deduplication:
             stages["split"] = -(-rows * 512 // self.room)
@@ -248,7 +235,9 @@ class _Job:
         stages["deal"], left["deal"] = max(units, out // self.part_bytes), out + 8 * rows
         if stages["deal"] > _FAN or out > _FAN * self.piece_bytes:
             stages["merge"], left["merge"] = out // self.part_bytes, out + 8 * rows
-        stages["write"] = shards
+        stages["write"] = self.cfg.num_dataset_shards_to_save or count_shards(
+            rows, out, self.num_processes
+        )
         # Tokens are removed when they are dealt, so there are two copies at any time.
         return JobPlan(
             datasets=tuple(datasets),
@@ -320,12 +309,7 @@ def prepare(
     """
     with ExitStack() as held:
         job = _Job(config, overrides, memory, output, work, held, restart=restart)
-        plan = job.plan()
-        if plan.disk_free is not None and plan.disk_needed > plan.disk_free:
-            raise UsageError(
-                f"the disk of {plan.work} has {plan.disk_free / 1e9:.1f} GB left and about "
-                f"{plan.disk_needed / 1e9:.1f} GB are needed: choose another folder by --work"
-            )
+        job.plan().require_disk()
         ledger, totals = Ledger(heard), _Totals()
         crew = open_engine(
             engine, address=address, workers=workers, memory=memory, preload=_PRELOAD
@@ -399,12 +383,12 @@ def _prepare_split(
     num_ranges = -(-(len(edges) - 1) // _FAN)
     is_merged = num_ranges > 1 or len(parts) > _FAN
     coarse = np.unique([*edges[::_FAN], edges[-1]]) if is_merged else edges
-    np_write(store, "ranges", coarse)
+    write_array(store, "ranges.npy", coarse)
     stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
     store.remove("tokens")
     files = [f"dealt/{part['name']}" for part in parts]
     if is_merged:
-        np_write(store, "edges", edges)
+        write_array(store, "edges.npy", edges)
         groups = _group(parts, job.part_bytes * num_ranges)
         for number, group in enumerate(groups):
             store.write_json(f"groups/{number:06d}.json", group)
@@ -466,8 +450,7 @@ def _write_types(job: _Job, split: _Split) -> list[int] | None:
             return secret
     with store.writing("pipeline.pickle") as path:
         path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
-    processes = job.cfg.dataset_num_proc or os.cpu_count() or 1
-    known = {**types, "units": units, "processes": processes, "secret": secret}
+    known = {**types, "units": units, "processes": job.num_processes, "secret": secret}
     store.write_json("types.json", known)
     return secret
 
@@ -499,8 +482,8 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
     for index, name, _ in split.units:
         first = int(offsets[index]) + firsts[name]
         for part in answers[name]["parts"]:
-            numbers = np_read(split.store, f"numbers/{part['name']}")
-            np_write(split.store, f"places/{part['name']}", places[first + numbers])
+            numbers = load_array(split.store, f"numbers/{part['name']}.npy")
+            write_array(split.store, f"places/{part['name']}.npy", places[first + numbers])
             parts.append(part)
     return parts
 
@@ -512,7 +495,7 @@ def _place(
     these make each shard."""
 
     def read(part: Mapping[str, Any]) -> Any:
-        return np_read(store, f"places/{part['name']}")
+        return load_array(store, f"places/{part['name']}.npy")
 
     most = max(int(read(part).max()) for part in parts) + 1
     is_kept = np.zeros(most, np.bool_)
@@ -525,13 +508,13 @@ def _place(
     finals = np.cumsum(is_kept) - 1
     for part in parts:
         places = read(part)
-        np_write(store, f"finals/{part['name']}", np.where(is_kept[places], finals[places], -1))
+        write_array(
+            store, f"finals/{part['name']}.npy", np.where(is_kept[places], finals[places], -1)
+        )
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
     processes = store.read_json("types.json")["processes"]
-    count = job.cfg.num_dataset_shards_to_save or max(
-        int(num_bytes / _SHARD_BYTES) + 1, min(max(1, num_rows // _ROWS_PER_PROCESS), processes)
-    )
+    count = job.cfg.num_dataset_shards_to_save or count_shards(num_rows, num_bytes, processes)
     count = min(count, num_rows)
     share, rest = divmod(num_rows, count)
     edges, shards = [0], []
@@ -563,7 +546,6 @@ def _group(parts: Sequence[Mapping[str, Any]], most_bytes: int) -> list[list[str
 def _publish(split: _Split, names: Sequence[str]) -> None:
     """The shards and their two notes under the name that Axolotl looks for, at once."""
     from datasets import Dataset, Features
-    from datasets.utils.py_utils import asdict as datasets_asdict
 
     store, target = split.store, Store(split.output)
     if not store.names("shards") >= {*names}:
@@ -572,23 +554,9 @@ def _publish(split: _Split, names: Sequence[str]) -> None:
         raise DataError(f"{store.url} has lost files of the prepared dataset: use --restart")
     features = Features.from_arrow_schema(split.final)
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    fingerprint = hashlib.sha256(
-        f"{split.output} {[name for _, name, _ in split.units]}".encode()
-    ).hexdigest()[:16]
-    state: dict[str, Any] = {
-        "_data_files": [{"filename": name} for name in names],
-        "_fingerprint": fingerprint,
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
-    info = datasets_asdict(empty.info)
-    notes = {
-        "dataset_info.json": json.dumps({key: info[key] for key in sorted(info)}, indent=2),
-        "state.json": json.dumps(state, indent=2, sort_keys=True),
-    }
+    about = f"{split.output} {[name for _, name, _ in split.units]}"
+    empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
+    notes = saved_notes(empty, names)
     for name, text in notes.items():
         with store.writing(f"shards/{name}") as path:
             path.write_text(text, encoding="utf-8")

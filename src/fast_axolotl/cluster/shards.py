@@ -22,13 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.axolotl.data import is_comparable
+from fast_axolotl.cluster.first_rows import load_array, write_array
 from fast_axolotl.cluster.sources import Unit, read_tables
 from fast_axolotl.cluster.stock import Made, Pipeline, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["count_tokens", "deal", "make_rows", "merge", "np_read", "np_write", "tokenise", "write"]
+__all__ = ["count_tokens", "deal", "make_rows", "merge", "tokenise", "write"]
 
 _PLACE = "__fast_axolotl_place"
 _ROWS_AT_ONCE = 1000
@@ -107,9 +108,9 @@ class _Parts:
         self._stack.close()
         part = f"{self._name}-{len(self.made):04d}"
         numbers = np.concatenate(self._numbers)
-        np_write(self._store, f"numbers/{part}", numbers)
+        write_array(self._store, f"numbers/{part}.npy", numbers)
         if self._digests:
-            np_write(self._store, f"digests/{part}", np.concatenate(self._digests))
+            write_array(self._store, f"digests/{part}.npy", np.concatenate(self._digests))
         self.made.append({"name": part, "rows": len(numbers), "bytes": self._bytes})
         self._writer, self._bytes = None, 0
         self._numbers.clear()
@@ -127,18 +128,18 @@ class _Parts:
 
 def deal(store: Store, *, part: str) -> dict[str, Any]:
     """A part's rows in the order of the output, a record batch for each range of it."""
-    places = np_read(store, f"finals/{part}")
+    places = load_array(store, f"finals/{part}.npy")
     with store.reading(f"tokens/{part}.arrow") as path, pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
         kept = np.flatnonzero(places >= 0)  # the others are repeated
-        edges = np_read(store, "ranges")
+        edges = load_array(store, "ranges.npy")
         return _write_sorted(store, f"dealt/{part}", table, kept, places, edges)
 
 
 def merge(store: Store, *, group: int, index: int, fan: int) -> dict[str, Any]:
     """The rows that some parts have in one range, a record batch for each piece of the range."""
     parts = store.read_json(f"groups/{group:06d}.json")
-    edges = np_read(store, "edges")[index * fan : (index + 1) * fan + 1]
+    edges = load_array(store, "edges.npy")[index * fan : (index + 1) * fan + 1]
     table = _read_batches(store, [f"dealt/{part}" for part in parts], index)
     places = table.column(_PLACE).to_numpy()
     rows = np.arange(len(table))
@@ -183,13 +184,12 @@ def _write_sorted(
     cuts = np.searchsorted(places[order], edges)
     with store.writing(f"{name}.arrow") as path:
         schema = table.schema.append(pa.field(_PLACE, pa.int64()))
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
         with _file(path, schema) as writer:
             for start, stop in pairwise(cuts.tolist()):
                 chosen = order[start:stop]
                 found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
-                batches = found.combine_chunks().to_batches()
-                empty = pa.RecordBatch.from_pylist([], schema=schema)
-                writer.write_batch(batches[0] if batches else empty)
+                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
         num_bytes = path.stat().st_size
     return {"rows": len(order), "bytes_out": num_bytes}
 
@@ -227,16 +227,6 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
         raise DataError(
             f"{unit}: its rows do not come out with the types of the first rows: {error}"
         ) from None
-
-
-def np_write(store: Store, name: str, array: Any) -> None:
-    with store.writing(f"{name}.npy") as path, path.open("wb") as file:
-        np.save(file, array)
-
-
-def np_read(store: Store, name: str) -> Any:
-    with store.reading(f"{name}.npy") as path:
-        return np.load(path)
 
 
 def _file(path: Any, schema: pa.Schema) -> Any:

@@ -90,7 +90,7 @@ class Pipeline:
         from datasets.table import InMemoryTable
 
         dataset = Dataset(InMemoryTable(rows))
-        made = Made(dropped={})
+        made = Made()
         if not len(dataset):
             return made
         cfg = type(self.cfg)({**self.cfg})

@@ -7,7 +7,6 @@ bytes, so the later one may replace the earlier.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import uuid
@@ -37,12 +36,8 @@ class Store:
     @property
     def is_local(self) -> bool:
         """Whether its files are files of this machine's file system, shared ones included."""
-        return "file" in self._protocols
-
-    @property
-    def _protocols(self) -> tuple[str, ...]:
-        protocol = self._fs.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+        protocols = self._fs.protocol
+        return "file" in ((protocols,) if isinstance(protocols, str) else protocols)
 
     def path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -121,5 +116,5 @@ class Store:
     def remove(self, folder: str = "") -> None:
         """Removes a folder with all it holds; of the whole job, first what says that it is one."""
         for name in [folder] if folder else ["job.json", ""]:
-            with suppress(FileNotFoundError, os.error):
+            with suppress(OSError):
                 self._fs.rm(self.path(name), recursive=True)

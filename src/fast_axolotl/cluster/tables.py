@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.engines import open_engine
-from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array
+from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array, write_array
 from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
 from fast_axolotl.cluster.shares import Share, Shares, read_share
 from fast_axolotl.cluster.store import Store
@@ -86,8 +86,7 @@ def dedupe_on(
             for share, start, answer in zip(cut, ends, digests, strict=False)
         ]
         repeated = find_repeated(job.engine, store, parts, memory=memory, heard=hear)
-        with store.writing("repeated.npy") as path, path.open("wb") as file:
-            np.save(file, repeated)
+        write_array(store, "repeated.npy", repeated)
         drops = np.searchsorted(repeated, ends).tolist()
         given = []
         for number, share in enumerate(cut):

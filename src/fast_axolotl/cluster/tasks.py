@@ -66,10 +66,6 @@ class Engine(Protocol):
         """Answers as they come, in any order; raises what a task raised on purpose."""
         ...
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Name, cores, free memory and software of each machine that works for this job."""
-        ...
-
     def close(self) -> None: ...
 
 
