@@ -2,8 +2,8 @@
 
 ``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
 of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
-several workers and nodes and compares every output with the first. ``memory`` runs both jobs with
-little memory per worker. ``cluster_arithmetic`` scales the measured rates to a larger cluster.
+several workers and nodes and compares every output with the first. The last two run both jobs
+with 1 GiB per worker. ``cluster_arithmetic`` scales the measured rates to a larger cluster.
 
 Every job is a process of its own (``cluster_arm``) with the Ray cluster that it needs. Memory is
 PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.
@@ -41,10 +41,15 @@ ONE, TWO = "fast-axolotl local-1", "fast-axolotl local-2"
 QUARTER = f"{ONE}, a quarter"
 """Of the rows, not raced: without it nobody knows what a job of no rows takes."""
 _PEERS = ("datatrove", "Ray Data")
-_ROW_BYTES = {"exact": 390, "scaling": 830, "memory": 390}
+_ROW_BYTES = {"exact": 390, "scaling": 830, "dedupe-memory": 390, "prepare-memory": 830}
 """Of JSON lines, about."""
-_SMOKE_ROWS = {"exact": 40_000, "scaling": 4_000, "memory": 40_000}
-_MEMORY = {"dedupe": 1024 * MIB, "prepare": 1536 * MIB}
+_SMOKE_ROWS = {
+    "exact": 40_000,
+    "scaling": 4_000,
+    "dedupe-memory": 40_000,
+    "prepare-memory": 4_000,
+}
+_LITTLE = 1024 * MIB
 _HUGE_BYTES = 100_000_000
 _CHAT_BLOCK_ROWS = 20_000
 _FILES = 4
@@ -303,7 +308,7 @@ def _prepare(session: _Session, data: Path, workers: int, *cores: int) -> Task:
     path = str(write_config(config, session.folder / "config.yml"))
     given: Task = {"config": path, "overrides": {}, "output": str(session.output), "work": None}
     given |= {"engine": "local", "address": "auto"}
-    return _ours(_PREPARE, workers, _MEMORY["prepare"], *cores, **given)
+    return _ours(_PREPARE, workers, _LITTLE, *cores, **given)
 
 
 def _scaling(session: _Session) -> list[Case]:
@@ -339,41 +344,51 @@ def _scaling(session: _Session) -> list[Case]:
     return [replace(case, goals=[case.ratio_goal(TWO, ONE, 1.6)])]
 
 
-def _memory(session: _Session) -> list[Case]:
-    wanted = session.num_rows("memory") * _ROW_BYTES["memory"]
-    # Beside the input lie the output and what is between stages; prepared tokens take more.
+def _dedupe_memory(session: _Session) -> list[Case]:
+    # Beside the input lie the output and what is between stages.
     free = shutil.disk_usage(session.folder).free
-    sizes = {"dedupe": min(wanted, free * 2 // 3), "prepare": min(wanted, free // 6)}
-    cases = []
-    for job, memory in _MEMORY.items():
-        session.tell(f"memory: writing {sizes[job] / 1e6:,.0f} MB for {job}")
-        path = session.folder / f"{job}.jsonl"
-        if job == "dedupe":
-            count = max(100, sizes[job] // _ROW_BYTES["memory"])
-            texts = _write_texts(path, count, 0.5, _HUGE_BYTES)
-            given = {"inputs": texts.files, "output": str(session.output), "columns": ["text"]}
-            found = session.run("memory", job, _ours(_DEDUPE, 2, memory, **given))
-            facts, reason = texts.difference(session.output)
-            shutil.rmtree(path)
-        else:
-            count = max(100, sizes[job] // _ROW_BYTES["scaling"])
-            task = _prepare(session, _write_chat(path, count), 2)
-            found, reason = session.run("memory", job, task), None
-            facts = {"rows_kept": found["summary"]["rows_out"]}
-            path.unlink()
-        num_bytes = found["summary"]["bytes_in"]
-        values = {"input_bytes": num_bytes, "allowed_bytes": memory, **found["values"], **facts}
-        measured = Measurement(name=job, seconds=(found["wall"],), values=values, reason=reason)
-        text = "a 100 MB row, half of all rows alike" if job == "dedupe" else "chat rows"
-        text = f"{num_bytes / 1e6:,.0f} MB, {text}, 2 workers of {memory // MIB:,} MiB"
-        resident = found["values"]["resident_bytes"] / 1e6
-        goal = Goal("resident memory of a worker", memory / 1e6, "MB", resident)
-        made: Task = {"rows": count, "measurements": [measured], "goals": [goal]}
-        cases.append(Case(name=f"memory, {job}", text=text, **made))
-    return cases
+    size = min(session.num_rows("dedupe-memory") * _ROW_BYTES["dedupe-memory"], free * 2 // 3)
+    session.tell(f"memory: writing {size / 1e6:,.0f} MB")
+    count = max(100, size // _ROW_BYTES["dedupe-memory"])
+    texts = _write_texts(session.folder / "skewed", count, 0.5, _HUGE_BYTES)
+    given = {"inputs": texts.files, "output": str(session.output), "columns": ["text"]}
+    found = session.run("dedupe-memory", "dedupe", _ours(_DEDUPE, 2, _LITTLE, **given))
+    facts, reason = texts.difference(session.output)
+    text = "a 100 MB row, half of all rows alike"
+    return [_memory_case("dedupe", text, count, found, facts, reason)]
 
 
-CASES = {"exact": _exact, "scaling": _scaling, "memory": _memory}
+def _prepare_memory(session: _Session) -> list[Case]:
+    count = session.num_rows("prepare-memory")
+    data = _write_chat(session.folder / "chat.jsonl", count)
+    found = session.run("prepare-memory", "prepare", _prepare(session, data, 2))
+    facts = {"rows_kept": found["summary"]["rows_out"]}
+    return [_memory_case("prepare", "chat rows", count, found, facts, None)]
+
+
+def _memory_case(
+    job: str, text: str, count: int, found: Task, facts: Task, reason: str | None
+) -> Case:
+    num_bytes = found["summary"]["bytes_in"]
+    values = {"input_bytes": num_bytes, "allowed_bytes": _LITTLE, **found["values"], **facts}
+    resident = found["values"]["resident_bytes"] / 1e6
+    return Case(
+        name=f"memory, {job}",
+        text=f"{num_bytes / 1e6:,.0f} MB, {text}, 2 workers of {_LITTLE // MIB:,} MiB",
+        rows=count,
+        measurements=[
+            Measurement(name=job, seconds=(found["wall"],), values=values, reason=reason)
+        ],
+        goals=[Goal("resident memory of a worker", _LITTLE / 1e6, "MB", resident)],
+    )
+
+
+CASES = {
+    "exact": _exact,
+    "scaling": _scaling,
+    "dedupe-memory": _dedupe_memory,
+    "prepare-memory": _prepare_memory,
+}
 
 if __name__ == "__main__":
     main()
