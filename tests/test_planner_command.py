@@ -84,7 +84,7 @@ def test_the_table_says_what_binds_and_what_it_costs(
     text = capsys.readouterr().out
     assert "8.03 B parameters on H100-SXM, 10 B tokens" in text
     assert "compute" in text
-    assert "2.5 dollars per GPU and hour: --price." in text
+    assert "Dollars per GPU and hour: H100-SXM: $2.5, by --price." in text
     assert "No run of yours" not in text
 
 
@@ -97,7 +97,34 @@ def test_json_holds_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert rate["value"] == pytest.approx(8 * 2 * 3686 / 1.2, rel=0.01)
     assert rate["low"] < rate["value"] < rate["high"]
     assert one["seconds"]["value"] == pytest.approx(1.5e9 / rate["value"])
-    assert "2026-08-22" in found["price_source"]
+    assert "2026-08-22" in found["prices"][0]
+
+
+def test_several_kinds_of_gpu_become_one_plan_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", recorded())
+    options: dict[str, Any] = {"gpu": "H100-SXM,B200", "gpus": "8,64", "tokens": "1.5B"}
+    page = tmp_path / "plan.html"
+    plan(run=tmp_path / "run", **options, price="2,100", html=page, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    # B200 at 50 times the price buys speed: its 64 are the fastest, its 8 are beaten by 64 H100.
+    best = {(one["gpu"], one["gpus"]): one["is_pareto"] for one in found["candidates"]}
+    assert best[("B200", 64)]
+    assert best[("H100-SXM", 64)]
+    assert not best[("B200", 8)]
+    text = page.read_text()
+    assert "Time against money" in text
+    assert "64 × B200 are the fastest" in text
+    assert "calibrated by run" in text
+    plan(run=tmp_path / "run", **options)
+    assert "64 × B200" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="one for each GPU"):
+        plan(run=tmp_path / "run", **options, price="1,2,3")
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(UsageError, match="no report"):
+        plan(run=tmp_path / "run", **options, html=tmp_path / "mine.txt")
+    assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
 def test_epochs_are_counted_from_the_record(

@@ -123,7 +123,7 @@ class JobRecord:
 
     def page(self, *, now: float) -> str:
         """One HTML file: what was made, where the time went, every stage and node."""
-        from fast_axolotl.report.page import render_job
+        from fast_axolotl.report.page import render_page
 
         done, took = self.summary, format_duration(self.summary.seconds)
         peak = max((node.peak_bytes for node in done.nodes), default=None)
@@ -132,12 +132,13 @@ class JobRecord:
         ledger = {stage.name: stage.seconds for stage in done.stages}
         ledger["other"] = max(0.0, done.seconds - sum(ledger.values()))
         settings = [(name, describe_value(value)) for name, value in self.settings.items()]
-        return render_job(
+        return render_page(
             Report(title=self.title, runs=(), made=now, version=self.version),
             subtitle=f"{format_date(self.started)} · {count_words(len(done.nodes), 'node')}",
             headline=f"{done.rows_out:,} of {done.rows_in:,} rows{tokens} written in {took}"
             f"{', continuing an earlier run' if before else ''}.",
             action=self.next_command,
+            badge=("good", "Finished"),
             tiles=[
                 ("rows dropped", f"{sum(done.dropped.values()):,}"),
                 ("duplicates", f"{done.duplicates:,}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ __all__ = ["PLAN_EXAMPLES", "plan"]
 PLAN_EXAMPLES = examples(
     "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
     "plan outputs/fast-axolotl-measure --gpu B200 --gpus 8,64 --epochs 3 --price 5.5/h",
+    "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B --html plan.html",
     "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
 )
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -31,7 +32,7 @@ def plan(
         Path | None, typer.Option(help="A model's config.json; without RUN this is needed.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Kind of GPU, as H100-SXM. Default: the run's.")
+        str | None, typer.Option(help="Kinds of GPU, as H100-SXM,B200. Default: the run's.")
     ] = None,
     gpus: Annotated[str, typer.Option(help="Numbers of GPUs, with commas between.")] = "8,16,64",
     tokens: Annotated[
@@ -40,7 +41,10 @@ def plan(
     epochs: Annotated[float | None, typer.Option(help="Instead: epochs of the run's data.")] = None,
     price: Annotated[
         str | None,
-        typer.Option(help="Dollars per GPU and hour, as 2.5/h. Default: a dated table's median."),
+        typer.Option(
+            help="Dollars per GPU and hour, as 2.5/h, or one for each kind of GPU with commas "
+            "between. Default: the median of a dated table."
+        ),
     ] = None,
     network: Annotated[
         float | None, typer.Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
@@ -50,6 +54,9 @@ def plan(
     method: Annotated[
         Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: what is trained.")
     ] = "full",
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page, too: time against money, with charts.")
+    ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
     """Predict tokens/s, memory, time and money on other numbers and kinds of GPUs.
@@ -60,7 +67,7 @@ def plan(
     """
     from fast_axolotl.plan.hardware import Price, find_gpu, find_price
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import make_plan
+    from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
 
@@ -86,25 +93,32 @@ def plan(
         raise UsageError("--epochs needs a record that says how long one is; give --tokens")
     else:
         layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
-    kind = reference.gpu if gpu is None and reference is not None else find_gpu(gpu or "")
-    cost = find_price(kind)
+    kinds = [find_gpu(name) for name in parse_names(gpu or "")]
+    if reference is not None and not kinds:
+        kinds = [reference.gpu]
+    costs = [find_price(kind) for kind in kinds]
     if price is not None:
-        cost = Price(dollars=_parse_price(price), source="--price")
+        asked = [_parse_price(name) for name in parse_names(price)]
+        if len(asked) not in (1, len(kinds)):
+            raise UsageError(f"--price {price}: give one price, or {len(kinds)}, one for each GPU")
+        asked *= 1 if len(asked) == len(kinds) else len(kinds)
+        costs = [Price(dollars=dollars, source="by --price") for dollars in asked]
     try:
         counts = [int(name) for name in parse_names(gpus)]
     except ValueError:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64") from None
-    found = make_plan(
-        shape,
-        kind,
-        counts,
-        layout,
-        reference=reference,
-        tokens=amount,
-        price=cost,
-        network=network,
+    common: dict[str, Any] = {"reference": reference, "tokens": amount, "network": network}
+    found = join_plans(
+        [
+            make_plan(shape, kind, counts, layout, price=cost, **common)
+            for kind, cost in zip(kinds, costs, strict=True)
+        ]
     )
     print(to_json(found)) if as_json else _print(found)
+    if html is not None:
+        from fast_axolotl.cli.plan_page import write_plan
+
+        write_plan(found, html, run)
 
 
 def _parse_count(text: str) -> float:
@@ -129,50 +143,7 @@ def _parse_price(text: str) -> float:
 
 
 def _print(found: Plan) -> None:
-    from fast_axolotl.record.units import (
-        count_words,
-        format_bytes,
-        format_count,
-        format_duration,
-        format_share,
-        format_value,
-    )
+    from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title
     from fast_axolotl.report.terminal import show_matrix
 
-    def money(value: float) -> str:
-        return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
-
-    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "money", "binds"]
-    has_energy = any(one.energy_kwh is not None for one in found.candidates)
-    rows = []
-    for one in found.candidates:
-        rate, time, cost = one.tokens_per_second, one.seconds, one.dollars
-        span = "–" if rate is None else f"{format_count(rate.low)} to {format_count(rate.high)}"
-        row = [
-            str(one.gpus),
-            format_count(None if rate is None else rate.value),
-            span,
-            format_bytes(one.memory_bytes),
-            format_share(one.communication_share, decimals=0),
-            "–" if time is None else format_duration(time.value),
-            "–"
-            if cost is None
-            else f"{money(cost.value)} ({money(cost.low)} to {money(cost.high)})",
-            one.binds,
-        ]
-        rows.append(row + [format_value(one.energy_kwh, "kWh")] * has_energy)
-    notes = [f"! {note}" for note in found.notes]
-    notes += [
-        f"{count_words(one.gpus, 'GPU')}: {one.reason or 'fits if it ' + ', '.join(one.changes)}."
-        for one in found.candidates
-        if one.reason or one.changes
-    ]
-    notes += found.assumptions
-    if found.dollars_per_hour is not None:
-        notes.append(f"{found.dollars_per_hour:g} dollars per GPU and hour: {found.price_source}.")
-    elif found.tokens is not None:
-        notes.append(f"No price of a {found.gpu} is known; give --price.")
-    title = f"{format_count(found.parameters / 1e9)} B parameters on {found.gpu}"
-    if found.tokens is not None:
-        title += f", {format_count(found.tokens / 1e9)} B tokens"
-    show_matrix(title, header + ["energy"] * has_energy, rows, notes)
+    show_matrix(plan_title(found), *plan_rows(found), plan_notes(found))

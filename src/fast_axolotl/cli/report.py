@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.report.content import Report, ReportRun
 
-__all__ = ["REPORT_EXAMPLES", "check_targets", "make_report", "report", "write_report"]
+__all__ = [
+    "REPORT_EXAMPLES",
+    "check_targets",
+    "make_report",
+    "report",
+    "write_page",
+    "write_report",
+]
 
 REPORT_EXAMPLES = examples(
     "report fast-axolotl-runs/20300131-120000-axolotl",
@@ -216,18 +223,18 @@ def _write_all(
 
         page = render_report(made) if isinstance(made, Report) else made.page(now=time.time())
         if output is not None:
-            _write(output, page)
+            write_page(output, page)
             written.append(output)
         if png is not None:
             with tempfile.TemporaryDirectory(prefix="fast-axolotl-report-") as folder:
                 path = Path(folder) / "report.html"
-                _write(path, page)
+                write_page(path, page)
                 take_picture(path, png, browser=browser)
             written.append(png)
     if markdown is not None:
         text = _markdown(made) if isinstance(made, Report) else made.markdown()
         # A comment ends at an empty line: what follows it is Markdown again.
-        _write(markdown, f"{_MARKDOWN_MARK}\n\n{text}\n")
+        write_page(markdown, f"{_MARKDOWN_MARK}\n\n{text}\n")
         written.append(markdown)
     return written
 
@@ -246,7 +253,7 @@ def _markdown(made: Report) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
-def _write(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
     from fast_axolotl.report.picture import written_beside
 
     with written_beside(path.resolve()) as beside:

@@ -24,7 +24,15 @@ from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
-__all__ = ["Candidate", "Plan", "Range", "Reference", "interval_width", "make_plan"]
+__all__ = [
+    "Candidate",
+    "Plan",
+    "Range",
+    "Reference",
+    "interval_width",
+    "join_plans",
+    "make_plan",
+]
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
@@ -81,8 +89,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One number of GPUs. ``None`` is not known, or impossible: ``reason`` says why."""
+    """One number of one kind of GPU. ``None`` is not known, or impossible: ``reason`` says why."""
 
+    gpu: str
     gpus: int
     layout: Layout
     changes: tuple[str, ...] = ()
@@ -104,6 +113,8 @@ class Candidate:
     seconds: Range | None = None
     dollars: Range | None = None
     energy_kwh: float | None = None
+    is_pareto: bool = False
+    """Whether no other candidate is both sooner and cheaper; never without time and money."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +126,8 @@ class Plan:
     tokens: float | None
     level: float | None
     """Measured ÷ predicted tokens/s of the reference; ``None`` without one."""
-    dollars_per_hour: float | None
-    price_source: str
+    prices: tuple[str, ...]
+    """Dollars per GPU and hour, with their source."""
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
     """Warnings with their evidence."""
@@ -174,6 +185,7 @@ def make_plan(
         chosen, changes = _fit(shape, gpu, layout, count, usable)
         memory = predict_memory(shape, chosen)
         found = Candidate(
+            gpu=gpu.key,
             gpus=count,
             layout=chosen,
             changes=changes,
@@ -226,12 +238,47 @@ def make_plan(
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else level,
-        dollars_per_hour=None if price is None else price.dollars,
-        price_source="" if price is None else price.source,
-        candidates=tuple(candidates),
+        prices=() if price is None else (f"{gpu.key}: ${price.dollars:g}, {price.source}",),
+        candidates=tuple(_mark_pareto(candidates)),
         notes=tuple(_note(candidates, reference, level)),
         assumptions=tuple(_assume(gpu, reference, network)),
     )
+
+
+def join_plans(plans: Sequence[Plan]) -> Plan:
+    """Plans of the same run on several kinds of GPU, as one."""
+    first, *others = plans
+    if not others:
+        return first
+    names = ("prices", "candidates", "assumptions")
+    parts = {name: [item for one in plans for item in getattr(one, name)] for name in names}
+    return replace(
+        first,
+        gpu=", ".join(one.gpu for one in plans),
+        prices=tuple(parts["prices"]),
+        candidates=tuple(_mark_pareto(parts["candidates"])),
+        notes=tuple(f"{one.gpu}: {note}" for one in plans for note in one.notes),
+        assumptions=tuple(dict.fromkeys(parts["assumptions"])),
+    )
+
+
+def _mark_pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
+    costs = [
+        None
+        if one.seconds is None or one.dollars is None
+        else (one.seconds.value, one.dollars.value)
+        for one in candidates
+    ]
+    known = [cost for cost in costs if cost is not None]
+
+    def is_best(cost: tuple[float, float]) -> bool:
+        beaten = (other[0] <= cost[0] and other[1] <= cost[1] for other in known if other != cost)
+        return not any(beaten)
+
+    return [
+        replace(one, is_pareto=cost is not None and is_best(cost))
+        for one, cost in zip(candidates, costs, strict=True)
+    ]
 
 
 def _fit(
@@ -335,7 +382,10 @@ def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Ite
     elif gpu != reference.gpu:
         yield f"The run was on {reference.gpu.key}: its level is assumed to hold on {gpu.key}."
     rate = gpu.network if network is None else network
-    yield f"Between nodes of {gpu.node_size} GPUs: {rate:g} GB/s per GPU, without congestion."
+    yield (
+        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {rate:g} GB/s per GPU, without "
+        "congestion."
+    )
     if reference is not None and reference.loader_tokens_per_second is not None:
         if reference.loader_scales:
             yield "Every rank brings loader workers and processors of its own."

@@ -52,7 +52,7 @@ from fast_axolotl.report.figures import (
     read_figure,
 )
 from fast_axolotl.report.matrix import compare_plainly, describe_change, measured_rows
-from fast_axolotl.report.plot import Curves, plain_name
+from fast_axolotl.report.plot import Chart, Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
 __all__ = [
@@ -60,7 +60,7 @@ __all__ = [
     "GENERATOR",
     "MOST_RUNS",
     "interval_picture",
-    "render_job",
+    "render_page",
     "render_report",
     "report_data",
 ]
@@ -149,12 +149,6 @@ def render_report(report: Report) -> str:
             for place, (run, own) in enumerate(zip(report.runs, data["runs"], strict=False))
         ]
     )
-    figures = {
-        f"{chart.name}-{number}": panel.figure
-        for chart in charts
-        for number, panel in enumerate(chart.panels)
-        if panel.figure is not None
-    }
     protocol, matrix, tables = report.protocol, _matrix(report), _tables(report)
     clock = _clock([(run.name, run.summary.ledger) for run in report.runs], _PARTS)
     subtitle = [format_date(report.made)]
@@ -194,47 +188,65 @@ def render_report(report: Report) -> str:
         ],
         tables=tables,
         data=embedded,
-        figures=_script_json(to_plain(figures)),
+        figures=_script_json(to_plain(_figures(charts))),
         library=library,
     )
     # White space between inline elements would show.
     return re.sub(r">\s+<", "><", page.strip()) + "\n"
 
 
-def render_job(
+def render_page(
     head: Report,
     *,
     subtitle: str,
     headline: str,
     action: str,
+    badge: tuple[str, str],
+    evidence: Sequence[str] = (),
     tiles: Sequence[tuple[str, str]],
-    ledger: Mapping[str, float],
+    ledger: Mapping[str, float] | None = None,
+    charts: Sequence[Chart] = (),
     tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
     data: Any,
 ) -> str:
-    """The page of a job on data: what it made, where its time went, tables. It has no charts."""
-    template, _ = _load_assets(has_charts=False)
+    """The page of what is no training: an answer, where its time went, charts and tables."""
+    template, library = _load_assets(has_charts=bool(charts))
     roles = cycle(dict.fromkeys(_ROLES))
+    looks = {part: (next(roles), part) for part in ledger or ()}
+    clock = _clock([(head.title, ledger)], looks) if ledger else None
     shown: list[dict[str, Any]] = [
         {"name": title.lower(), "title": title, "head": header, "is_open": True}
         | {"rows": [(label, values, "") for label, *values in rows]}
         for title, (header, rows) in tables.items()
     ]
+    places = {"clock": ("Wall clock", clock), "charts": ("Charts", charts)}
+    links = [(name, title) for name, (title, is_there) in places.items() if is_there]
     page: str = template.render(
         report=head,
         made=format_date(head.made),
         subtitle=subtitle,
-        links=[("clock", "Wall clock"), *((one["name"], one["title"]) for one in shown)],
-        answer={"headline": headline, "action": action, "tone": "good", "evidence": ()}
-        | {"badges": [("good", "Finished")]},
+        links=links + [(one["name"], one["title"]) for one in shown],
+        answer={"headline": headline, "action": action, "tone": badge[0], "evidence": evidence}
+        | {"badges": [badge]},
         tiles=tiles,
-        clock=_clock([(head.title, ledger)], {part: (next(roles), part) for part in ledger}),
+        clock=clock,
+        charts=charts,
         tables=shown,
         data=_script_json(data),
-        figures="{}",
-        **dict.fromkeys(("protocol", "matrix", "charts", "groups", "members", "library"), ""),
+        figures=_script_json(to_plain(_figures(charts))),
+        library=library,
+        **dict.fromkeys(("protocol", "matrix", "groups", "members", "drawn"), ""),
     )
     return re.sub(r">\s+<", "><", page.strip()) + "\n"
+
+
+def _figures(charts: Sequence[Chart]) -> dict[str, Any]:
+    return {
+        f"{chart.name}-{number}": panel.figure
+        for chart in charts
+        for number, panel in enumerate(chart.panels)
+        if panel.figure is not None
+    }
 
 
 def report_data(report: Report, *, most_points: int = MOST_POINTS) -> dict[str, Any]:
