@@ -476,7 +476,10 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
     if not stand_ins:
         return parts
     merged = merge_datasets(stand_ins, job.cfg)
-    order = merged.with_format("arrow")[:].column("row").to_numpy()
+    order = merged.data.column("row").to_numpy()
+    if merged._indices is not None:
+        # What the dataset itself would do, without 6 µs a row.
+        order = order[merged._indices.column(0).to_numpy()]
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     for index, name, _ in split.units:
