@@ -13,7 +13,7 @@ from fast_axolotl.errors import UsageError
 if TYPE_CHECKING:
     from fast_axolotl.plan.predict import Plan
 
-__all__ = ["PLAN_EXAMPLES", "plan"]
+__all__ = ["PLAN_EXAMPLES", "parse_price", "plan"]
 
 PLAN_EXAMPLES = examples(
     "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
@@ -89,7 +89,7 @@ def plan(
     kind = reference.gpu if gpu is None and reference is not None else find_gpu(gpu or "")
     cost = find_price(kind)
     if price is not None:
-        cost = Price(dollars=_parse_price(price), source="--price")
+        cost = Price(dollars=parse_price(price), source="--price")
     try:
         counts = [int(name) for name in parse_names(gpus)]
     except ValueError:
@@ -118,7 +118,7 @@ def _parse_count(text: str) -> float:
     return count
 
 
-def _parse_price(text: str) -> float:
+def parse_price(text: str) -> float:
     try:
         dollars = float(text.strip().removesuffix("/h").removeprefix("$"))
     except ValueError:
