@@ -111,9 +111,7 @@ def protocol(
     ] = None,
     world_size: Annotated[
         str | None,
-        typer.Option(
-            help="Numbers of GPUs to compare, as 1,2,4: --command has {world_size} in it."
-        ),
+        typer.Option(help="Numbers of GPUs to compare, as 1,2,4, for {world_size} in --command."),
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
@@ -163,12 +161,12 @@ def protocol(
             sequence_len=sequence_len,
             keep_outputs=keep_outputs,
         )
-    elif world_size is not None and command and not (baseline or candidate):
+    elif world_size is not None:
+        if baseline or candidate or not command:
+            raise UsageError("--world-size is about one command: give --command 'torchrun …'")
         arm = plan_arm("command", command)
         plan = Plan(title=arm.text, arms=(arm,))
     else:
-        if world_size is not None:
-            raise UsageError("--world-size is about one command: give --command 'torchrun …'")
         if steps or pin or sequence_len or command or keep_outputs:
             raise UsageError(
                 "--steps, --pin, --sequence-len, --command and --keep-outputs are about a "

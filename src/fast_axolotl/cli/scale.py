@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCALE_EXAMPLES", "scale"]
 
-SCALE_EXAMPLES = examples(
-    "scale runs/1-gpu runs/2-gpus runs/4-gpus --price 2.5/h",
-    "scale fast-axolotl-protocols/20300131-120000",
-)
+SCALE_EXAMPLES = examples("scale runs/1-gpu runs/2-gpus --price 2.5/h", "scale protocols/sizes")
 _PARTS = 20
 """Stretches of one run that its interval is made of: single steps are not independent."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
@@ -33,8 +30,7 @@ Price = Annotated[str | None, typer.Option(help="Dollars per GPU and hour, as 2.
 def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> None:
     """Compare runs of one job on several numbers of GPUs: efficiency, and where the rest goes.
 
-    Runs on the same number of GPUs are repeats, which intervals are made of. A curve through the
-    counts shows how far it goes, and from which GPU on a dollar buys less than half.
+    Several runs on one number of GPUs are repeats. A curve shows from where on a dollar buys less.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.plan.scale import make_scaling
@@ -54,13 +50,14 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
             pairs |= {path / run.folder: f"{path}:{run.pair}" for run in done}
             if not done:
                 say(f"{path}: {arm.name} has no run that counts, and is left out")
-    read = [(record := read_training(path), summarise(record), pairs[path]) for path in pairs]
-    doubtful = [one for _, one, _ in read if one.verdict.kind in ("inconclusive", "cpu")]
-    if doubtful:
-        more = f" ({len(doubtful)} of {len(read)} runs are doubtful)" * (len(doubtful) > 1)
-        say(f"{doubtful[0].run_dir}: {doubtful[0].verdict.headline}{more}")
-    unit = "tokens" if all(one.tokens_per_second for _, one, _ in read) else "samples"
-    figures = [_figures(*one, unit) for one in read]
+    figures: list[Run] = []
+    unit = ""
+    for path, pair in pairs.items():
+        summary = summarise(record := read_training(path))
+        unit = unit or ("tokens" if summary.tokens_per_second else "samples")
+        if summary.verdict.kind in ("inconclusive", "cpu"):
+            say(f"{path}: {summary.verdict.headline}")
+        figures.append(_figures(record, summary, pair, unit))
     found = make_scaling(figures, compare_runs, unit=unit, price=dollars)
     print(to_json(found)) if as_json else _print(found)
 
@@ -89,14 +86,13 @@ def _figures(record: RunRecord, summary: RunSummary, pair: str, unit: str) -> Ru
     is_gathered = settings.get("fsdp") or settings.get("deepspeed_stage") == 3
     forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
     first, parts = summary.first_steady_step or 0, []
-    blocks = [block for block in record.ranks[summary.deciding_rank or 0].blocks if block.steps]
+    blocks = record.ranks[summary.deciding_rank or 0].blocks
     blocks = [block for block in blocks if block.phase == "steady" and block.first_step >= first]
+    name = "real_tokens" if unit == "tokens" else "samples"
     for at in range(size := min(_PARTS, len(blocks))):
         part = blocks[at * len(blocks) // size : (at + 1) * len(blocks) // size]
-        done = sum(
-            (block.real_tokens if unit == "tokens" else block.samples) or 0 for block in part
-        )
-        parts.append(done / sum(block.wall_seconds for block in part))
+        done = sum(getattr(block, name) or 0 for block in part)
+        parts.append(ratio(done, sum(block.wall_seconds for block in part)))
     job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
     job |= summary.environment.get("versions") or {}
     sizes, gpus = {}, world
@@ -113,7 +109,7 @@ def _figures(record: RunRecord, summary: RunSummary, pair: str, unit: str) -> Ru
         batch=batch,
         step_seconds=summary.step_p50_seconds,
         pair=pair,
-        parts=tuple(parts) if all(parts) else (),
+        parts=tuple(part for part in parts if part),
         figures={
             "data": summary.stall_fraction,
             "communication": exposed,
@@ -148,8 +144,9 @@ def _print(found: Scaling) -> None:
         losses.append([str(one.gpus), *map(format_share, lost)])
     header = ["GPUs", "runs", f"{unit}/s", "95 %", "per GPU", "efficiency", "95 %", "step p50"]
     header += ["batch per GPU", "an added GPU", f"$ per M {unit}"]
-    same = {"weak": " (same batch per GPU)", "strong": " (same global batch)"}
-    show_matrix(f"Scaling: {found.kind}{same.get(found.kind, ': batches change')}", header, rows)
+    same = {"weak": "same batch per GPU", "strong": "same global batch"}
+    kind = same.get(found.kind, "the batch per GPU and the global batch change")
+    show_matrix(f"Scaling, {found.kind}: {kind}", header, rows)
     show_matrix("Points of efficiency lost, and where", ["GPUs", "lost", *names], losses[1:])
     rows = []
     for law, curve in (("Amdahl", found.amdahl), ("USL", found.usl)):
@@ -159,7 +156,6 @@ def _print(found: Scaling) -> None:
             for gpus in (curve.peak_gpus, curve.worth_gpus):
                 row.append(format_count(gpus) + " (far)" * ((gpus or 0) > FAR * counts[-1].gpus))
             rows.append(row)
-    header = ["", "σ", "κ", "largest error", "a count left out", "the largest left out"]
+    header = ["", "σ", "κ", "error", "left out", "largest left out", "peak at", "worth it up to"]
     notes = [f"! {warning}" for warning in found.warnings] + list(found.notes)
-    header += [f"most {unit}/s at", "worth it up to"]
     show_matrix("Curves", header, rows, notes)

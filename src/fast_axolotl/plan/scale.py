@@ -112,8 +112,7 @@ class Curve:
 
     def rate(self, gpus: float) -> float:
         """Throughput of so many GPUs."""
-        below = 1 + self.sigma * (gpus - 1) + self.kappa * gpus * (gpus - 1)
-        return self.rate_of_one * gpus / below
+        return self.rate_of_one * gpus / (1 + (self.sigma + self.kappa * gpus) * (gpus - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,6 @@ class Scaling:
     """``None``: two counts do not determine three unknowns."""
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """Why something is missing, and what intervals and curves are worth."""
 
 
 def fit_curve(gpus: Sequence[float], rates: Sequence[float], unknowns: int) -> Curve:
@@ -191,10 +189,7 @@ def make_scaling(
         by_count[run.gpus].append(run)
     if len(by_count) < 2:
         told = f"{count_words(len(runs), 'run')} on {' or '.join(map(str, by_count)) or 'no'} GPUs"
-        raise UsageError(
-            f"{told}: give runs on two numbers of GPUs, as of protocol --world-size 1,2"
-        )
-    warnings = _compare_jobs(runs)
+        raise UsageError(f"{told}: give runs on two numbers of GPUs; see protocol --world-size")
     (smallest, first), *_ = by_count.items()
     rounds = {run.pair: run.rate / smallest for run in first if run.pair}
     counts: list[Count] = []
@@ -245,27 +240,25 @@ def make_scaling(
         if left_out:
             curve = replace(curve, left_out_error=middle(left_out), largest_error=left_out[-1])
         curves.append(replace(curve, error=error if len(gpus) > unknowns or error > 1e-6 else None))
-    sources = {one.interval_from for one in counts}
     is_unseen = any(math.isnan(_mean(own, "communication")) for own in by_count.values())
     notes = {
-        f"Worth it: an added GPU brings at least half of what one brings on {smallest}; beyond, its "
+        f"Worth it: an added GPU brings half of one's share on {smallest}, or more; beyond, its "
         f"{unit} cost over twice as much. Far: over {FAR} times what was measured.": True,
         "No USL: two counts do not determine its three unknowns.": len(gpus) < 3,
-        "Intervals of single runs leave out how much runs differ: repeat them.": "steps" in sources,
-        "Counts without an interval have one short run.": "" in sources,
+        "Intervals of one run are of its steps and leave out how much runs differ; a short one has "
+        "none. Repeat it.": any(one.interval_from != "runs" for one in counts),
         "Communication is in what is not explained: measure with --profile-steps 5.": is_unseen,
     }
-    batches = [(one.batch_per_gpu, one.batch_per_gpu * one.gpus) for one in counts]
-    is_weak, is_strong = (
-        max(some) <= (1 + _SAME) * min(some) for some in zip(*batches, strict=True)
-    )
+    batches = [one.batch_per_gpu for one in counts]
+    wholes = [one.batch_per_gpu * one.gpus for one in counts]
+    is_weak, is_strong = (max(some) <= (1 + _SAME) * min(some) for some in (batches, wholes))
     return Scaling(
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
         amdahl=curves[0],
         usl=curves[1] if len(curves) > 1 else None,
-        warnings=(*warnings, *_warn(counts, by_count, unit)),
+        warnings=(*_compare_jobs(runs), *_warn(counts, by_count, unit)),
         notes=tuple(text for text, holds in notes.items() if holds),
     )
 
@@ -302,8 +295,8 @@ def _compare_jobs(runs: Sequence[Run]) -> list[str]:
         for key, value in run.model.items():
             other = known.setdefault(key, run)
             if abs(value - other.model[key]) > 0.02 * other.model[key]:
-                text = f"{key} are {value:,} here and {other.model[key]:,} in {other.name}"
-                raise DataError(f"another model cannot be compared: {text}", path=run.name)
+                text = f"another model: {value:,} {key}, and {other.model[key]:,} in {other.name}"
+                raise DataError(f"{text}; scaling is of one job", path=run.name)
     warnings = []
     for key in dict.fromkeys(key for run in runs for key in run.job):
         values = {str(run.job[key]): run.name for run in runs if key in run.job}
@@ -316,8 +309,8 @@ def _compare_jobs(runs: Sequence[Run]) -> list[str]:
 def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str) -> list[str]:
     one, *_, other = counts
     few, many = (count_words(end.gpus, "GPU") for end in (one, other))
-    found, is_lower = [], other.efficiency < 1 - _SAME
-    is_small = other.batch_per_gpu < (1 - _SAME) * one.batch_per_gpu
+    found, less = [], 1 - _SAME
+    is_lower, is_small = other.efficiency < less, other.batch_per_gpu < less * one.batch_per_gpu
     if is_lower and is_small and (other.step_seconds or 0) < (one.step_seconds or 0):
         found.append(
             f"Low latency is not high throughput: a step takes {format_seconds(other.step_seconds)}"

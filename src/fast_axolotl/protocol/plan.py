@@ -183,8 +183,8 @@ def plan_arm(name: str, text: str) -> ArmPlan:
     taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
     if taken:
         raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
-    has_ours = options is not None
-    return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=has_ours)
+    is_ours = options is not None
+    return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
 
 
 def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
@@ -199,8 +199,7 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
         raise UsageError("--world-size takes one variant of a configuration: --steps 1, or 2")
     [arm] = plan.arms
     if not any("{world_size}" in word for word in arm.command):
-        launcher = "torchrun --nproc-per-node {world_size} train.py"
-        raise UsageError(f"--world-size needs {{world_size}} in --command, as in {launcher!r}")
+        raise UsageError("--world-size needs {world_size} in --command: --nproc-per-node …")
     arms = [
         replace(
             arm,
