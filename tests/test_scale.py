@@ -226,7 +226,7 @@ def test_records_are_read_and_the_table_printed(
 def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", 2)
     for runs in ([folder], [folder, record(tmp_path / "again", 2)]):
-        with pytest.raises(UsageError, match=r"on 2 GPUs: give runs on two numbers of GPUs"):
+        with pytest.raises(UsageError, match=r"runs? on 2 GPUs: give runs on two numbers of GPUs"):
             scale(runs)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no record in here"):

@@ -22,7 +22,7 @@ _PARTS = 20
 """Stretches of one run that its interval is made of: single steps are not independent."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 Runs = Annotated[
-    list[Path], typer.Argument(help="Records, or a protocol of --world-size.", metavar="RUN...")
+    list[Path], typer.Argument(help="Records, or a protocol of --world-size.", metavar="RUN…")
 ]
 Price = Annotated[str | None, typer.Option(help="Dollars per GPU and hour, as 2.5/h.")]
 

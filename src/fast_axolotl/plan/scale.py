@@ -3,9 +3,8 @@
 *Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
 batch per GPU stays the same, strong scaling where the global batch does.
 
-*Losses.* A token takes N ÷ throughput GPU-seconds. If waiting for data is a share s of them at N,
-and s₀ at the smallest count, it costs s − s₀ · efficiency of the efficiency. So for every part; the
-parts add up. Compute is compared by the forward pass, in which data parallelism is silent.
+*Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
+at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
 
 *Curves*, least squares of log throughput: Amdahl's law X(N) = λN ÷ (1 + σ(N − 1)), and Gunther's
 universal scalability law, which adds κN(N − 1) to the divisor. N ÷ X is linear in unknowns that are
@@ -56,11 +55,11 @@ class Run:
     parts: tuple[float, ...] = ()
     """Throughput of stretches of the run, in any unit."""
     pair: str = ""
-    """Runs of one round of a protocol have the same."""
+    """The same for runs of one round of a protocol."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """Shares of the steady time: ``data``; ``communication``, exposed, without waiting for another
     rank's data; ``transfer``, of it, in which bytes move; ``straggler``, by its forward pass. Of a
-    GPU: ``forward``, seconds per token, and ``micro_batch``."""
+    GPU: ``micro_batch``; ``forward``, per token, in which data parallelism is silent."""
     is_dispatched: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     """What has to be equal."""
@@ -163,7 +162,7 @@ def fit_curve(gpus: Sequence[float], rates: Sequence[float], unknowns: int) -> C
         rate_of_one=1 / (constant + linear),
         sigma=linear / (constant + linear),
         kappa=crossed / (constant + linear),
-        peak_gpus=math.sqrt(constant / crossed) if crossed > 0 else None,
+        peak_gpus=max(1.0, math.sqrt(constant / crossed)) if crossed > 0 else None,
     )
 
     def is_worth(count: float) -> bool:
@@ -188,7 +187,8 @@ def make_scaling(
     for run in sorted(runs, key=lambda run: run.gpus):
         by_count[run.gpus].append(run)
     if len(by_count) < 2:
-        told = f"{count_words(len(runs), 'run')} on {' or '.join(map(str, by_count)) or 'no'} GPUs"
+        sizes = (count_words(one, "GPU") for one in by_count)
+        told = " on ".join((count_words(len(runs), "run"), *sizes))
         raise UsageError(f"{told}: give runs on two numbers of GPUs; see protocol --world-size")
     (smallest, first), *_ = by_count.items()
     rounds = {run.pair: run.rate / smallest for run in first if run.pair}
