@@ -33,6 +33,7 @@ from fast_axolotl.cli.run import (
     run,
     status,
 )
+from fast_axolotl.cli.scale import SCALE_EXAMPLES, scale
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.cli.trace import TRACE_EXAMPLES, trace
 from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
@@ -68,6 +69,7 @@ app.command(epilog=PROTOCOL_EXAMPLES)(protocol)
 app.command(epilog=COMPARE_EXAMPLES)(compare)
 app.command(epilog=TRACE_EXAMPLES)(trace)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=SCALE_EXAMPLES)(scale)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=DEMO_EXAMPLES)(demo)
 app.add_typer(bench_app, name="bench")

@@ -13,7 +13,7 @@ from fast_axolotl.errors import UsageError
 if TYPE_CHECKING:
     from fast_axolotl.plan.predict import Plan
 
-__all__ = ["PLAN_EXAMPLES", "plan"]
+__all__ = ["PLAN_EXAMPLES", "parse_price", "plan"]
 
 PLAN_EXAMPLES = examples(
     "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
@@ -98,7 +98,7 @@ def plan(
         kinds = [reference.gpu]
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
-        asked = [_parse_price(name) for name in parse_names(price)]
+        asked = [parse_price(name) for name in parse_names(price)]
         if len(asked) not in (1, len(kinds)):
             raise UsageError(f"--price {price}: give one price, or {len(kinds)}, one for each GPU")
         asked *= 1 if len(asked) == len(kinds) else len(kinds)
@@ -132,7 +132,7 @@ def _parse_count(text: str) -> float:
     return count
 
 
-def _parse_price(text: str) -> float:
+def parse_price(text: str) -> float:
     try:
         dollars = float(text.strip().removesuffix("/h").removeprefix("$"))
     except ValueError:

@@ -26,6 +26,7 @@ from fast_axolotl.cli.options import (
     say,
     unused_folder,
 )
+from fast_axolotl.cli.run import ProfileSteps
 from fast_axolotl.errors import UsageError, mask_words
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ PROTOCOL_EXAMPLES = examples(
     "protocol config.yml --command 'axolotl train {config} --launcher torchrun' --max-minutes 60",
     "protocol --baseline 'python train.py --workers 0' --candidate 'python train.py --workers 4' "
     "--title 'four workers' -o protocols/workers",
+    "protocol --command 'torchrun --nproc-per-node {world_size} train.py' --world-size 1,2,4 "
+    "--profile-steps 5 --pairs 3",
 )
 COMPARE_EXAMPLES = examples(
     "compare runs/before runs/after",
@@ -106,6 +109,11 @@ def protocol(
     command: Annotated[
         str | None, typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'.")
     ] = None,
+    world_size: Annotated[
+        str | None,
+        typer.Option(help="Numbers of GPUs to compare, as 1,2,4, for {world_size} in --command."),
+    ] = None,
+    profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
     drop_caches: Annotated[
         bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
@@ -139,18 +147,25 @@ def protocol(
     """
     from fast_axolotl.protocol import parse_pins, parse_steps, plan_axolotl, plan_commands
     from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS
+    from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes
 
     if config is not None:
         if baseline or candidate:
             raise UsageError("give a configuration, or --baseline and --candidate, not both")
+        default = STEPS if world_size is None else (1,)
         plan = plan_axolotl(
             config,
-            steps=STEPS if steps is None else parse_steps(steps),
+            steps=default if steps is None else parse_steps(steps),
             command=command or COMMAND,
             pins=parse_pins(pin) if pin else {},
             sequence_len=sequence_len,
             keep_outputs=keep_outputs,
         )
+    elif world_size is not None:
+        if baseline or candidate or not command:
+            raise UsageError("--world-size is about one command: give --command 'torchrun …'")
+        arm = plan_arm("command", command)
+        plan = Plan(title=arm.text, arms=(arm,))
     else:
         if steps or pin or sequence_len or command or keep_outputs:
             raise UsageError(
@@ -160,6 +175,8 @@ def protocol(
         if not baseline or not candidate:
             raise UsageError("give a configuration, or both --baseline and --candidate")
         plan = plan_commands(baseline, candidate)
+    if world_size is not None:
+        plan = plan_world_sizes(plan, world_size)
     plan = replace(
         plan,
         title=title or plan.title,
@@ -168,6 +185,7 @@ def protocol(
         matters=plan.matters if matters is None else parse_percent(matters),
         max_minutes=max_minutes,
         run_minutes=run_minutes,
+        profile_steps=profile_steps,
         drop_caches=drop_caches,
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )

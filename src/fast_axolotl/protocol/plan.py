@@ -9,12 +9,23 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
+from fast_axolotl.record.units import count_words
 
-__all__ = ["MATTERS", "PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
+__all__ = [
+    "MATTERS",
+    "PAIRS",
+    "WARMUP",
+    "ArmPlan",
+    "Plan",
+    "Turn",
+    "plan_arm",
+    "plan_commands",
+    "plan_world_sizes",
+]
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
@@ -88,6 +99,8 @@ class Plan:
     drop_caches: bool = False
     data_path: str | None = None
     """The data, whose device is probed in every run."""
+    profile_steps: int = 0
+    """Of every run, under torch's profiler."""
     keep_outputs: bool = False
     """Whether what Axolotl wrote stays after a run that succeeded."""
     same_work: tuple[str, str] | None = None
@@ -141,35 +154,63 @@ def plan_commands(
     warmup: int = WARMUP,
     data_path: str | None = None,
 ) -> Plan:
-    """Two commands against each other, each as a shell would split it; no shell runs them."""
-    arms = []
-    for name, text in (("baseline", baseline), ("candidate", candidate)):
-        try:
-            command = tuple(shlex.split(text))
-        except ValueError as error:
-            raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
-        if not command:
-            raise UsageError(f"--{name} is empty; give a command, in quotes")
-        shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
-        if shell:
-            raise UsageError(
-                f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
-                "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
-            )
-        options = _options_of_run(command)
-        taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
-        if taken:
-            raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
-        shown, has_ours = mask_secrets(text), options is not None
-        arms.append(ArmPlan(name=name, text=shown, command=command, is_accelerated=has_ours))
+    """Two commands against each other."""
     return Plan(
         title=mask_secrets(f"{baseline} against {candidate}"),
-        arms=tuple(arms),
+        arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
         pairs=pairs,
         warmup=warmup,
         data_path=data_path,
         same_work=("baseline", "candidate"),
     )
+
+
+def plan_arm(name: str, text: str) -> ArmPlan:
+    """A command as a shell would split it; no shell runs it. ``name`` is the option's, too."""
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
+    if not command:
+        raise UsageError(f"--{name} is empty; give a command, in quotes")
+    shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
+    if shell:
+        raise UsageError(
+            f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
+            "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
+        )
+    options = _options_of_run(command)
+    taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
+    if taken:
+        raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
+    is_ours = options is not None
+    return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
+
+
+def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
+    """The one arm of a plan on several numbers of GPUs, the fewest first: ``1,2,4``."""
+    try:
+        counts = sorted({int(size) for size in sizes.split(",")})
+    except ValueError:
+        counts = []
+    if len(counts) < 2 or counts[0] < 1:
+        raise UsageError(f"--world-size {sizes!r}: give two numbers of GPUs or more, as 1,2,4")
+    if len(plan.arms) != 1:
+        raise UsageError("--world-size takes one variant of a configuration: --steps 1, or 2")
+    [arm] = plan.arms
+    if not any("{world_size}" in word for word in arm.command):
+        raise UsageError("--world-size needs {world_size} in --command: --nproc-per-node …")
+    arms = [
+        replace(
+            arm,
+            name=count_words(count, "gpu").replace(" ", "-").replace(",", ""),
+            command=tuple(word.replace("{world_size}", str(count)) for word in arm.command),
+            times_decide=False,
+        )
+        for count in counts
+    ]
+    more = "Arms have other numbers of GPUs: fast-axolotl scale with this folder tells efficiency."
+    return replace(plan, arms=tuple(arms), same_work=None, notes=(*plan.notes, more))
 
 
 def _options_of_run(command: Sequence[str]) -> list[str] | None:

@@ -256,6 +256,8 @@ class _Running:
         words = [sys.executable, "-m", "fast_axolotl", "run", "--measure", "--quiet"]
         words += [] if arm.is_accelerated else ["--no-accelerate"]
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
+        if self.plan.profile_steps:
+            words += ["--profile-steps", str(self.plan.profile_steps)]
         return [*words, "--output", str(folder), "--", *command], environment
 
     def _tell(self, arm: str, pair: int, run_seconds: float) -> None:

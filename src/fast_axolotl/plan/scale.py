@@ -1,0 +1,330 @@
+"""How a job scales: runs at several numbers of GPUs beside each other, and a curve through them.
+
+*Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
+batch per GPU stays the same, strong scaling where the global batch does.
+
+*Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
+at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
+
+*Curves*, least squares of log throughput: Amdahl's law X(N) = λN ÷ (1 + σ(N − 1)), and Gunther's
+universal scalability law, which adds κN(N − 1) to the divisor. N ÷ X is linear in unknowns that are
+not negative, (1 − σ, σ, κ) ÷ λ, so a Gauss-Newton step tries all sets of them. A curve knows no
+nodes, no other layouts and no memory. An added GPU brings dX/dN.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.record.arithmetic import middle
+from fast_axolotl.record.thresholds import FREE_STALL
+from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
+
+__all__ = ["FAR", "Count", "Curve", "Run", "Scaling", "fit_curve", "make_scaling"]
+
+FAR = 4
+"""Times the largest measured count beyond which a curve is not to be relied on."""
+_WORTH = 0.5
+"""Of what a GPU brings at the smallest count, what an added one must bring."""
+_SAME = 0.10
+"""Share by which batches, costs or efficiencies may differ and count as the same."""
+_LEAST_PARTS = 5
+"""Stretches of one run that give an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The figures of one run."""
+
+    name: str
+    gpus: int
+    rate: float
+    """Tokens/s, or samples/s, of the whole job."""
+    batch: float
+    """Samples of a step on all GPUs; tokens where samples were not counted."""
+    step_seconds: float | None = None
+    parts: tuple[float, ...] = ()
+    """Throughput of stretches of the run, in any unit."""
+    pair: str = ""
+    """The same for runs of one round of a protocol."""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    """Shares of the steady time: ``data``; ``communication``, exposed, without waiting for another
+    rank's data; ``transfer``, of it, in which bytes move; ``straggler``, by its forward pass. Of a
+    GPU: ``micro_batch``; ``forward``, per token, in which data parallelism is silent."""
+    is_dispatched: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """What has to be equal."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """What should be equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """One number of GPUs; ``low`` and ``high`` are 95 % intervals."""
+
+    gpus: int
+    runs: int
+    rate: float
+    rate_low: float | None
+    rate_high: float | None
+    rate_per_gpu: float
+    efficiency: float
+    efficiency_low: float | None
+    efficiency_high: float | None
+    interval_from: str
+    """Repeated runs, or steps of one run, which leaves out how much runs differ; empty: none."""
+    step_seconds: float | None
+    batch_per_gpu: float
+    losses: Mapping[str, float]
+    """Points of efficiency, by where they go; their sum is 1 − efficiency."""
+    added: float | None
+    """What a GPU added to the count before brings ÷ what one brings at the smallest count."""
+    dollars_per_million: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Throughput by number of GPUs: λN ÷ (1 + σ(N − 1) + κN(N − 1))."""
+
+    rate_of_one: float
+    sigma: float
+    kappa: float
+    error: float | None = None
+    """Largest |fitted ÷ measured − 1|; ``None``: it goes through as many counts as unknowns."""
+    left_out_error: float | None = None
+    """Median of the same for counts left out of the fit; ``None`` below four counts."""
+    largest_error: float | None = None
+    """The same for the largest count, predicted from the smaller ones."""
+    peak_gpus: float | None = None
+    """Where throughput is highest; ``None``: it never falls."""
+    worth_gpus: float | None = None
+    """Beyond it an added GPU brings less than half of what one brings at the smallest count."""
+
+    def rate(self, gpus: float) -> float:
+        """Throughput of so many GPUs."""
+        return self.rate_of_one * gpus / (1 + (self.sigma + self.kappa * gpus) * (gpus - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What runs at several counts say together."""
+
+    unit: str
+    kind: Literal["weak", "strong", "neither"]
+    counts: tuple[Count, ...]
+    amdahl: Curve
+    usl: Curve | None
+    """``None``: two counts do not determine three unknowns."""
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def fit_curve(gpus: Sequence[float], rates: Sequence[float], unknowns: int) -> Curve:
+    """The best curve of 2 unknowns (Amdahl) or 3 (USL), the smallest count first; 0 ≤ σ ≤ 1."""
+    n = np.asarray(gpus, float)
+    cost = n / np.asarray(rates, float)
+    terms = np.stack([np.ones_like(n), n, n * (n - 1)], axis=1)[:, :unknowns]
+    sets = [list(some) for size in (1, 2, 3) for some in combinations(range(unknowns), size)]
+
+    def solve(at: Any, target: Any) -> Any:
+        found = []
+        for some in sets:
+            scale = at[:, some].max(axis=0)
+            whole = np.zeros(unknowns)
+            whole[some] = np.linalg.lstsq(at[:, some] / scale, target, rcond=None)[0] / scale
+            # κ alone is no curve: it says that one GPU is infinitely fast.
+            if (whole >= 0).all() and whole[:2].any():
+                found.append((float(((at @ whole - target) ** 2).sum()), whole))
+        return min(found, key=lambda one: one[0])[1]
+
+    def miss(weights: Any) -> float:
+        return float((np.log(cost / (terms @ weights)) ** 2).sum())
+
+    weights = solve(terms / cost[:, None], np.ones_like(n))
+    for _ in range(50):
+        fitted = terms @ weights
+        step = solve(terms / fitted[:, None], 1 + np.log(cost / fitted)) - weights
+        best = min((weights + step / 2**halving for halving in range(8)), key=miss)
+        if miss(best) >= miss(weights) * (1 - 1e-9):
+            break
+        weights = best
+    constant, linear, crossed = (*map(float, weights), 0.0)[:3]
+    curve = Curve(
+        rate_of_one=1 / (constant + linear),
+        sigma=linear / (constant + linear),
+        kappa=crossed / (constant + linear),
+        peak_gpus=max(1.0, math.sqrt(constant / crossed)) if crossed > 0 else None,
+    )
+
+    def is_worth(count: float) -> bool:
+        added = (constant - crossed * count**2) * (curve.rate(count) / count) ** 2
+        return added >= _WORTH * curve.rate(gpus[0]) / gpus[0]
+
+    low, high = float(gpus[0]), 2.0**40
+    while not is_worth(high) and high - low > 1e-6 * high:
+        center = math.sqrt(low * high)
+        low, high = (center, high) if is_worth(center) else (low, center)
+    return replace(curve, worth_gpus=None if is_worth(high) else low)
+
+
+def make_scaling(
+    runs: Sequence[Run], compare: Callable[..., Any], *, unit: str, price: float | None = None
+) -> Scaling:
+    """All counts, the curves, and what to know of them.
+
+    ``compare`` is ``protocol.statistics.compare_runs``, ``price`` is dollars per GPU and hour.
+    """
+    by_count: dict[int, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.gpus):
+        by_count[run.gpus].append(run)
+    if len(by_count) < 2:
+        sizes = (count_words(one, "GPU") for one in by_count)
+        told = " on ".join((count_words(len(runs), "run"), *sizes))
+        raise UsageError(f"{told}: give runs on two numbers of GPUs; see protocol --world-size")
+    (smallest, first), *_ = by_count.items()
+    rounds = {run.pair: run.rate / smallest for run in first if run.pair}
+    counts: list[Count] = []
+    base: list[float] = []
+    for count, own in by_count.items():
+        values, source = [run.rate / count for run in own], "runs"
+        if len(own) == 1 and len(own[0].parts) >= _LEAST_PARTS:
+            mean = statistics.geometric_mean(own[0].parts)
+            values, source = [values[0] * part / mean for part in own[0].parts], "steps"
+        base, last = base or values, counts[-1] if counts else None
+        each = compare([1.0] * len(values), values)
+        # What drifts on the machine falls on all runs of one round of a protocol alike.
+        pairs = [(rounds[run.pair], run.rate / count) for run in own if run.pair in rounds]
+        if len(pairs) > 1:
+            against = compare(*zip(*pairs, strict=True))
+        else:
+            against = compare(base, values, is_paired=False)
+        rate, added = each.value * count, None
+        if last is not None:
+            added = (rate - last.rate) / (count - last.gpus) / counts[0].rate_per_gpu
+        counts.append(
+            Count(
+                gpus=count,
+                runs=len(own),
+                rate=rate,
+                rate_low=each.low and each.low * count,
+                rate_high=each.high and each.high * count,
+                rate_per_gpu=each.value,
+                efficiency=against.value,
+                efficiency_low=against.low if last else None,
+                efficiency_high=against.high if last else None,
+                interval_from=source if each.low else "",
+                step_seconds=middle(run.step_seconds for run in own),
+                batch_per_gpu=statistics.median(run.batch for run in own) / count,
+                losses=_divide_loss(first, own, against.value) if last else {},
+                added=added,
+                dollars_per_million=None if price is None else price * 1e6 / 3600 / each.value,
+            )
+        )
+    gpus, rates = [one.gpus for one in counts], [one.rate for one in counts]
+    curves = []
+    for unknowns in range(2, min(3, len(gpus)) + 1):
+        curve, left_out = fit_curve(gpus, rates, unknowns), []
+        for at in range(len(gpus) if len(gpus) > 3 else 0):
+            rest = fit_curve(gpus[:at] + gpus[at + 1 :], rates[:at] + rates[at + 1 :], unknowns)
+            left_out.append(abs(rest.rate(gpus[at]) / rates[at] - 1))
+        error = max(abs(curve.rate(n) / x - 1) for n, x in zip(gpus, rates, strict=True))
+        if left_out:
+            curve = replace(curve, left_out_error=middle(left_out), largest_error=left_out[-1])
+        curves.append(replace(curve, error=error if len(gpus) > unknowns or error > 1e-6 else None))
+    is_unseen = any(math.isnan(_mean(own, "communication")) for own in by_count.values())
+    notes = {
+        f"Worth it: an added GPU brings half of one's share on {smallest}, or more; beyond, its "
+        f"{unit} cost over twice as much. Far: over {FAR} times what was measured.": True,
+        "No USL: two counts do not determine its three unknowns.": len(gpus) < 3,
+        "Intervals of one run are of its steps and leave out how much runs differ; a short one has "
+        "none. Repeat it.": any(one.interval_from != "runs" for one in counts),
+        "Communication is in what is not explained: measure with --profile-steps 5.": is_unseen,
+    }
+    batches = [one.batch_per_gpu for one in counts]
+    wholes = [one.batch_per_gpu * one.gpus for one in counts]
+    is_weak, is_strong = (max(some) <= (1 + _SAME) * min(some) for some in (batches, wholes))
+    return Scaling(
+        unit=unit,
+        kind="weak" if is_weak else "strong" if is_strong else "neither",
+        counts=tuple(counts),
+        amdahl=curves[0],
+        usl=curves[1] if len(curves) > 1 else None,
+        warnings=(*_compare_jobs(runs), *_warn(counts, by_count, unit)),
+        notes=tuple(text for text, holds in notes.items() if holds),
+    )
+
+
+def _mean(runs: Sequence[Run], name: str) -> float:
+    """NaN where a run does not tell."""
+    values = [run.figures.get(name) for run in runs]
+    return statistics.fmean(math.nan if value is None else value for value in values)
+
+
+def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) -> dict[str, float]:
+    def points(name: str) -> float:
+        return _mean(own, name) - _mean(first, name) * efficiency
+
+    exposed, transfer, slowest = map(points, ("communication", "transfer", "straggler"))
+    computing = 1 - _mean(first, "data") - _mean(first, "communication")
+    forward, micro = (_mean(own, name) / _mean(first, name) for name in ("forward", "micro_batch"))
+    compute = "smaller batches" if micro < 1 - _SAME else "slower compute"
+    losses = {
+        "data": points("data"),
+        "transfer": transfer,
+        "communication": exposed if math.isnan(transfer) else math.nan,
+        "waiting for the slowest": slowest if math.isnan(exposed) else exposed - transfer,
+        compute: computing * efficiency * (forward - 1),
+    }
+    losses = {name: value for name, value in losses.items() if not math.isnan(value)}
+    return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
+
+
+def _compare_jobs(runs: Sequence[Run]) -> list[str]:
+    """What differs between runs that should be one job; another model is refused."""
+    known: dict[str, Run] = {}
+    for run in runs:
+        for key, value in run.model.items():
+            other = known.setdefault(key, run)
+            if abs(value - other.model[key]) > 0.02 * other.model[key]:
+                text = f"another model: {value:,} {key}, and {other.model[key]:,} in {other.name}"
+                raise DataError(f"{text}; scaling is of one job", path=run.name)
+    warnings = []
+    for key in dict.fromkeys(key for run in runs for key in run.job):
+        values = {str(run.job[key]): run.name for run in runs if key in run.job}
+        if len(values) > 1:
+            places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
+            warnings.append(f"These are not the same job: {key} is {places}.")
+    return warnings
+
+
+def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str) -> list[str]:
+    one, *_, other = counts
+    few, many = (count_words(end.gpus, "GPU") for end in (one, other))
+    found, less = [], 1 - _SAME
+    is_lower, is_small = other.efficiency < less, other.batch_per_gpu < less * one.batch_per_gpu
+    if is_lower and is_small and (other.step_seconds or 0) < (one.step_seconds or 0):
+        found.append(
+            f"Low latency is not high throughput: a step takes {format_seconds(other.step_seconds)}"
+            f" on {many} and {format_seconds(one.step_seconds)} on {few}, but a GPU does only "
+            f"{format_share(other.efficiency, decimals=0)} of the work per second, with a batch of "
+            f"{format_count(other.batch_per_gpu)} instead of {format_count(one.batch_per_gpu)}."
+        )
+    stalls = [_mean(by_count[end.gpus], "data") for end in (one, other)]
+    if stalls[1] - stalls[0] >= FREE_STALL:
+        one_reads = any(run.is_dispatched for run in by_count[other.gpus])
+        why = "rank 0 reads for all" if one_reads else "the ranks share a disk or processors"
+        shares = (format_share(stall) for stall in stalls)
+        found.append(f"Waiting for data grows, {' → '.join(shares)} of the time: {why}.")
+    if is_lower:
+        dearer = f"{1 / other.efficiency:.2f} times as much as on {few}"
+        found.append(f"More GPUs cost more: {unit} on {many} cost {dearer}.")
+    return found

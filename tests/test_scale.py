@@ -1,0 +1,279 @@
+"""How a job scales: curves with known answers, losses that add up, and the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fast_axolotl.cli.scale import scale
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.plan.scale import Run, Scaling, fit_curve, make_scaling
+from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes
+from fast_axolotl.protocol.statistics import compare_runs
+from fast_axolotl.record import ModelShape, ProfileWindow
+from fast_axolotl.record.folder import dump_line
+from support.children import FAST_AXOLOTL, run_child
+from support.records import make_ranks, make_run, steady, write_run
+
+TRAIN = """
+import os, torch
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+rows = [{"input_ids": torch.ones(64, dtype=torch.long)}] * 400
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(rows, batch_size=2):
+    model(batch["input_ids"].float()).sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def throughput(gpus: int, sigma: float, kappa: float, one: float = 1000.0) -> float:
+    return one * gpus / (1 + sigma * (gpus - 1) + kappa * gpus * (gpus - 1))
+
+
+def made(gpus: int, rate: float, batch: float = 0.0, **values: Any) -> Run:
+    return Run(name=f"{gpus}-gpus", gpus=gpus, rate=rate, batch=batch or 8.0 * gpus, **values)
+
+
+def scaled(*runs: Run, **options: Any) -> Scaling:
+    return make_scaling(runs, compare_runs, **{"unit": "tokens", **options})
+
+
+@pytest.mark.parametrize("smallest", [1, 2, 8])
+@pytest.mark.parametrize(("sigma", "kappa"), [(0.0, 0.0), (0.05, 0.0), (0.02, 1e-3), (0.0, 1e-5)])
+def test_curves_give_back_what_made_the_counts(smallest: int, sigma: float, kappa: float) -> None:
+    gpus = [smallest * 2**at for at in range(5)]
+    curve = fit_curve(gpus, [throughput(count, sigma, kappa) for count in gpus], 3)
+    assert curve.rate_of_one == pytest.approx(1000.0, rel=1e-6)
+    assert (curve.sigma, curve.kappa) == pytest.approx((sigma, kappa), abs=1e-7)
+    if kappa:
+        peak = curve.peak_gpus
+        assert peak == pytest.approx(((1 - sigma) / kappa) ** 0.5, rel=1e-3)
+        assert curve.rate(peak) > max(curve.rate(0.9 * peak), curve.rate(1.1 * peak))
+    worth = curve.worth_gpus
+    assert (worth is None) == (sigma == kappa == 0)
+    if worth:
+        added = (curve.rate(worth * 1.0005) - curve.rate(worth * 0.9995)) / (worth * 0.001)
+        assert added == pytest.approx(0.5 * curve.rate(smallest) / smallest, rel=1e-2)
+
+
+def test_noise_of_a_percent_moves_the_unknowns_by_little() -> None:
+    noise, gpus = np.random.default_rng(1), [1, 2, 4, 8, 16, 32]
+    found = []
+    for _ in range(60):
+        rates = [throughput(one, 0.05, 1e-3) * np.exp(0.01 * noise.normal()) for one in gpus]
+        curve = fit_curve(gpus, rates, 3)
+        found.append((curve.sigma, curve.kappa))
+    assert np.abs(np.mean(found, axis=0) - (0.05, 1e-3)) == pytest.approx(0, abs=1e-3)
+    assert (np.std(found, axis=0) < (0.005, 2e-4)).all()
+
+
+def test_bounds_hold_where_the_counts_ask_for_more() -> None:
+    better = fit_curve([1, 2, 4], [100.0, 210.0, 450.0], 3)
+    assert (better.sigma, better.kappa, better.worth_gpus) == (0.0, 0.0, None)
+    worse = fit_curve([1, 2], [100.0, 40.0], 2)
+    assert (worse.sigma, worse.worth_gpus) == (1.0, 1.0)
+    falling = fit_curve([8, 16, 32], [100.0, 40.0, 10.0], 3)
+    assert falling.kappa > 0
+    assert falling.rate(32) < falling.rate(8)
+
+
+def test_two_counts_give_no_usl_and_a_fit_tells_its_error() -> None:
+    rates = {one: throughput(one, 0.03, 5e-4) for one in (1, 2, 4, 8, 16)}
+    two = scaled(*(made(one, rates[one]) for one in (1, 2)))
+    assert two.usl is None
+    assert two.amdahl.error is None
+    assert any("No USL" in note for note in two.notes)
+    five = scaled(*(made(one, rate * (1.02 if one == 4 else 1)) for one, rate in rates.items()))
+    assert five.usl is not None
+    assert five.usl.error == pytest.approx(0.015, abs=0.006)
+    assert five.usl.left_out_error == pytest.approx(0.01, abs=0.01)
+    assert 0 < (five.usl.largest_error or 0) < 0.15
+    three = scaled(*(made(one, rates[one]) for one in (1, 2, 4)))
+    assert three.usl is not None
+    assert (three.usl.error, three.usl.left_out_error) == (None, None)
+
+
+def test_parts_add_up_to_the_loss_and_what_is_left_is_shown() -> None:
+    one = made(1, 1000.0, 64.0, figures={
+        "data": 0.02, "communication": 0.0, "transfer": 0.0, "forward": 1e-3, "micro_batch": 64.0,
+    })  # fmt: skip
+    # Four GPUs take 1.25 times the time for a token: 8 % more compute, the rest as below.
+    four = made(4, 3200.0, 64.0, figures={
+        "data": 0.05, "communication": 0.12, "transfer": 0.09, "forward": 1.08e-3,
+        "micro_batch": 16.0,
+    })  # fmt: skip
+    found = scaled(one, four)
+    losses = found.counts[1].losses
+    assert found.kind == "strong"
+    assert found.counts[1].efficiency == pytest.approx(0.8)
+    assert sum(losses.values()) == pytest.approx(0.2)
+    assert losses["data"] == pytest.approx(0.05 - 0.02 * 0.8)
+    assert losses["transfer"] == pytest.approx(0.09)
+    assert losses["waiting for the slowest"] == pytest.approx(0.03)
+    assert losses["smaller batches"] == pytest.approx(0.98 * 0.8 * 0.08)
+    assert losses["not explained"] == pytest.approx(0.2 - 0.034 - 0.12 - 0.06272)
+    # Without a profiler window communication is not 0: it is not explained.
+    blind = scaled(one, replace(four, figures={"data": 0.05, "straggler": 0.04}))
+    assert set(blind.counts[1].losses) == {"data", "not explained"}
+    assert any("--profile-steps" in note for note in blind.notes)
+
+
+def test_batches_tell_weak_from_strong_and_from_neither() -> None:
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 16)).kind == "weak"
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 8)).kind == "strong"
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 11)).kind == "neither"
+
+
+def test_intervals_come_from_repeats_or_pairs_or_steps() -> None:
+    repeats = scaled(
+        *(made(1, rate) for rate in (98.0, 100.0, 103.0)), made(2, 180.0), made(2, 184.0)
+    )
+    first, second = repeats.counts
+    estimate = compare_runs([98.0, 100.0, 103.0], [90.0, 92.0], is_paired=False)
+    assert (first.runs, second.runs, second.interval_from) == (3, 2, "runs")
+    assert (second.efficiency_low, second.efficiency_high) == (estimate.low, estimate.high)
+    # The machine is 30 % slower in the second round: pairs do not see it.
+    paired = scaled(
+        made(1, 100.0, pair="0"), made(2, 180.0, pair="0"),
+        made(1, 70.0, pair="1"), made(2, 126.7, pair="1"),
+    )  # fmt: skip
+    assert paired.counts[1].efficiency_low == pytest.approx(0.9, abs=0.04)
+    steps = scaled(made(1, 100.0, parts=(9.0, 10.0, 11.0, 10.0, 9.5)), made(2, 190.0))
+    assert steps.counts[0].interval_from == "steps"
+    assert steps.counts[0].rate_low < 100.0 < steps.counts[0].rate_high  # type: ignore[operator]
+    assert (steps.counts[1].interval_from, steps.counts[1].efficiency_low) == ("", None)
+
+
+def test_pitfalls_are_named() -> None:
+    few = made(1, 1000.0, 64.0, step_seconds=0.064, figures={"data": 0.01})
+    many = made(8, 4000.0, 64.0, step_seconds=0.016, figures={"data": 0.2}, is_dispatched=True)
+    found = scaled(few, many, price=3.6)
+    text = " ".join(found.warnings)
+    assert "Low latency is not high throughput: a step takes 16.0 ms on 8 GPUs" in text
+    assert "1.0 % → 20.0 % of the time: rank 0 reads for all" in text
+    assert "tokens on 8 GPUs cost 2.00 times as much as on 1 GPU" in text
+    assert [one.dollars_per_million for one in found.counts] == pytest.approx([1.0, 2.0])
+    assert found.counts[1].added == pytest.approx(3 / 7)
+    assert not scaled(made(1, 1000.0), made(8, 7900.0)).warnings
+
+
+def test_another_model_is_refused_and_other_differences_are_named() -> None:
+    one = made(1, 10.0, model={"parameters": 8_000_000_000}, job={"torch": "2.10", "GPU": "H100"})
+    other = replace(one, gpus=2, name="other", rate=20.0, job={"torch": "2.11", "GPU": "H100"})
+    [warning] = scaled(one, other).warnings
+    assert warning == "These are not the same job: torch is 2.10 in 1-gpus, 2.11 in other."
+    with pytest.raises(DataError, match="another model: 1,000 parameters"):
+        scaled(one, replace(other, model={"parameters": 1000}))
+
+
+def record(
+    folder: Path, ranks: int, stall: float = 0.0, seconds: float = 0.05, **more: Any
+) -> Path:
+    """A run with a window in which a tenth of the time is communication that nothing hides."""
+    model = ModelShape(num_parameters=1000, layers=2, attention_width=8)
+    made_up = make_ranks(
+        ranks, own_seconds=seconds, wait=steady(stall, seconds), tokens=512, **more
+    )
+    for rank in made_up:
+        rank.add(model)
+    write_run(folder, make_run(*made_up))
+    window = ProfileWindow(
+        t=1.0, steps=2, wall_seconds=1.0, exposed_communication_seconds=0.1, collectives=(0.1,)
+    )
+    for path in folder.glob("rank-*.jsonl") if ranks > 1 else ():
+        first, *rest = path.read_text().splitlines()
+        path.write_text("\n".join([first, dump_line(window), *rest, ""]))
+    return folder
+
+
+def test_records_are_read_and_the_table_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [
+        record(tmp_path / str(count), count, stall, seconds)
+        for count, stall, seconds in ((1, 0.0, 0.05), (2, 0.05, 0.0556), (4, 0.1, 0.0556))
+    ]
+    scale(folders, price="2/h", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["unit"]) == ("weak", "tokens")
+    one, _, four = found["counts"]
+    assert one["rate"] == pytest.approx(512 / 0.05, rel=1e-3)
+    assert four["efficiency"] == pytest.approx(0.9 * 0.05 / 0.0556, rel=1e-3)
+    assert four["losses"]["data"] == pytest.approx(0.1, abs=1e-3)
+    assert four["losses"]["transfer"] == pytest.approx(0.1, abs=1e-3)
+    assert four["losses"]["not explained"] == pytest.approx(-0.01, abs=2e-3)
+    assert four["interval_from"] == "steps"
+    scale(folders)
+    text = capsys.readouterr().out
+    assert "Scaling, weak: same batch per GPU" in text
+    assert "waiting for the slowest" in text
+    scale([folders[0], record(tmp_path / "strong", 2, samples=4)], as_json=True)
+    assert json.loads(capsys.readouterr().out)["kind"] == "strong"
+
+
+def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", 2)
+    for runs in ([folder], [folder, record(tmp_path / "again", 2)]):
+        with pytest.raises(UsageError, match=r"runs? on 2 GPUs: give runs on two numbers of GPUs"):
+            scale(runs)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no record in here"):
+        scale([folder, tmp_path / "empty"])
+    (folder / "rank-1.jsonl").unlink()
+    with pytest.raises(DataError, match="holds 1 of 2 ranks"):
+        scale([folder, record(tmp_path / "one", 1)])
+    done = run_child(*FAST_AXOLOTL, "scale")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_64_counts_make_64_rows() -> None:
+    found = scaled(*(made(one, throughput(one, 0.01, 1e-5)) for one in range(1, 65)))
+    assert len(found.counts) == 64
+    assert found.usl is not None
+    assert found.usl.sigma == pytest.approx(0.01, abs=1e-6)
+
+
+def test_arms_of_a_protocol_are_world_sizes() -> None:
+    command = "torchrun --nproc-per-node {world_size} train.py"
+    plan = Plan(title="", arms=(plan_arm("command", command),))
+    found = plan_world_sizes(plan, "4,1,2")
+    assert [arm.name for arm in found.arms] == ["1-gpu", "2-gpus", "4-gpus"]
+    assert found.arms[2].command == ("torchrun", "--nproc-per-node", "4", "train.py")
+    assert found.same_work is None
+    for sizes in ("2", "1,two", "0,1", ""):
+        with pytest.raises(UsageError, match="two numbers of GPUs or more"):
+            plan_world_sizes(plan, sizes)
+    with pytest.raises(UsageError, match=r"needs \{world_size\} in --command"):
+        plan_world_sizes(Plan(title="", arms=(plan_arm("command", "python train.py"),)), "1,2")
+    with pytest.raises(UsageError, match="one variant"):
+        plan_world_sizes(Plan(title="", arms=plan.arms * 2), "1,2")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_a_protocol_of_real_ranks_scales(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = (
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {{world_size}}"
+    )
+    words = ("--command", f"{command} train.py", "--world-size", "1,2", "--profile-steps", "20")
+    words += ("--pairs", "1", "--warmup", "0", "-o", "protocol")
+    done = run_child(*FAST_AXOLOTL, "protocol", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run_child(*FAST_AXOLOTL, "scale", "protocol", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    one, two = found["counts"]
+    assert (one["gpus"], two["gpus"], found["kind"]) == (1, 2, "weak")
+    assert two["losses"]["transfer"] > 0
+    assert sum(two["losses"].values()) == pytest.approx(1 - two["efficiency"])
