@@ -14,7 +14,16 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
 
-__all__ = ["MATTERS", "PAIRS", "WARMUP", "ArmPlan", "Plan", "Turn", "plan_commands"]
+__all__ = [
+    "MATTERS",
+    "PAIRS",
+    "WARMUP",
+    "ArmPlan",
+    "Plan",
+    "Turn",
+    "plan_command",
+    "plan_commands",
+]
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
@@ -142,34 +151,36 @@ def plan_commands(
     data_path: str | None = None,
 ) -> Plan:
     """Two commands against each other, each as a shell would split it; no shell runs them."""
-    arms = []
-    for name, text in (("baseline", baseline), ("candidate", candidate)):
-        try:
-            command = tuple(shlex.split(text))
-        except ValueError as error:
-            raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
-        if not command:
-            raise UsageError(f"--{name} is empty; give a command, in quotes")
-        shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
-        if shell:
-            raise UsageError(
-                f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
-                "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
-            )
-        options = _options_of_run(command)
-        taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
-        if taken:
-            raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
-        shown, has_ours = mask_secrets(text), options is not None
-        arms.append(ArmPlan(name=name, text=shown, command=command, is_accelerated=has_ours))
     return Plan(
         title=mask_secrets(f"{baseline} against {candidate}"),
-        arms=tuple(arms),
+        arms=(plan_command("baseline", baseline), plan_command("candidate", candidate)),
         pairs=pairs,
         warmup=warmup,
         data_path=data_path,
         same_work=("baseline", "candidate"),
     )
+
+
+def plan_command(name: str, text: str) -> ArmPlan:
+    """A command that the option ``--name`` gives, as a shell would split it; no shell runs it."""
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
+    if not command:
+        raise UsageError(f"--{name} is empty; give a command, in quotes")
+    shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
+    if shell:
+        raise UsageError(
+            f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
+            "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
+        )
+    options = _options_of_run(command)
+    taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
+    if taken:
+        raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
+    shown, has_ours = mask_secrets(text), options is not None
+    return ArmPlan(name=name, text=shown, command=command, is_accelerated=has_ours)
 
 
 def _options_of_run(command: Sequence[str]) -> list[str] | None:

@@ -34,7 +34,7 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
-__all__ = ["Progress", "describe_dedupe", "run_protocol"]
+__all__ = ["Progress", "Running", "describe_dedupe", "run_protocol"]
 
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
@@ -87,7 +87,7 @@ def run_protocol(
         # Pairs of earlier sessions are kept, also with a smaller --pairs.
         rounds = -(-max(state.runs, default=0) // max(1, len(plan.arms)))
         begun = max(0, rounds - plan.warmup)
-        run = _Running(
+        run = Running(
             plan=replace(plan, pairs=max(plan.pairs, begun)),
             root=root,
             state=state,
@@ -102,7 +102,9 @@ def run_protocol(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Running:
+class Running:
+    """A protocol at work: its runs, one after the other; ``run_turn`` makes one of them."""
+
     plan: Plan
     root: Path
     state: State
@@ -163,7 +165,7 @@ class _Running:
                         f"{self.plan.pairs} pairs; the same command with more minutes goes on."
                     )
                     break
-            self.state.runs[turn.number] = self._run(turn)
+            self.state.runs[turn.number] = self.run_turn(turn)
             self.notes += self.spoilt.pop(turn.number, ())
             self._write()
         is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
@@ -178,7 +180,8 @@ class _Running:
         """Seconds, over all sessions."""
         return self.spent_before + self.clock() - self.begun
 
-    def _run(self, turn: Turn) -> ArmRun:
+    def run_turn(self, turn: Turn) -> ArmRun:
+        """One run, to its end; its figures are in ``figures`` if it succeeded."""
         same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
         earlier = [self.state.runs[one.number].status for one in same_arm if self._is_done(one)]
         if earlier.count("failed") >= _MOST_FAILURES and "done" not in earlier:
