@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fast_axolotl
+from fast_axolotl.axolotl.longest import copy_longest
 from fast_axolotl.cli.batch import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
@@ -46,9 +47,9 @@ for number, batch in enumerate(DataLoader(rows, batch_size=micro), 1):
 """
 
 
-def trial(micro: int, limit: int = 10**6, share: int | None = None, **named: Any) -> Trial:
+def trial(micro: int, limit: int = 10**6, share: int = 0, **named: Any) -> Trial:
     """A device whose pass takes 30 ms and 10 ms for each sample; it holds ``limit`` of them."""
-    accumulation = 1 if share is None else share // micro
+    accumulation = share // micro or 1
     found = Trial(micro_batch=micro, accumulation=accumulation, outcome="out of memory")
     if micro > limit:
         return found
@@ -59,7 +60,7 @@ def trial(micro: int, limit: int = 10**6, share: int | None = None, **named: Any
     return replace(found, outcome="ran", **{**known, **named})
 
 
-def sweep(limit: int, share: int | None = None, wanted: tuple[int, ...] = ()) -> list[Trial]:
+def sweep(limit: int, share: int = 0, wanted: tuple[int, ...] = ()) -> list[Trial]:
     sizes, _ = find_sizes(share, wanted)
     trials: list[Trial] = []
     while size := choose_next(trials, sizes, is_listed=bool(wanted)):
@@ -70,25 +71,25 @@ def sweep(limit: int, share: int | None = None, wanted: tuple[int, ...] = ()) ->
 @pytest.mark.parametrize(
     ("limit", "share", "order", "bracket"),
     [
-        (6, None, [1, 2, 4, 8, 6, 7], (6, 7)),
-        (70, None, [1, 2, 4, 8, 16, 32, 64, 128, 96, 80, 72], (64, 72)),
+        (6, 0, [1, 2, 4, 8, 6, 7], (6, 7)),
+        (70, 0, [1, 2, 4, 8, 16, 32, 64, 128, 96, 80, 72], (64, 72)),
         (6, 24, [1, 2, 4, 8, 6], (6, 8)),
         (100, 12, [1, 2, 4, 6, 12], (12, None)),
-        (0, None, [1], (None, 1)),
+        (0, 0, [1], (None, 1)),
         (5, 7, [1, 7], (1, 7)),
     ],
 )
 def test_sizes_are_doubled_and_the_boundary_is_halved(
-    limit: int, share: int | None, order: list[int], bracket: tuple[int | None, int | None]
+    limit: int, share: int, order: list[int], bracket: tuple[int | None, int | None]
 ) -> None:
     trials = sweep(limit, share)
     assert [one.micro_batch for one in trials] == order
-    found = advise(trials, key="micro_batch_size")
+    found = advise(trials)
     assert (found.largest_ran, found.smallest_out_of_memory) == bracket
 
 
 def test_a_rate_that_falls_clearly_and_a_failure_end_a_sweep() -> None:
-    sizes, _ = find_sizes(None)
+    sizes, _ = find_sizes(0)
     slow = trial(4, rate=10.0, low=9.9, high=10.1)
     assert choose_next([trial(1), trial(2), slow], sizes, is_listed=False) is None
     unsure = replace(slow, high=45_000.0)
@@ -98,38 +99,38 @@ def test_a_rate_that_falls_clearly_and_a_failure_end_a_sweep() -> None:
 
 
 def test_listed_sizes_are_all_tried_below_the_one_that_does_not_fit() -> None:
-    assert [one.micro_batch for one in sweep(4, None, (8, 1, 2, 16))] == [1, 2, 8]
+    assert [one.micro_batch for one in sweep(4, 0, (8, 1, 2, 16))] == [1, 2, 8]
     sizes, [note] = find_sizes(12, (1, 4, 5, 8))
     assert (sizes, "Left out: 5, 8, which" in note) == ([1, 4], True)
 
 
 def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None:
-    found = advise(sweep(300, 512), key="micro_batch_size", accumulation_key="accumulation")
+    found = advise(sweep(300, 512), is_axolotl=True)
     # 64 of 256: 94 and 98.8 ms of 100 for ten samples each.
     assert (found.knee, found.best) == (128, 256)
-    assert found.sentences[0] == "Set micro_batch_size: 128 and accumulation: 4."
+    assert found.sentences[0] == "Set micro_batch_size: 128 and gradient_accumulation_steps: 4."
     assert (
         "3.91 × the tokens/s of 1; 256 gives 1 % more and takes 128 GB more" in found.sentences[1]
     )
     assert found.sentences[2] == "256 is the largest that ran; 512 does not fit."
     unsure = [trial(1), trial(2, high=10**6), trial(4)]
-    assert advise(unsure, key="micro-batch").knee == 2
-    assert "as fast as any" in advise([trial(1)], key="micro-batch").sentences[1]
-    assert "runs out of memory" in advise([trial(1, 0)], key="micro-batch").sentences[0]
-    assert "No run gave a rate" in advise([trial(1, rate=None)], key="micro-batch").sentences[0]
+    assert advise(unsure).knee == 2
+    assert "as fast as any" in advise([trial(1)]).sentences[1]
+    assert "runs out of memory" in advise([trial(1, 0)]).sentences[0]
+    assert "No run gave a rate" in advise([trial(1, rate=None)]).sentences[0]
 
 
 def test_pitfalls_are_told_with_their_figures() -> None:
-    [latency] = advise([trial(1), trial(16)], key="micro-batch").warnings
-    assert "40.0 ms, and its throughput is 46 % of the best: low latency" in latency
-    [stall] = advise([trial(1, stall=0.4)], key="micro-batch").warnings
+    [latency] = advise([trial(1), trial(16)]).warnings
+    assert "40.0 ms, and its throughput is 30 % of the best: low latency" in latency
+    [stall] = advise([trial(1, stall=0.4)]).warnings
     assert "waits for data 40.0 %" in stall
     noisy = trial(8, share=64, noise_scale=20.0, ranks=4)
-    [large] = advise([noisy], key="micro-batch").warnings
+    [large] = advise([noisy]).warnings
     assert "256 samples is 12.8 times the gradient noise scale (20)" in large
     assert "√k (Adam)" in large
     assert "2505.23971" in large
-    assert not advise([replace(noisy, noise_scale=65.0)], key="micro-batch").warnings
+    assert not advise([replace(noisy, noise_scale=65.0)]).warnings
 
 
 def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
@@ -177,7 +178,7 @@ def test_a_sweep_is_interrupted_and_goes_on(
         time.sleep(0.05)
     child.terminate()
     _, told = child.communicate(timeout=60)
-    assert "goes on from here" in told
+    assert "the same command with --output continues" in told
     before = (folder / "runs" / "01-micro-1x4" / "rank-0.jsonl").stat().st_mtime_ns
     batch(command=command, global_batch=4, steps=12, output=folder, as_json=True)
     found = json.loads(capsys.readouterr().out)
@@ -232,13 +233,40 @@ def test_what_cannot_be_meant_is_said(tmp_path: Path, options: dict[str, Any], w
 class TestAgainstAxolotl:
     pytestmark = AGAINST_AXOLOTL
 
-    @pytest.mark.parametrize("is_packed", [True, False])
+    @pytest.mark.parametrize("sequence_len", [None, 9])
+    def test_a_copy_has_the_longest_rows_or_full_packs(
+        self, tmp_path: Path, stock: Any, sequence_len: int | None
+    ) -> None:
+        datasets = stock("datasets")
+        lengths = [1, 4, 2, 7, 3, 6]
+        rows = {
+            "input_ids": [[size] * size for size in lengths],
+            "position_ids": [list(range(size)) for size in lengths],
+            "length": lengths,
+        }
+        for name in ("used", "other"):
+            datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "prepared" / name)
+        (tmp_path / "log.txt").write_text(f"Loading {tmp_path}/prepared/us\ned...")
+        config = {"dataset_prepared_path": str(tmp_path / "prepared")}
+        config |= {"sample_packing": sequence_len is not None, "sequence_len": sequence_len}
+        target = tmp_path / "longest"
+        tokens = copy_longest(config, tmp_path / "log.txt", target, 2, 3)
+        found = datasets.load_from_disk(target / "used")[:]
+        if sequence_len is None:
+            assert (tokens, found["length"]) == (7, [7, 6] * 3)
+            return
+        assert (tokens, found["length"]) == (9, [9] * 6)
+        assert found["input_ids"][5] == [7] * 7 + [6] * 2
+        assert found["position_ids"][0] == [*range(7), 0, 1]
+        (tmp_path / "log.txt").write_text("nothing")
+        with pytest.raises(DataError, match="no prepared dataset"):
+            copy_longest(config, tmp_path / "log.txt", target, 2, 3)
+
     def test_two_micro_batches_share_the_prepared_dataset(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
-        is_packed: bool,
     ) -> None:
         from benchmarks.axolotl_inputs import (
             preprocess_config,
@@ -252,7 +280,6 @@ class TestAgainstAxolotl:
         config = preprocess_config(tmp_path / "model", data, tmp_path / "elsewhere")
         config |= {"sequence_len": 256, "gradient_accumulation_steps": 2, "val_set_size": 0.1}
         config |= {"save_steps": 1, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
-        config |= {"sample_packing": is_packed, "pad_to_sequence_len": is_packed}
         del config["dataset_prepared_path"]
         path = write_config(config, tmp_path / "config.yml")
         for name, value in (("AXOLOTL_DO_NOT_TRACK", "1"), ("HF_HUB_OFFLINE", "1")):
@@ -275,7 +302,7 @@ class TestAgainstAxolotl:
         longest = read_run(folder / found["longest"]["folder"]).ranks[0]
         tokens = found["longest_tokens"]
         micro = found["longest"]["micro_batch"]
-        assert tokens == 256 if is_packed else 100 < tokens <= 256
+        assert tokens == 256
         for block in longest.blocks:
             assert block.padded_tokens == block.fetches * micro * tokens
             assert block.real_tokens >= 0.9 * block.padded_tokens

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,28 @@ import pyarrow.compute as pc
 
 from fast_axolotl.errors import DataError
 
-__all__ = ["copy_longest", "find_prepared"]
+__all__ = ["copy_longest"]
 
 _STATE, _INFO, _FILE = "state.json", "dataset_info.json", "data-00000-of-00001.arrow"
 
 
-def find_prepared(folder: Path, log: Path) -> Path | None:
-    """The dataset in a folder of prepared ones that a run with this log has used."""
-    found = [path.parent for path in sorted(folder.glob(f"*/{_STATE}"))]
-    if len(found) > 1:
+def copy_longest(
+    config: Mapping[str, Any], log: Path, target: Path, rows: int, repeats: int
+) -> int:
+    """Write the longest ``rows`` again and again, or as many full packs; the tokens of the longest.
+
+    ``log`` is of a run that used the dataset, whose name it holds.
+    """
+    prepared = Path(config.get("dataset_prepared_path") or target)
+    datasets = [path.parent for path in sorted(prepared.glob(f"*/{_STATE}"))]
+    if len(datasets) > 1:
         # Long lines of a log may be broken anywhere.
         text = "".join(log.read_text(encoding="utf-8", errors="replace").split())
-        found = [path for path in found if path.name in text]
-    return found[0] if len(found) == 1 else None
-
-
-def copy_longest(
-    dataset: Path, target: Path, *, rows: int, repeats: int, full: int | None = None
-) -> int:
-    """Write the longest ``rows``, again and again; the tokens of the longest.
-
-    With ``full``, every row is a pack of so many tokens instead.
-    """
+        datasets = [path for path in datasets if path.name in text]
+    if len(datasets) != 1:
+        raise DataError("a run has left no prepared dataset here", path=str(prepared))
+    [dataset] = datasets
+    full = int(config.get("sequence_len") or 0) if config.get("sample_packing") else None
     try:
         state: dict[str, Any] = json.loads((dataset / _STATE).read_text(encoding="utf-8"))
         info = (dataset / _INFO).read_text(encoding="utf-8")
@@ -57,7 +58,7 @@ def copy_longest(
     if not found or not found[0][0]:
         raise DataError("has no row with tokens", path=str(dataset))
     table, longest = pa.Table.from_batches([batch for _, batch in found]), found[0][0]
-    if full is not None:
+    if full:
         tokens, longest = sum(length for length, _ in found), full
         pack: dict[str, Any] = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -70,7 +71,7 @@ def copy_longest(
     folder = target / dataset.name
     folder.mkdir(parents=True, exist_ok=True)
     with pa.ipc.new_stream(str(folder / _FILE), table.schema) as file:
-        for _ in range(repeats if full is None else rows * repeats):
+        for _ in range(rows * repeats if full else repeats):
             file.write_table(table)
     (folder / _INFO).write_text(info, encoding="utf-8")
     # By another name, so that nothing that was cached of the original is taken for the copy.

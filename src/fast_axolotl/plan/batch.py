@@ -49,12 +49,12 @@ class Advice:
     warnings: tuple[str, ...] = ()
 
 
-def find_sizes(share: int | None, wanted: Sequence[int] = ()) -> tuple[Sequence[int], list[str]]:
+def find_sizes(share: int, wanted: Sequence[int] = ()) -> tuple[Sequence[int], list[str]]:
     """Micro-batches that can be tried, in ascending order, and what to know about them.
 
-    ``share`` is what each rank has of a constant global batch; ``None``: accumulation stays 1.
+    ``share`` is what each rank has of a constant global batch; 0: accumulation stays 1.
     """
-    if share is None:
+    if not share:
         return sorted(set(wanted)) or range(1, _MOST + 1), []
     divisors = [size for size in range(1, share + 1) if share % size == 0]
     others = ", ".join(str(size) for size in sorted(set(wanted) - set(divisors)))
@@ -90,8 +90,9 @@ def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: boo
     return sizes[at] if at < len(sizes) else None
 
 
-def advise(trials: Sequence[Trial], *, key: str, accumulation_key: str = "") -> Advice:
-    """The knee, the boundary, and what to do. ``key`` is what the user calls a micro-batch."""
+def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
+    """The knee, the boundary, and what to do, in the words of Axolotl's configuration or ours."""
+    key = "micro_batch_size" if is_axolotl else "micro-batch"
     ran = sorted((one for one in trials if one.outcome == "ran"), key=lambda one: one.micro_batch)
     full = min((one.micro_batch for one in trials if one.outcome == "out of memory"), default=None)
     timed = [(one, one.rate) for one in ran if one.rate is not None]
@@ -111,7 +112,7 @@ def advise(trials: Sequence[Trial], *, key: str, accumulation_key: str = "") -> 
     )
     (first, slowest), (last, _) = timed[0], timed[-1]
     size = f"{key}: {knee.micro_batch}"
-    together = f" and {accumulation_key}: {knee.accumulation}" if accumulation_key else ""
+    together = f" and gradient_accumulation_steps: {knee.accumulation}" if is_axolotl else ""
     text = f"{size} is as fast as any that ran"
     if knee is not first:
         text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"

@@ -138,7 +138,7 @@ def plan_axolotl(
 
 
 def plan_batches(
-    config_path: str | Path, *, steps: int, prepared: Path, command: str = COMMAND
+    config_path: str | Path, command: str | None, *, steps: int, prepared: Path
 ) -> tuple[ArmPlan, int]:
     """A short training whose batch sizes are left open; samples that a step of one rank has now.
 
@@ -146,12 +146,12 @@ def plan_batches(
     does not depend on the keys that are left out here.
     """
     config = read_config(config_path, {})
-    numbers = {}
-    for key in ("micro_batch_size", "gradient_accumulation_steps", "batch_size"):
-        value = config.get(key) or 1
-        if not isinstance(value, int):
-            raise UsageError(f"{key} of {config_path} is {value!r}, and must be a whole number")
-        numbers[key] = value
+    keys = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+    try:
+        micro_batch, accumulation, whole = (int(config.get(key) or 1) for key in keys)
+    except (TypeError, ValueError):
+        text = f"one of {', '.join(keys)} is no whole number"
+        raise DataError(text, path=str(config_path)) from None
     kept = {
         key: value
         for key, value in config.items()
@@ -163,13 +163,12 @@ def plan_batches(
     arm = ArmPlan(
         name="batch",
         text=Path(config_path).name,
-        command=_split(command),
+        command=_split(command or COMMAND),
         is_accelerated=_PLUGIN in (config.get("plugins") or ()),
         config=kept,
         own_folders=("output_dir",),
     )
-    passes = numbers["micro_batch_size"] * numbers["gradient_accumulation_steps"]
-    return arm, max(passes, numbers["batch_size"])
+    return arm, max(micro_batch * accumulation, whole)
 
 
 def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,28 +12,23 @@ by signal 9, which is what the kernel's OOM killer sends.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import re
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.protocol import child
-from fast_axolotl.protocol.child import Launch, prepare_page_cache, read_last_lines
-from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
-from fast_axolotl.protocol.runner import Progress, Running
-from fast_axolotl.protocol.state import hold, open_state
+from fast_axolotl.protocol.child import read_last_lines
+from fast_axolotl.protocol.plan import Turn
+from fast_axolotl.protocol.runner import Running
 from fast_axolotl.protocol.statistics import t_quantile
 from fast_axolotl.record.protocol_result import ArmRun, Trial
 from fast_axolotl.record.run_folders import read_training
 
-__all__ = ["Sweep", "find_out_of_memory", "open_sweep"]
+__all__ = ["find_out_of_memory", "run_trial"]
 
 _LOG_BYTES = 4_000_000
 """Of the end of a log, in which memory that ran out is looked for: 64 ranks print a lot."""
@@ -45,71 +40,34 @@ _OUT_OF_MEMORY = re.compile(
 _KILLED = (-9, 137)
 
 
-@contextlib.contextmanager
-def open_sweep(
-    arm: ArmPlan,
-    folder: str | Path,
-    *,
-    environment: Mapping[str, str],
-    progress: Callable[[Progress], None] = lambda progress: None,
-    warn: Callable[[str], None] = lambda line: None,
-    launch: Launch | None = None,
-) -> Iterator[Sweep]:
-    """A folder to run trials in, locked; the one of the same sweep is continued.
+def run_trial(
+    running: Running, micro_batch: int, accumulation: int, kind: str = "micro", **keys: Any
+) -> Trial:
+    """A trial of the only arm of a plan: as it was recorded, or made now.
 
-    ``{micro_batch}`` and ``{accumulation}`` in the command become the sizes of a trial.
+    ``{micro_batch}`` and ``{accumulation}`` in the command, and two keys of the configuration,
+    become the sizes; ``keys`` are more of the configuration.
     """
-    root = Path(folder).resolve()
-    plan = Plan(title="batch sizes", arms=(arm,), warmup=0)
-    # A folder that is not for this sweep is refused before anything is written there.
-    open_state(root, plan, now=time.time())
-    with hold(root) as opened:
-        running = Running(
-            plan=plan,
-            root=root,
-            state=open_state(root, plan, now=time.time()),
-            environment=environment,
-            progress=progress,
-            warn=warn,
-            launch=launch or functools.partial(child.launch, inherit=opened),
-            page_cache=prepare_page_cache,
-            clock=time.monotonic,
-        )
-        yield Sweep(arm, running)
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Trials of an arm in a folder."""
-
-    arm: ArmPlan
-    running: Running
-
-    def run(self, micro_batch: int, accumulation: int, kind: str = "micro", **keys: Any) -> Trial:
-        """One trial: as it was recorded, or made now. ``keys`` are more of the configuration."""
-        root, state = self.running.root, self.running.state
-        trial = Trial(micro_batch=micro_batch, accumulation=accumulation, outcome="failed")
-        name = f"{kind}-{micro_batch}x{accumulation}"
-        kept = [at for at, run in state.runs.items() if f"-{name}-" in f"{run.folder}-"]
-        number = kept[0] if kept else max(state.runs, default=0) + 1
-        if kept:
-            with contextlib.suppress(DataError):
-                found = _read(trial, state.runs[number], root)
-                if found.outcome != "failed":
-                    return found
-        sizes = {"{micro_batch}": micro_batch, "{accumulation}": accumulation}
-        words = list(self.arm.command)
-        for mark, size in sizes.items():
-            words = [word.replace(mark, str(size)) for word in words]
-        config = None
-        if self.arm.config is not None:
-            own = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
-            config = {**self.arm.config, **own, **keys}
-        arm = replace(self.arm, name=name, command=tuple(words), config=config)
-        state.runs[number] = self.running.run_turn(Turn(number=number, arm=arm, pair=0))
-        state.seconds += state.runs[number].seconds or 0.0
-        state.save()
-        return _read(trial, state.runs[number], root)
+    root, state, [arm] = running.root, running.state, running.plan.arms
+    trial = Trial(micro_batch=micro_batch, accumulation=accumulation, outcome="failed")
+    name = f"{kind}-{micro_batch}x{accumulation}"
+    kept = [at for at, run in state.runs.items() if f"-{name}-" in f"{run.folder}-"]
+    number = kept[0] if kept else max(state.runs, default=0) + 1
+    if kept:
+        with contextlib.suppress(DataError):
+            found = _read(trial, state.runs[number], root)
+            if found.outcome != "failed":
+                return found
+    words = (word.replace("{micro_batch}", str(micro_batch)) for word in arm.command)
+    command = tuple(word.replace("{accumulation}", str(accumulation)) for word in words)
+    config = None
+    if arm.config is not None:
+        sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+        config = {**arm.config, **sizes, **keys}
+    turn = Turn(number=number, arm=replace(arm, name=name, command=command, config=config), pair=0)
+    state.runs[number] = running.run_turn(turn)
+    state.save()
+    return _read(trial, state.runs[number], root)
 
 
 def find_out_of_memory(code: int | None, log: Path) -> str:

@@ -80,9 +80,9 @@ class Trial:
     """Passes of a step."""
     outcome: Literal["ran", "out of memory", "failed"]
     reason: str = ""
-    """Why it did not run, with the last lines of its log; or why it has no rate."""
+    """Why it did not run, or has no rate."""
     folder: str = ""
-    """Of its record, relative to the sweep's."""
+    """Of its record."""
     ranks: int = 1
     """That read different samples."""
     rate: float | None = None
