@@ -61,8 +61,8 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         if trial["outcome"] == "ran":
             theirs = json.loads((folder / f"{trial['micro_batch']}.json").read_text())
             values |= {"loop_tokens_per_s": theirs["rate"], "step_s": trial["step_seconds"]}
-            values |= {"ours_peak_bytes": trial["peak_bytes"], "torch_peak_bytes": theirs["peak"]}
-            values |= {"held_bytes": trial["held_bytes"]}
+            values |= {name: trial[name] for name in ("peak_bytes", "held_bytes")}
+            values["torch_peak_bytes"] = theirs["peak"]
             rates.append(abs(100 * (trial["rate"] / theirs["rate"] - 1)))
             if theirs["peak"]:
                 peaks.append(abs(100 * (trial["peak_bytes"] / theirs["peak"] - 1)))
@@ -93,7 +93,6 @@ def _train(options: argparse.Namespace) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = llama_config(options.size)
-    torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config)
@@ -110,12 +109,11 @@ def _train(options: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
     wait()
-    counted = (options.steps - _WARMUP) * options.trial * options.tokens
-    rate = counted / (time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    rate = (options.steps - _WARMUP) * options.trial * options.tokens / seconds
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    (options.work_dir / f"{options.trial}.json").write_text(
-        json.dumps({"rate": rate, "peak": peak})
-    )
+    path = options.work_dir / f"{options.trial}.json"
+    path.write_text(json.dumps({"rate": rate, "peak": peak}))
 
 
 if __name__ == "__main__":
