@@ -22,6 +22,7 @@ from fast_axolotl.record.units import format_bytes, format_share
 
 _RANK = 16
 LLAMAS = {
+    "tiny": (2, 64, 4, 4, 128, 1000),
     "0.3B": (12, 1024, 16, 8, 4096, 32_000),
     "1.2B": (16, 2048, 32, 8, 8192, 128_256),
     "3B": (26, 3072, 24, 8, 8192, 32_000),
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     errors = []
     for size, changes in _CHANGES:
-        layout, config = replace(_BASE, **changes), _config(size)
+        layout, config = replace(_BASE, **changes), llama_config(size)
         shape: Shape = parse_config(config.to_dict())
         predicted = predict_memory(shape, layout)
         name = f"{size:5}" + ", ".join(f"{key} {value}" for key, value in changes.items())
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def _config(size: str) -> Any:
+def llama_config(size: str) -> Any:
+    """A Llama of one of the sizes, as transformers makes it."""
     from transformers import LlamaConfig
 
     layers, hidden, heads, keys, ffn, vocabulary = LLAMAS[size]

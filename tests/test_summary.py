@@ -80,6 +80,7 @@ def nan_block() -> StepBlock:
 def full_run() -> RunRecord:
     """Two ranks with everything that can be recorded."""
     settings = {"num_workers": 2, "prefetch_factor": 2, "sample_packing": True}
+    settings |= {"cuda_memory": {"total": 9, "reserved_peak": 8, "allocated_peak": 7}}
     ranks = make_ranks(
         2,
         wait=steady(0.2),
@@ -503,6 +504,21 @@ def test_free_gpu_memory_is_the_least_of_all_devices_and_of_torch() -> None:
     rank = make_rank(settings=held)
     assert summarise(make_run(rank, system=system)).gpu_free_bytes == 5
     assert summarise(make_run(rank)).gpu_free_bytes == 5
+    other = make_rank(rank=1, settings={"cuda_memory": {"total": 100, "allocated_peak": 60}})
+    assert summarise(make_run(rank, other)).gpu_peak_allocated_bytes == 60
+    alone = summarise(make_run(make_rank()))
+    assert alone.gpu_peak_allocated_bytes is None
+    assert "torch used no GPU" in alone.reasons["gpu_peak_allocated_bytes"]
+
+
+def test_fetches_taken_for_steps_before_the_first_told_step_are_warm_up() -> None:
+    rank = make_rank(fetches=40)
+    late = [replace(block, first_step=block.first_step + 100) for block in rank.blocks]
+    hidden = sum(block.steps for block in rank.blocks)
+    rank.blocks += late
+    summary = summarise(make_run(rank))
+    assert summary.steps == sum(block.steps for block in late if block.phase == "steady")
+    assert summary.warmup_steps == hidden + sum(b.steps for b in late if b.phase == "warmup")
 
 
 def test_counters_that_run_backwards_count_as_nothing() -> None:

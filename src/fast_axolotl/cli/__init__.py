@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from fast_axolotl import __version__
+from fast_axolotl.cli.batch import BATCH_EXAMPLES, batch
 from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
@@ -71,6 +72,7 @@ app.command(epilog=TRACE_EXAMPLES)(trace)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=SCALE_EXAMPLES)(scale)
 app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=BATCH_EXAMPLES)(batch)
 app.command(epilog=DEMO_EXAMPLES)(demo)
 app.add_typer(bench_app, name="bench")
 

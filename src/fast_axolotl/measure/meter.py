@@ -741,6 +741,7 @@ class Meter:
             self._tracker.add_span(name, max(0.0, now - self._span_start), pair)
             if self._is_phase_span:
                 self._journal.end_phase(name, now)
+                self.settings(**_read_cuda())
             if name == "checkpoint":
                 self._causes[name] = None
             if self._tracker.waits_since is not None:

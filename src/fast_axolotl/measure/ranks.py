@@ -111,10 +111,14 @@ def fold_rank(record: RankRecord) -> RankFigures:
     """Add up the lines of one rank."""
     settings = record.values
     steady = [block for block in record.blocks if block.phase == "steady"]
+    # Before a later warm-up, fetches were taken for steps: nobody had told one yet.
+    warm = max((one.first_step for one in record.blocks if one.phase == "warmup"), default=0)
+    hidden = [block for block in steady if block.first_step < warm]
+    steady = steady[len(hidden) :]
     drain = find_drain(steady, settings)
     # What a full queue hid is warm-up.
     first = drain.first_block if drain is not None and drain.is_over else 0
-    hidden, steady = steady[:first], steady[first:]
+    hidden, steady = hidden + steady[:first], steady[first:]
     folded = RankFigures(record, settings, steady, drain)
     for block in record.blocks:
         if block.phase == "warmup":

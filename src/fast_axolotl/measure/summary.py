@@ -302,6 +302,9 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
             if phase.hwm_bytes is not None:
                 by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
     builder.values["hwm_by_phase"] = by_phase
+    held = (rank.settings.get("cuda_memory") for rank in ranks)
+    peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
+    builder.put("gpu_peak_allocated_bytes", max(peaks, default=0) or None, is_system=True)
     for name, value in values.items():
         builder.put(name, value, reasons.get(name, ""), is_system=True)
 

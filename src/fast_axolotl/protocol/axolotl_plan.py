@@ -22,7 +22,15 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
 
-__all__ = ["COMMAND", "STEPS", "parse_pins", "parse_steps", "plan_axolotl", "read_config"]
+__all__ = [
+    "COMMAND",
+    "STEPS",
+    "parse_pins",
+    "parse_steps",
+    "plan_axolotl",
+    "plan_batches",
+    "read_config",
+]
 
 COMMAND = "axolotl train {config}"
 STEPS = (1, 2, 4, 5)
@@ -42,6 +50,15 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
 """What one run has tokenised, the next would find there."""
+_NOT_IN_A_TRIAL = (
+    *("save_steps", "saves_per_epoch", "save_first_step", "load_best_model_at_end"),
+    *("eval_steps", "evals_per_epoch", "eval_on_start", "test_datasets", "evaluation_strategy"),
+    *("early_stopping_patience", "do_bench_eval", "do_causal_lm_eval", "eval_table_size"),
+    *("resume_from_checkpoint", "auto_resume_from_checkpoints", "hub_model_id", "batch_size"),
+    *("micro_batch_size", "gradient_accumulation_steps", "auto_find_batch_size", "profiler_steps"),
+)
+"""Saving, evaluation and uploads, and what a sweep sets itself."""
+_TRACKERS = ("wandb_", "use_wandb", "mlflow_", "use_mlflow", "comet_", "use_comet", "swanlab_")
 _SEED = 42
 """As Axolotl has it where the configuration does not say."""
 
@@ -118,6 +135,40 @@ def plan_axolotl(
         dedupe={"datasets": _listed(config, "datasets")} if 5 in steps else None,
         notes=tuple(notes),
     )
+
+
+def plan_batches(
+    config_path: str | Path, command: str | None, *, steps: int, prepared: Path
+) -> tuple[ArmPlan, int]:
+    """A short training whose batch sizes are left open; samples that a step of one rank has now.
+
+    All trials share the prepared dataset: the configuration's own folder, or ``prepared``. Its name
+    does not depend on the keys that are left out here.
+    """
+    config = read_config(config_path, {})
+    keys = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+    try:
+        micro_batch, accumulation, whole = (int(config.get(key) or 1) for key in keys)
+    except (TypeError, ValueError):
+        text = f"one of {', '.join(keys)} is no whole number"
+        raise DataError(text, path=str(config_path)) from None
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in _NOT_IN_A_TRIAL and not key.startswith(_TRACKERS)
+    }
+    kept |= {"max_steps": steps, "save_strategy": "no", "eval_strategy": "no", "val_set_size": 0}
+    if not (config.get("streaming") or config.get("pretraining_dataset")):
+        kept["dataset_prepared_path"] = config.get("dataset_prepared_path") or str(prepared)
+    arm = ArmPlan(
+        name="batch",
+        text=Path(config_path).name,
+        command=_split(command or COMMAND),
+        is_accelerated=_PLUGIN in (config.get("plugins") or ()),
+        config=kept,
+        own_folders=("output_dir",),
+    )
+    return arm, max(micro_batch * accumulation, whole)
 
 
 def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,11 +120,11 @@ def read_tail(log: Path) -> str:
     return mask_secrets("\n".join(read_last_lines(log, _TAIL_LINES)))
 
 
-def read_last_lines(path: str | Path, most: int) -> list[str]:
+def read_last_lines(path: str | Path, most: int, *, num_bytes: int = _TAIL_BYTES) -> list[str]:
     """The last lines of a log that hold anything, of progress bars as they look now."""
     try:
         with Path(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []

@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
-__all__ = ["Progress", "describe_dedupe", "run_protocol"]
+__all__ = ["Progress", "Running", "describe_dedupe", "open_running", "run_protocol"]
 
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
@@ -62,7 +62,17 @@ class Progress:
     """By the runs so far; ``None`` before the first has ended."""
 
 
-def run_protocol(
+def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
+    """Everything that is not done yet, and the result; for options see ``open_running``."""
+    with open_running(plan, folder, **options) as running:
+        # Pairs of earlier sessions are kept, also with a smaller --pairs.
+        rounds = -(-max(running.state.runs, default=0) // max(1, len(plan.arms)))
+        running.plan = replace(plan, pairs=max(plan.pairs, rounds - plan.warmup))
+        return running.run()
+
+
+@contextlib.contextmanager
+def open_running(
     plan: Plan,
     folder: str | Path,
     *,
@@ -73,8 +83,8 @@ def run_protocol(
     page_cache: Callable[[bool], str] = prepare_page_cache,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], float] = time.time,
-) -> ProtocolResult:
-    """Everything that is not done yet, and the result.
+) -> Iterator[Running]:
+    """A protocol in its folder, which is locked; one that was interrupted is continued.
 
     ``warn`` is told at once what makes a run, or all of them, worth less.
     ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
@@ -83,14 +93,10 @@ def run_protocol(
     # A folder that is not for this protocol is refused before anything is written there.
     open_state(root, plan, now=now())
     with hold(root) as opened:
-        state = open_state(root, plan, now=now())
-        # Pairs of earlier sessions are kept, also with a smaller --pairs.
-        rounds = -(-max(state.runs, default=0) // max(1, len(plan.arms)))
-        begun = max(0, rounds - plan.warmup)
-        run = _Running(
-            plan=replace(plan, pairs=max(plan.pairs, begun)),
+        yield Running(
+            plan=plan,
             root=root,
-            state=state,
+            state=open_state(root, plan, now=now()),
             environment=environment,
             progress=progress,
             warn=warn,
@@ -98,11 +104,12 @@ def run_protocol(
             page_cache=page_cache,
             clock=clock,
         )
-        return run.run()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Running:
+class Running:
+    """A protocol at work: its runs, one after the other; ``run_turn`` makes one of them."""
+
     plan: Plan
     root: Path
     state: State
@@ -163,7 +170,7 @@ class _Running:
                         f"{self.plan.pairs} pairs; the same command with more minutes goes on."
                     )
                     break
-            self.state.runs[turn.number] = self._run(turn)
+            self.state.runs[turn.number] = self.run_turn(turn)
             self.notes += self.spoilt.pop(turn.number, ())
             self._write()
         is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
@@ -178,7 +185,8 @@ class _Running:
         """Seconds, over all sessions."""
         return self.spent_before + self.clock() - self.begun
 
-    def _run(self, turn: Turn) -> ArmRun:
+    def run_turn(self, turn: Turn) -> ArmRun:
+        """One run, to its end; its figures are in ``figures`` if it succeeded."""
         same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
         earlier = [self.state.runs[one.number].status for one in same_arm if self._is_done(one)]
         if earlier.count("failed") >= _MOST_FAILURES and "done" not in earlier:

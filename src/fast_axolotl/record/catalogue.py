@@ -299,6 +299,10 @@ _ALL = (
     Figure("gpu_free_bytes", "GPU memory, free", "bytes", "",
            "least of one device: its memory less what was used, or reserved by torch, at most", "",
            "no GPU was seen"),
+    Figure("gpu_peak_allocated_bytes", "GPU memory, allocated by torch", "bytes", "",
+           "largest `max_memory_allocated` of any rank: tensors, without what the allocator keeps",
+           "read where the warm-up, a checkpoint and the run end; memory taken past torch is not "
+           "in it", "torch used no GPU in the training process, or an earlier version recorded it"),
     Figure("gpu_power_watts", "power", "W", "", "mean of a device", "", "no GPU was seen"),
     Figure("gpu_clock_mhz", "clock", "MHz", "", "mean of a device", "", "no GPU was seen"),
     Figure("device_idle_fraction", "device idle", "share", "lower",

@@ -27,6 +27,7 @@ __all__ = [
     "MatrixRow",
     "Outcome",
     "ProtocolResult",
+    "Trial",
 ]
 
 Outcome = Literal[
@@ -67,6 +68,40 @@ class ArmRun:
     """As the trainer logged them."""
     steps: int | None = None
     """Recorded, warm-up included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of a sweep over batch sizes."""
+
+    micro_batch: int
+    """Samples of one pass of one rank."""
+    accumulation: int
+    """Passes of a step."""
+    outcome: Literal["ran", "out of memory", "failed"]
+    reason: str = ""
+    """Why it did not run, or has no rate."""
+    folder: str = ""
+    """Of its record."""
+    ranks: int = 1
+    """That read different samples."""
+    rate: float | None = None
+    """Tokens (or samples, see ``unit``) per second, warm-up left out."""
+    low: float | None = None
+    """Lower end of the 95 % interval over steps; runs differ by more."""
+    high: float | None = None
+    unit: str = "tokens/s"
+    step_seconds: float | None = None
+    stall: float | None = None
+    """Share of the time that waits for data."""
+    peak_bytes: int | None = None
+    """Highest that torch has allocated on a GPU."""
+    held_bytes: int | None = None
+    """Highest that was taken of a GPU: by NVML, or reserved by torch."""
+    total_bytes: int | None = None
+    """Memory of the GPU."""
+    noise_scale: float | None = None
+    """Gradient noise scale in samples, where it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,6 +238,7 @@ class RunSummary:
     gpu_utilization: float | None
     gpu_memory_bytes: int | None
     gpu_free_bytes: int | None = None
+    gpu_peak_allocated_bytes: int | None = None
     gpu_power_watts: float | None
     gpu_clock_mhz: float | None
 

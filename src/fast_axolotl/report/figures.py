@@ -247,6 +247,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
             parts=("", "free"),
             note="highest, and least free, of one device",
         ),
+        Row("gpu_peak_allocated_bytes", label="allocated by torch", note="highest of any rank"),
         Row("gpu_power_watts", note="mean of a device"),
         Row("gpu_clock_mhz", note="mean of a device"),
     ),

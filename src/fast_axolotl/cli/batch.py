@@ -1,0 +1,170 @@
+"""``fast-axolotl batch``: the micro-batch to use, by short runs of several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fast_axolotl.cli.options import ResultAsJson, examples, parse_names, say, unused_folder
+from fast_axolotl.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from fast_axolotl.record.protocol_result import Trial
+
+__all__ = ["BATCH_EXAMPLES", "batch"]
+
+BATCH_EXAMPLES = examples(
+    "batch config.yml",
+    "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8 -o batches/llama",
+    "batch --command 'python train.py --micro-batch {micro_batch} --accumulation {accumulation} "
+    "--steps {steps}' --global-batch 64",
+)
+
+
+def batch(
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="[CONFIG.yml]")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="Without a configuration: the training, with {micro_batch}, {accumulation} and "
+            "{steps} in it. With one: how Axolotl is started."
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        str | None, typer.Option(help="Sizes, as 1,2,4,8. Default: doubled until memory is full.")
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples of a step over all ranks. Default: the configuration's.", min=1),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks that share --global-batch.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of a run; 5 are warm-up.", min=8)] = 20,
+    longest: Annotated[
+        bool | None,
+        typer.Option(help="Also try the longest batches. Default: with a configuration."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder of the sweep, which the same command continues. Default: "
+            "fast-axolotl-batches/TIME.",
+        ),
+    ] = None,
+    as_json: ResultAsJson = False,
+) -> None:
+    """Find the micro-batch to train with: tokens/s, memory and step time of several.
+
+    Each size is a short run with a record. The global batch stays the same: a larger micro-batch
+    accumulates less. Memory that runs out ends nothing, and its boundary is found.
+    """
+    from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
+    from fast_axolotl.protocol.axolotl_plan import plan_batches
+    from fast_axolotl.protocol.plan import Plan, plan_arm
+    from fast_axolotl.protocol.runner import open_running
+    from fast_axolotl.protocol.state import write_json
+    from fast_axolotl.protocol.sweep import run_trial
+    from fast_axolotl.record.codec import to_json
+    from fast_axolotl.report.terminal import protocol_progress
+
+    wanted = [int(name) if name.isdecimal() else 0 for name in parse_names(micro_batches or "")]
+    if min(wanted, default=1) < 1:
+        raise UsageError(f"cannot read --micro-batches {micro_batches!r}; write 1,2,4,8")
+    share, rest = divmod(global_batch or 0, ranks)
+    if rest:
+        raise UsageError(f"--global-batch {global_batch} cannot be divided among {ranks} ranks")
+    folder = output or unused_folder("fast-axolotl-batches", f"{datetime.now():%Y%m%d-%H%M%S}")
+    folder = folder.resolve()
+    if config is not None:
+        arm, own = plan_batches(config, command, steps=steps, prepared=folder / "prepared")
+        share = share or own
+    elif command is None or "{micro_batch}" not in command:
+        raise UsageError("give a configuration of Axolotl, or --command with {micro_batch} in it")
+    elif longest:
+        raise UsageError("--longest needs a configuration: other data cannot be chosen from here")
+    elif ("{accumulation}" in command) != bool(share):
+        raise UsageError(
+            "{accumulation} in --command and --global-batch go together: give both to keep the "
+            "global batch, or none to let it grow with the micro-batch"
+        )
+    else:
+        arm = plan_arm("command", command.replace("{steps}", str(steps)))
+    sizes, notes = find_sizes(share, wanted)
+    if not sizes:
+        raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
+    say(f"measuring into {folder}; if interrupted, the same command with --output continues")
+    trials: list[Trial] = []
+    found: dict[str, Any] = {"trials": trials, "notes": notes}
+    with (
+        protocol_progress() as update,
+        open_running(
+            Plan(title="batch sizes", arms=(arm,), warmup=0),
+            folder,
+            environment=os.environ,
+            progress=lambda at: update(at.arm, len(trials), 0, at.run_seconds, None),
+            warn=say,
+        ) as running,
+    ):
+        while size := choose_next(trials, sizes, is_listed=bool(wanted)):
+            trial = run_trial(running, size, share // size or 1)
+            trials.append(trial)
+            if trial.outcome == "failed" and len(trials) == 1:
+                print(trial.reason, file=sys.stderr)
+                raise DataError("the first run failed", path=f"{folder}/{trial.folder}/log.txt")
+            if trial.outcome == "ran" and global_batch and trial.ranks != ranks:
+                raise UsageError(f"{trial.ranks} ranks, not {ranks}: add --ranks {trial.ranks}")
+        found["advice"] = advice = advise(trials, is_axolotl=config is not None)
+        chosen = next((one for one in trials if one.micro_batch == advice.knee), None)
+        if config is not None and longest is not False and chosen is not None:
+            from fast_axolotl.axolotl.longest import copy_longest
+
+            size, log, target = chosen.micro_batch, folder / chosen.folder / "log.txt", "longest"
+            # Gradients of an earlier pass, and the state after a first step, take memory, too.
+            passes, rows = min(2, chosen.accumulation), size * chosen.ranks
+            try:
+                tokens = copy_longest(arm.config or {}, log, folder / target, rows, 4 * passes)
+            except DataError as error:
+                found["longest_sentence"] = f"The longest batch was not tried: {error}."
+            else:
+                keys = {"dataset_prepared_path": str(folder / target), "curriculum_sampling": True}
+                trial = run_trial(running, size, passes, target, max_steps=2, **keys)
+                found |= {"longest": trial, "longest_tokens": tokens}
+                found["longest_sentence"] = describe_longest(trial, tokens, sizes)
+    write_json(folder / "batch.json", found)
+    print(to_json(found)) if as_json else _print(found)
+    if chosen is None:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+    from fast_axolotl.report.terminal import show_matrix
+
+    advice, title, rows = found["advice"], "Batch sizes", []
+    for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
+        used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
+        row = (
+            f"{one.micro_batch} × {one.accumulation}",
+            format_count(one.rate) if one.outcome == "ran" else one.outcome,
+            f"{format_count(one.low)} to {format_count(one.high)}" if one.low else "–",
+            format_seconds(one.step_seconds),
+            f"{format_bytes(one.peak_bytes)} ({format_share(used, decimals=0)})" if used else "–",
+            {advice.best: "best", advice.knee: "← knee"}.get(one.micro_batch, ""),
+        )
+        rows.append(row)
+        if one.micro_batch == advice.knee:
+            title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
+            if one.noise_scale is not None:
+                title += f", gradient noise scale {format_count(one.noise_scale)} (a proxy)"
+    header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
+    show_matrix(title, header, rows)
+    lines = [*found["notes"], *advice.sentences, *(f"! {line}" for line in advice.warnings)]
+    print("\n".join(filter(None, [*lines, found.get("longest_sentence")])))

@@ -1,0 +1,175 @@
+"""Which micro-batch to try next, which one to use, and what a batch size does to learning.
+
+Sizes are doubled until memory runs out or the rate falls clearly; then the boundary between the
+largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a
+constant global batch only its divisors can be had, and the rest of a step is accumulation.
+
+The knee is the smallest micro-batch whose rate is within 3 % of the best, or whose interval reaches
+it: what is larger costs memory and gains nothing. Nothing runs here: ``protocol.sweep`` does that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fast_axolotl.record.protocol_result import Trial
+from fast_axolotl.record.thresholds import DATA_STALL
+from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+
+__all__ = ["Advice", "advise", "choose_next", "describe_longest", "find_sizes"]
+
+NEAR = 0.03
+"""Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
+command differ by on a quiet machine."""
+_MOST = 65_536
+"""Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
+_CLOSE = 9 / 8
+"""A boundary known so exactly is not worth another run. Ours: batches differ by more."""
+_FAR_ABOVE = 4.0
+"""Times the gradient noise scale from which on a batch is too large: training then takes 5 times
+the fewest samples for 1.25 times the fewest steps (McCandlish et al., arXiv 1812.06162)."""
+_SLOW = 0.7
+"""Share of the best rate below which a short pass is a pitfall. Ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What a sweep found."""
+
+    knee: int | None = None
+    """The micro-batch to use; ``None`` where none ran."""
+    best: int | None = None
+    """The one with the highest rate."""
+    largest_ran: int | None = None
+    smallest_out_of_memory: int | None = None
+    sentences: tuple[str, ...] = ()
+    """What to do, and why."""
+    warnings: tuple[str, ...] = ()
+
+
+def find_sizes(share: int, wanted: Sequence[int] = ()) -> tuple[Sequence[int], list[str]]:
+    """Micro-batches that can be tried, in ascending order, and what to know about them.
+
+    ``share`` is what each rank has of a constant global batch; 0: accumulation stays 1.
+    """
+    if not share:
+        return sorted(set(wanted)) or range(1, _MOST + 1), []
+    divisors = [size for size in range(1, share + 1) if share % size == 0]
+    others = ", ".join(str(size) for size in sorted(set(wanted) - set(divisors)))
+    note = f"Left out: {others}, which does not divide the {share:,} samples of a rank's step."
+    return [size for size in divisors if not wanted or size in wanted], [note] if others else []
+
+
+def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: bool) -> int | None:
+    """The next micro-batch to try; ``None``: enough is known.
+
+    ``is_listed``: all sizes are tried, but for those above one that ran out of memory.
+    """
+    tried = {trial.micro_batch: trial for trial in trials}
+    full = [size for size, trial in tried.items() if trial.outcome == "out of memory"]
+    if is_listed:
+        left = (one for one in sizes if one not in tried and one < min(full, default=one + 1))
+        return next(left, None)
+    if not trials:
+        return sizes[0]
+    ran = [trial for trial in trials if trial.outcome == "ran"]
+    if not ran or len(ran) + len(full) < len(trials):
+        return None
+    last = max(ran, key=lambda trial: trial.micro_batch)
+    low = last.micro_batch
+    if full:
+        between = sizes[bisect_right(sizes, low) : bisect_left(sizes, min(full))]
+        return between[len(between) // 2] if between and min(full) > _CLOSE * low else None
+    best = max(ran, key=lambda trial: trial.rate or 0.0)
+    if (last.high or last.rate or 0.0) < (1 - NEAR) * (best.low or best.rate or 0.0):
+        return None
+    at = bisect_right(sizes, 2 * low) - 1
+    at += sizes[at] <= low
+    return sizes[at] if at < len(sizes) else None
+
+
+def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
+    """The knee, the boundary, and what to do, in the words of Axolotl's configuration or ours."""
+    key = "micro_batch_size" if is_axolotl else "micro-batch"
+    ran = sorted((one for one in trials if one.outcome == "ran"), key=lambda one: one.micro_batch)
+    full = min((one.micro_batch for one in trials if one.outcome == "out of memory"), default=None)
+    timed = [(one, one.rate) for one in ran if one.rate is not None]
+    if not timed:
+        text = "No run gave a rate: give more --steps, or look at a record with fast-axolotl show."
+        if full is not None and not ran:
+            text = (
+                f"{key}: {full} runs out of memory. Shorten the sequences, recompute activations "
+                "(gradient_checkpointing), train an adapter (LoRA), or shard the model."
+            )
+        return Advice(smallest_out_of_memory=full, sentences=(text,))
+    best, top = max(timed, key=lambda one: one[1])
+    knee, own = next(
+        (one, rate)
+        for one, rate in timed
+        if rate >= (1 - NEAR) * top or (one.high is not None and one.high >= top)
+    )
+    (first, slowest), (last, _) = timed[0], timed[-1]
+    size = f"{key}: {knee.micro_batch}"
+    together = f" and gradient_accumulation_steps: {knee.accumulation}" if is_axolotl else ""
+    text = f"{size} is as fast as any that ran"
+    if knee is not first:
+        text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"
+    other = last if best is knee else best
+    if other is not knee and other.rate is not None:
+        change = format_share(abs(other.rate / own - 1), decimals=0)
+        text += f"; {other.micro_batch} gives {change} {'more' if other.rate >= own else 'less'}"
+        if (other.peak_bytes or 0) > (knee.peak_bytes or 0) > 0:
+            more = (other.peak_bytes or 0) - (knee.peak_bytes or 0)
+            text += f" and takes {format_bytes(more)} more"
+    sentences = [f"Set {size}{together}.", f"{text}."]
+    if full is not None:
+        sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
+    return Advice(
+        knee=knee.micro_batch,
+        best=best.micro_batch,
+        largest_ran=ran[-1].micro_batch,
+        smallest_out_of_memory=full,
+        sentences=tuple(sentences),
+        warnings=tuple(_warn(first, knee, slowest / top)),
+    )
+
+
+def _warn(first: Trial, knee: Trial, share: float) -> Iterator[str]:
+    if share < _SLOW and first.step_seconds:
+        pass_seconds = format_seconds(first.step_seconds / first.accumulation)
+        yield (
+            f"A pass of micro-batch {first.micro_batch} takes only {pass_seconds}, and its "
+            f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
+            "speed. Compare tokens per second."
+        )
+    if knee.stall is not None and knee.stall >= DATA_STALL:
+        yield (
+            f"At {knee.micro_batch} training waits for data {format_share(knee.stall)} of the "
+            "time: the loader is measured, not the batch. Make it faster first."
+        )
+    samples, noise = knee.micro_batch * knee.accumulation * knee.ranks, knee.noise_scale
+    if noise and samples >= _FAR_ABOVE * noise:
+        yield (
+            f"The global batch of {samples:,} samples is {format_count(samples / noise)} times the "
+            f"gradient noise scale ({format_count(noise)}): most samples of a step add little. For "
+            "a batch smaller by a factor k, divide the learning rate by k (SGD) or √k (Adam), and "
+            "keep the warm-up in samples. The noise scale is a proxy (arXiv 2505.23971), and it "
+            "grows during training."
+        )
+
+
+def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
+    """Whether the longest batch fits, and which smaller size is left."""
+    rows = f"{trial.micro_batch} × {tokens:,} tokens"
+    if trial.outcome == "out of memory":
+        smaller = sizes[: bisect_left(sizes, trial.micro_batch)][-1:]
+        lower = "".join(f"micro_batch_size to {size}, or " for size in smaller)
+        return f"Runs out of memory with the longest batch, {rows}: lower {lower}sequence_len."
+    if trial.outcome == "failed":
+        return f"The longest batch could not be tried: see {trial.folder}/log.txt."
+    if trial.peak_bytes is None or trial.total_bytes is None:
+        return f"Runs with the longest batch, {rows}; no memory of a GPU was recorded."
+    peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
+    return f"Fits: peak {peak} of {whole} with the longest batch, {rows}."

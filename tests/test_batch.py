@@ -1,0 +1,309 @@
+"""``fast-axolotl batch``: the next size, the knee, and sweeps of real processes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fast_axolotl
+from fast_axolotl.axolotl.longest import copy_longest
+from fast_axolotl.cli.batch import batch
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
+from fast_axolotl.protocol import compare_folders
+from fast_axolotl.protocol.sweep import find_out_of_memory
+from fast_axolotl.record.folder import read_run
+from fast_axolotl.record.protocol_result import Trial
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR
+
+GIGABYTE = 10**9
+OVERHEAD, PER_SAMPLE = 0.030, 0.010
+
+SCRIPT = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader
+
+micro, accumulation, steps, limit = map(int, sys.argv[1:])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+rows = [{"input_ids": torch.ones(16, dtype=torch.long)}] * (micro * accumulation * steps)
+for number, batch in enumerate(DataLoader(rows, batch_size=micro), 1):
+    if micro > limit:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    time.sleep(0.02 + 0.0005 * micro)
+    model(batch["input_ids"][:, :4].float()).mean().backward()
+    if number % accumulation == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def trial(micro: int, limit: int = 10**6, share: int = 0, **named: Any) -> Trial:
+    """A device whose pass takes 30 ms and 10 ms for each sample; it holds ``limit`` of them."""
+    accumulation = share // micro or 1
+    found = Trial(micro_batch=micro, accumulation=accumulation, outcome="out of memory")
+    if micro > limit:
+        return found
+    seconds = OVERHEAD + PER_SAMPLE * micro
+    rate = 1000 * micro / seconds
+    known = {"rate": rate, "low": 0.999 * rate, "high": 1.001 * rate, "total_bytes": 80 * GIGABYTE}
+    known |= {"step_seconds": seconds * accumulation, "peak_bytes": micro * GIGABYTE}
+    return replace(found, outcome="ran", **{**known, **named})
+
+
+def sweep(limit: int, share: int = 0, wanted: tuple[int, ...] = ()) -> list[Trial]:
+    sizes, _ = find_sizes(share, wanted)
+    trials: list[Trial] = []
+    while size := choose_next(trials, sizes, is_listed=bool(wanted)):
+        trials.append(trial(size, limit, share))
+    return trials
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "order", "bracket"),
+    [
+        (6, 0, [1, 2, 4, 8, 6, 7], (6, 7)),
+        (70, 0, [1, 2, 4, 8, 16, 32, 64, 128, 96, 80, 72], (64, 72)),
+        (6, 24, [1, 2, 4, 8, 6], (6, 8)),
+        (100, 12, [1, 2, 4, 6, 12], (12, None)),
+        (0, 0, [1], (None, 1)),
+        (5, 7, [1, 7], (1, 7)),
+    ],
+)
+def test_sizes_are_doubled_and_the_boundary_is_halved(
+    limit: int, share: int, order: list[int], bracket: tuple[int | None, int | None]
+) -> None:
+    trials = sweep(limit, share)
+    assert [one.micro_batch for one in trials] == order
+    found = advise(trials)
+    assert (found.largest_ran, found.smallest_out_of_memory) == bracket
+
+
+def test_a_rate_that_falls_clearly_and_a_failure_end_a_sweep() -> None:
+    sizes, _ = find_sizes(0)
+    slow = trial(4, rate=10.0, low=9.9, high=10.1)
+    assert choose_next([trial(1), trial(2), slow], sizes, is_listed=False) is None
+    unsure = replace(slow, high=45_000.0)
+    assert choose_next([trial(1), trial(2), unsure], sizes, is_listed=False) == 8
+    failed = replace(trial(2), outcome="failed")
+    assert choose_next([trial(1), failed], sizes, is_listed=False) is None
+
+
+def test_listed_sizes_are_all_tried_below_the_one_that_does_not_fit() -> None:
+    assert [one.micro_batch for one in sweep(4, 0, (8, 1, 2, 16))] == [1, 2, 8]
+    sizes, [note] = find_sizes(12, (1, 4, 5, 8))
+    assert (sizes, "Left out: 5, 8, which" in note) == ([1, 4], True)
+
+
+def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None:
+    found = advise(sweep(300, 512), is_axolotl=True)
+    # 64 of 256: 94 and 98.8 ms of 100 for ten samples each.
+    assert (found.knee, found.best) == (128, 256)
+    assert found.sentences[0] == "Set micro_batch_size: 128 and gradient_accumulation_steps: 4."
+    assert (
+        "3.91 × the tokens/s of 1; 256 gives 1 % more and takes 128 GB more" in found.sentences[1]
+    )
+    assert found.sentences[2] == "256 is the largest that ran; 512 does not fit."
+    unsure = [trial(1), trial(2, high=10**6), trial(4)]
+    assert advise(unsure).knee == 2
+    assert "as fast as any" in advise([trial(1)]).sentences[1]
+    assert "runs out of memory" in advise([trial(1, 0)]).sentences[0]
+    assert "No run gave a rate" in advise([trial(1, rate=None)]).sentences[0]
+
+
+def test_pitfalls_are_told_with_their_figures() -> None:
+    [latency] = advise([trial(1), trial(16)]).warnings
+    assert "40.0 ms, and its throughput is 30 % of the best: low latency" in latency
+    [stall] = advise([trial(1, stall=0.4)]).warnings
+    assert "waits for data 40.0 %" in stall
+    noisy = trial(8, share=64, noise_scale=20.0, ranks=4)
+    [large] = advise([noisy]).warnings
+    assert "256 samples is 12.8 times the gradient noise scale (20)" in large
+    assert "√k (Adam)" in large
+    assert "2505.23971" in large
+    assert not advise([replace(noisy, noise_scale=65.0)]).warnings
+
+
+def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
+    peak = trial(4, peak_bytes=61 * GIGABYTE)
+    told = describe_longest(peak, 8190, [1, 2, 4])
+    assert told == "Fits: peak 61 GB of 80 GB with the longest batch, 4 × 8,190 tokens."
+    full = replace(peak, outcome="out of memory")
+    assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
+    assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])
+    assert "no memory of a GPU" in describe_longest(replace(peak, peak_bytes=None), 8, [])
+    assert "could not be tried" in describe_longest(replace(peak, outcome="failed"), 8, [])
+
+
+def test_memory_that_ran_out_is_told_from_other_failures(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    for line in (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: HIP out of memory. Tried to allocate",
+        "  exitcode  : -9 (pid: 12)",
+    ):
+        log.write_text(f"a line\n{line}\n" + "another rank\n" * 10_000)
+        assert find_out_of_memory(1, log) == line.strip()
+    log.write_text("ValueError: out of memory of what happened\n")
+    assert not find_out_of_memory(1, log)
+    assert "signal 9" in find_out_of_memory(-9, log)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = shlex.join([sys.executable, str(tmp_path / "train.py")])
+    return f"{words} {{micro_batch}} {{accumulation}} {{steps}} 2"
+
+
+def test_a_sweep_is_interrupted_and_goes_on(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    options = ["--global-batch", "4", "--steps", "12", "-o", str(folder)]
+    program = [sys.executable, "-m", "fast_axolotl", "batch", "--command", command, *options]
+    child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (folder / "runs" / "02-micro-2x2").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.terminate()
+    _, told = child.communicate(timeout=60)
+    assert "the same command with --output continues" in told
+    before = (folder / "runs" / "01-micro-1x4" / "rank-0.jsonl").stat().st_mtime_ns
+    batch(command=command, global_batch=4, steps=12, output=folder, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    outcomes = [(one["micro_batch"], one["outcome"]) for one in found["trials"]]
+    assert outcomes == [(1, "ran"), (2, "ran"), (4, "out of memory")]
+    assert "Tried to allocate" in found["trials"][2]["reason"]
+    advice = found["advice"]
+    assert (advice["knee"], advice["largest_ran"], advice["smallest_out_of_memory"]) == (2, 2, 4)
+    assert (folder / "runs" / "01-micro-1x4" / "rank-0.jsonl").stat().st_mtime_ns == before
+    first, second = (one["step_seconds"] for one in found["trials"][:2])
+    assert 1.4 < first / second < 2.6
+    assert compare_folders(folder / "runs/01-micro-1x4", folder / "runs/02-micro-2x2").matrix.rows
+    # Everything is known by now, and nothing is run.
+    batch(command=command, global_batch=4, steps=12, output=folder)
+    table = capsys.readouterr().out
+    assert "global batch 4" in table
+    assert "Set micro-batch: 2." in table
+    with pytest.raises(UsageError, match="of another command"):
+        batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
+
+
+def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
+    (tmp_path / "bad.py").write_text("raise ValueError('no such data')")
+    words = shlex.join([sys.executable, str(tmp_path / "bad.py")])
+    with pytest.raises(DataError, match="the first run failed"):
+        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "s")
+    assert "ValueError: no such data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give a configuration"),
+        ({"command": "train"}, r"\{micro_batch\} in it"),
+        ({"command": "train {micro_batch}", "longest": True}, "needs a configuration"),
+        ({"command": "train {micro_batch}", "global_batch": 8}, "go together"),
+        ({"command": "train {micro_batch}", "micro_batches": "1,x"}, "write 1,2,4,8"),
+        ({"global_batch": 9, "ranks": 2}, "cannot be divided among 2"),
+        ({"command": "t {micro_batch} {accumulation}", "global_batch": 8, "micro_batches": "3"},
+         "none of --micro-batches 3 divides 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        batch(**options, output=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+class TestAgainstAxolotl:
+    pytestmark = AGAINST_AXOLOTL
+
+    @pytest.mark.parametrize("sequence_len", [None, 9])
+    def test_a_copy_has_the_longest_rows_or_full_packs(
+        self, tmp_path: Path, stock: Any, sequence_len: int | None
+    ) -> None:
+        datasets = stock("datasets")
+        lengths = [1, 4, 2, 7, 3, 6]
+        rows = {
+            "input_ids": [[size] * size for size in lengths],
+            "position_ids": [list(range(size)) for size in lengths],
+            "length": lengths,
+        }
+        for name in ("used", "other"):
+            datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "prepared" / name)
+        (tmp_path / "log.txt").write_text(f"Loading {tmp_path}/prepared/us\ned...")
+        config = {"dataset_prepared_path": str(tmp_path / "prepared")}
+        config |= {"sample_packing": sequence_len is not None, "sequence_len": sequence_len}
+        target = tmp_path / "longest"
+        tokens = copy_longest(config, tmp_path / "log.txt", target, 2, 3)
+        found = datasets.load_from_disk(target / "used")[:]
+        if sequence_len is None:
+            assert (tokens, found["length"]) == (7, [7, 6] * 3)
+            return
+        assert (tokens, found["length"]) == (9, [9] * 6)
+        assert found["input_ids"][5] == [7] * 7 + [6] * 2
+        assert found["position_ids"][0] == [*range(7), 0, 1]
+        (tmp_path / "log.txt").write_text("nothing")
+        with pytest.raises(DataError, match="no prepared dataset"):
+            copy_longest(config, tmp_path / "log.txt", target, 2, 3)
+
+    def test_two_micro_batches_share_the_prepared_dataset(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        from benchmarks.axolotl_inputs import (
+            preprocess_config,
+            write_config,
+            write_model,
+            write_rows,
+        )
+
+        write_model(tmp_path / "model")
+        data = write_rows(tmp_path / "chat.jsonl", 200)
+        config = preprocess_config(tmp_path / "model", data, tmp_path / "elsewhere")
+        config |= {"sequence_len": 256, "gradient_accumulation_steps": 2, "val_set_size": 0.1}
+        config |= {"save_steps": 1, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
+        del config["dataset_prepared_path"]
+        path = write_config(config, tmp_path / "config.yml")
+        for name, value in (("AXOLOTL_DO_NOT_TRACK", "1"), ("HF_HUB_OFFLINE", "1")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
+        launch = "axolotl train {config} --launcher python"
+        folder = tmp_path / "s"
+        batch(path, command=launch, steps=8, output=folder, as_json=True)
+        found = json.loads(capsys.readouterr().out)
+        assert [one["outcome"] for one in found["trials"]] == ["ran", "ran"]
+        assert [one["accumulation"] for one in found["trials"]] == [2, 1]
+        rows = [read_run(folder / one["folder"]).ranks[0] for one in found["trials"]]
+        assert [sum(block.steps for block in rank.blocks) for rank in rows] == [8, 8]
+        assert len(list((folder / "prepared").glob("*/state.json"))) == 1
+        assert (
+            "Loading prepared dataset"
+            in (folder / found["trials"][1]["folder"] / "log.txt").read_text()
+        )
+        assert found["longest"]["outcome"] == "ran", found["longest"]["reason"]
+        longest = read_run(folder / found["longest"]["folder"]).ranks[0]
+        tokens = found["longest_tokens"]
+        micro = found["longest"]["micro_batch"]
+        assert tokens == 256
+        for block in longest.blocks:
+            assert block.padded_tokens == block.fetches * micro * tokens
+            assert block.real_tokens >= 0.9 * block.padded_tokens
+        assert not list(folder.rglob("checkpoint-*"))
