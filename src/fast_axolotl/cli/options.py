@@ -31,6 +31,7 @@ __all__ = [
     "describe_rejected",
     "examples",
     "job_options",
+    "parse_duration",
     "parse_names",
     "parse_percent",
     "parse_shard",
@@ -125,6 +126,18 @@ def parse_size(text: str) -> int:
         return int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
+
+
+def parse_duration(text: str) -> float:
+    """``90s``, ``10m`` or ``1.5h`` in seconds."""
+    number, unit = text.strip()[:-1], text.strip()[-1:].lower()
+    try:
+        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except (ValueError, KeyError):
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise UsageError(f"cannot read {text!r} as a duration; write 90s, 10m or 1h")
+    return seconds
 
 
 def parse_percent(text: str) -> float:

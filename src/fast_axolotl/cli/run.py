@@ -23,6 +23,7 @@ from fast_axolotl.cli.options import (
     DataPath,
     ResultAsJson,
     examples,
+    parse_duration,
     parse_names,
     say,
     unused_folder,
@@ -44,6 +45,7 @@ MEASURE_EXAMPLES = examples(
     "measure -- axolotl train config.yml",
     "measure --live -- python train.py",
     "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
+    "measure --profile-every 10m -- torchrun --nproc-per-node 8 train.py",
 )
 STATUS_EXAMPLES = examples("status", "status --json")
 
@@ -60,6 +62,11 @@ PeakTflops = Annotated[
 ProfileSteps = Annotated[
     int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
 ]
+ProfileEvery = Annotated[
+    str | None, typer.Option(help="Do so again and again: 10m, 1h. Default: 5 steps, if given.")
+]
+LEAST_PROFILE_EVERY = 30.0
+"""Seconds. A window takes a second or so to start, to stop and to read."""
 Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
@@ -84,6 +91,7 @@ def run(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    profile_every: ProfileEvery = None,
     matmul: Matmul = False,
     quiet: Quiet = False,
 ) -> None:
@@ -124,10 +132,17 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
+    profile = profile_steps or profile_every
+    if not measure and (output or data_path or peak_tflops or profile or matmul):
         raise UsageError(
-            "--output, --data-path, --peak-tflops, --profile-steps and --matmul are about a "
-            "measured run: add --measure"
+            "--output, --data-path, --peak-tflops, --profile-steps, --profile-every and --matmul "
+            "are about a measured run: add --measure"
+        )
+    every = parse_duration(profile_every) if profile_every else 0.0
+    if profile_every and every < LEAST_PROFILE_EVERY:
+        raise UsageError(
+            f"--profile-every {profile_every} is less than {LEAST_PROFILE_EVERY:.0f}s: starting "
+            "and stopping the profiler takes a second or so each time; 10m suits most runs"
         )
     order = None
     if measure:
@@ -135,6 +150,7 @@ def run(
             run_dir=str(_run_dir(output, command[0])),
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
+            profile_every=every,
             matmul=matmul,
             data_paths=(str(data_path),) if data_path else (),
         )
@@ -183,6 +199,7 @@ def measure(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    profile_every: ProfileEvery = None,
     matmul: Matmul = False,
     quiet: Quiet = False,
 ) -> None:
@@ -206,6 +223,7 @@ def measure(
         data_path=data_path,
         peak_tflops=peak_tflops,
         profile_steps=profile_steps,
+        profile_every=profile_every,
         matmul=matmul,
         quiet=quiet,
     )

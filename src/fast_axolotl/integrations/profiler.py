@@ -1,4 +1,4 @@
-"""A short window of torch's profiler: the device's idle time, and communication left exposed.
+"""Short windows of torch's profiler: the device's idle time, and communication left exposed.
 
 The profiler's raw events are intervals of time. Per window, with ``|x|`` the length of a union:
 
@@ -6,8 +6,9 @@ The profiler's raw events are intervals of time. Per window, with ``|x|`` the le
     idle      = |window| − |busy|
     exposed   = |collectives ∪ everything else that ran| − |everything else|
 
-On a GPU a collective is a kernel with ``nccl`` in its name. Without one, collectives are gloo's own
-marks (``gloo:all_reduce``), and what else ran are torch's operators (``aten::…``).
+A collective is a kernel that ``is_collective`` knows; where there is none, gloo's own marks are
+(``gloo:all_reduce``). Without a GPU, what else ran are torch's operators (``aten::…``). Of several
+ranks, a window in which nothing is recognised has no communication, and a reason: 0 would be wrong.
 
 The window on a GPU goes from the first kernel of its first step to the first kernel of its last, so
 it holds whole steps: a gap is counted with the step it follows, and none is cut. On a CPU it goes
@@ -16,6 +17,13 @@ from the first step's begin to the last step's end.
 Opt-in: the profiler slows the host by some microseconds an operator, and takes a second or so to
 start and to stop. Starting and stopping is a span, taken out of the step times.
 
+*Again and again.* Ranks are compared collective by collective, so they must open windows at the
+same steps, though they share no clock and exchange nothing. A window is due every ``distance``
+steps after the first, which is a power of two. Each rank finds it alone: at a step that is due, the
+distance doubles if the last window is too recent, and halves if it is long ago. Ranks see nearly
+the same times, since they wait for each other in every step; one that decides otherwise still has
+every other step in common with the others. Windows that are not shared are never matched.
+
 Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
 begun while another profiler runs, and ends where somebody else begins one.
 """
@@ -23,17 +31,28 @@ begun while another profiler runs, and ends where somebody else begins one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import signature
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fast_axolotl.record import ProfileWindow
+from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["Event", "WindowProfiler", "clip", "open_profile", "read_events", "total", "window_of"]
+__all__ = [
+    "Event",
+    "WindowProfiler",
+    "clip",
+    "condense",
+    "open_profile",
+    "read_events",
+    "total",
+    "window_of",
+]
 
 Interval = tuple[int, int]
 """Begin and end in nanoseconds, not negative."""
@@ -42,10 +61,18 @@ STEP_MARK = "ProfilerStep#"
 """What torch's profiler calls the marks that its ``step()`` makes."""
 
 FIRST_STEP = 20
-"""Steps before the window begins: past the warm-up of most runs."""
+"""Steps before the first window begins: past the warm-up of most runs."""
 
+STEPS = 5
+"""Of a window, where nothing else is asked for."""
+
+MOST_COLLECTIVES = 128
+_MOST_COST = 0.05
+"""Share of the time that starting, stopping and reading may take. Windows that cost more come less
+often than asked for."""
+_TOO_SOON, _TOO_LATE = 0.7, 1.5
+"""Shares of the asked time between windows. Doubling what is too soon never makes it too late."""
 _NANO = 1e-9
-_CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 
 
 class Event(NamedTuple):
@@ -87,7 +114,29 @@ def open_profile() -> Any:
     return profile(activities=torch.profiler.supported_activities(), **options)
 
 
-def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow:
+def condense(collectives: Sequence[float]) -> tuple[float, ...]:
+    """At most 128 sums of neighbours instead of thousands of single durations.
+
+    A week of windows every ten minutes is 1,000 of them, and a large model has 1,000 collectives a
+    step: 60 MB a rank, against 1.5 MB so. Ranks with as many collectives have the same groups.
+    Waiting is what a rank spends beyond the shortest of all ranks, and a sum of minima is at most
+    the minimum of sums: nothing is lost where one rank is last throughout a group. A group of 128
+    is a twenty-fifth of a step, and a rank that is late is late for longer. What changes within a
+    group is jitter, which single minima over many ranks would call waiting.
+    """
+    count = min(len(collectives), MOST_COLLECTIVES)
+    bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
+    return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
+
+
+def window_of(
+    events: Sequence[Event],
+    *,
+    t: float,
+    steps: int,
+    first_step: int | None = None,
+    world_size: int = 1,
+) -> ProfileWindow:
     """What the events of a window say, as a line of a record.
 
     ``steps`` is how many there were, where the events have no marks of them.
@@ -104,28 +153,41 @@ def window_of(events: Sequence[Event], *, t: float, steps: int) -> ProfileWindow
                 starts[mark.name] = min(mark.start, starts.get(mark.name, mark.start))
         if len(starts) > 1:
             window, steps = (min(starts.values()), max(starts.values())), len(starts) - 1
-        collectives = [event for event in on_device if "nccl" in event.name.lower()]
-        work = [event for event in on_device if "nccl" not in event.name.lower()]
+        collectives = [event for event in on_device if is_collective(event.name)]
+        work = [event for event in on_device if not is_collective(event.name)]
         busy = total(clip(_intervals(on_device), window))
         idle_seconds = (window[1] - window[0] - busy) * _NANO
     else:
-        collectives = [event for event in events if event.name.startswith(_CPU_COLLECTIVES)]
+        collectives = []
         work = [event for event in events if event.name.startswith("aten::")]
         idle_seconds = None
         reasons["device_idle_seconds"] = "the profiler saw no work on an accelerator"
+    collectives = collectives or [one for one in events if one.name.startswith(CPU_COLLECTIVES)]
     inside = [event for event in collectives if window[0] <= event.start < window[1]]
+    is_unseen = world_size > 1 and not collectives
+    if is_unseen:
+        longest = max(work, key=lambda event: event.end - event.start, default=None)
+        names = f"; the longest of {len(work)} others is {longest.name:.60}" if longest else ""
+        reason = f"{world_size} ranks, and no communication recognised by its name{names}"
+        reasons |= dict.fromkeys(("communication_seconds", "exposed_communication_seconds"), reason)
     spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
     return ProfileWindow(
         t=t,
+        first_step=first_step,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
         device_idle_seconds=idle_seconds,
-        communication_seconds=total(spans) * _NANO,
-        exposed_communication_seconds=(total([*spans, *other]) - total(other)) * _NANO,
-        collectives=tuple(
-            round((event.end - event.start) * _NANO, 9)
-            for event in sorted(inside, key=lambda event: event.start)
+        communication_seconds=None if is_unseen else total(spans) * _NANO,
+        exposed_communication_seconds=None
+        if is_unseen
+        else (total([*spans, *other]) - total(other)) * _NANO,
+        collectives=condense(
+            [
+                (event.end - event.start) * _NANO
+                for event in sorted(inside, key=lambda event: event.start)
+            ]
         ),
+        num_collectives=len(inside),
         reasons=reasons,
     )
 
@@ -157,31 +219,46 @@ def read_events(profile: Any) -> list[Event]:
 
 
 class WindowProfiler:
-    """Profiles some steps of a run, once, and hands what it saw to the meter."""
+    """Profiles some steps of a run, once or every so many seconds, and hands what it saw to the
+    meter."""
 
-    def __init__(self, meter: Meter, steps: int, *, first_step: int = FIRST_STEP) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        steps: int = STEPS,
+        *,
+        every: float = 0.0,
+        first_step: int = FIRST_STEP,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._meter = meter
-        self._first = first_step
-        self._last = first_step + steps
         self._steps = steps
+        self._every = every
+        self._first = first_step
+        self._clock = clock
+        self._least = self._distance = 1 << (2 * steps - 1).bit_length()
+        """A power of two, and at least twice the steps of a window."""
         self._seen = 0
-        self._begun = time.perf_counter()
+        self._opened = first_step
+        """Steps that had been seen when the last window was opened; and when that was."""
+        self._begun = self._opened_at = clock()
+        self._cost = 0.0
+        """Seconds that the last window took beside its steps."""
         self._profile: Any = None
         self._mark: Any = None
         self._hook: Any = None
 
     def step_end(self) -> None:
         """An optimizer step ended."""
-        if self._seen > self._last:
-            return
         self._seen += 1
-        if self._seen == self._first:
-            self._start()
-        elif self._profile is not None:
-            if self._seen == self._last:
+        if self._profile is not None:
+            if self._seen == self._opened + self._steps:
                 self.close()
             else:
                 self._mark_step()
+        elif self._is_due():
+            self._opened, self._opened_at = self._seen, self._clock()
+            self._start()
 
     def close(self) -> None:
         """End the window now, if one is open."""
@@ -192,16 +269,36 @@ class WindowProfiler:
         # Where someone else has wrapped ours meanwhile it stays, and does nothing.
         if getattr(owner, name) is ours:
             setattr(owner, name, original)
-        done = self._steps - (self._last - self._seen)
+        done, begin = self._seen - self._opened, self._clock()
         with self._meter.span("profile"):
             self._end_mark()
             profile.stop()
             if done > 0:
-                # Made with the meter, so this is the meter's time to within milliseconds.
-                now = round(time.perf_counter() - self._begun, 3)
-                self._meter.window(window_of(read_events(profile), t=now, steps=done))
+                window = window_of(
+                    read_events(profile),
+                    # Made with the meter, so this is the meter's time to within milliseconds.
+                    t=round(begin - self._begun, 3),
+                    steps=done,
+                    first_step=self._opened,
+                    world_size=self._meter.world_size,
+                )
+                self._meter.window(window)
             else:
                 self._explain("no profiler window: it ended before its first step did")
+        self._cost += self._clock() - begin
+
+    def _is_due(self) -> bool:
+        past = self._seen - self._first
+        if past <= 0 or not self._every:
+            return past == 0
+        if past % self._distance:
+            return False
+        share = (self._clock() - self._opened_at) / max(self._every, self._cost / _MOST_COST)
+        if share < _TOO_SOON:
+            self._distance *= 2
+        elif share > _TOO_LATE:
+            self._distance = max(self._least, self._distance // 2)
+        return past % self._distance == 0
 
     def _start(self) -> None:
         import torch
@@ -216,6 +313,7 @@ class WindowProfiler:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             profile.start()
+        self._cost = self._clock() - self._opened_at
         self._yield_to_others()
         self._profile = profile
         self._mark_step()

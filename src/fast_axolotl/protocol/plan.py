@@ -21,7 +21,8 @@ _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 _MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
 """What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
-_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile-steps", "--output")
+_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--output")
+_TAKE_A_VALUE += ("--profile-steps", "--profile-every")
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
