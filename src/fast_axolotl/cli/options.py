@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,14 +131,10 @@ def parse_size(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """``90s``, ``10m`` or ``1.5h`` in seconds."""
-    number, unit = text.strip()[:-1], text.strip()[-1:].lower()
-    try:
-        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    except (ValueError, KeyError):
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([smh])\s*", text.lower())
+    if found is None:
         raise UsageError(f"cannot read {text!r} as a duration; write 90s, 10m or 1h")
-    return seconds
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def parse_percent(text: str) -> float:

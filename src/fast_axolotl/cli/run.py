@@ -44,8 +44,7 @@ RUN_EXAMPLES = examples(
 MEASURE_EXAMPLES = examples(
     "measure -- axolotl train config.yml",
     "measure --live -- python train.py",
-    "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
-    "measure --profile-every 10m -- torchrun --nproc-per-node 8 train.py",
+    "measure --profile-every 10m --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
 )
 STATUS_EXAMPLES = examples("status", "status --json")
 
@@ -63,10 +62,8 @@ ProfileSteps = Annotated[
     int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
 ]
 ProfileEvery = Annotated[
-    str | None, typer.Option(help="Do so again and again: 10m, 1h. Default: 5 steps, if given.")
+    str | None, typer.Option(help="Do so again after 90s, 10m, 1h, …; 5 steps if none are given.")
 ]
-LEAST_PROFILE_EVERY = 30.0
-"""Seconds. A window takes a second or so to start, to stop and to read."""
 Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
@@ -139,10 +136,10 @@ def run(
             "are about a measured run: add --measure"
         )
     every = parse_duration(profile_every) if profile_every else 0.0
-    if profile_every and every < LEAST_PROFILE_EVERY:
+    if profile_every and every < 30:
         raise UsageError(
-            f"--profile-every {profile_every} is less than {LEAST_PROFILE_EVERY:.0f}s: starting "
-            "and stopping the profiler takes a second or so each time; 10m suits most runs"
+            f"--profile-every {profile_every} is less than 30s, and a window takes a second or so "
+            "to start and to stop; 10m suits most runs"
         )
     order = None
     if measure:

@@ -17,12 +17,11 @@ from the first step's begin to the last step's end.
 Opt-in: the profiler slows the host by some microseconds an operator, and takes a second or so to
 start and to stop. Starting and stopping is a span, taken out of the step times.
 
-*Again and again.* Ranks are compared collective by collective, so they must open windows at the
-same steps, though they share no clock and exchange nothing. A window is due every ``distance``
-steps after the first, which is a power of two. Each rank finds it alone: at a step that is due, the
-distance doubles if the last window is too recent, and halves if it is long ago. Ranks see nearly
-the same times, since they wait for each other in every step; one that decides otherwise still has
-every other step in common with the others. Windows that are not shared are never matched.
+*Again and again.* Windows of ranks are compared, so they open at the same steps, with no common
+clock and no message: a power of two apart, which doubles where the last window is too recent and
+halves where it is long ago. Ranks wait for each other in every step and see nearly the same times;
+one that decides otherwise still shares every other window. Windows that are not shared are not
+compared.
 
 Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
 begun while another profiler runs, and ends where somebody else begins one.
@@ -31,7 +30,7 @@ begun while another profiler runs, and ends where somebody else begins one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import wraps
 from inspect import signature
 from itertools import pairwise
@@ -43,16 +42,8 @@ from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = [
-    "Event",
-    "WindowProfiler",
-    "clip",
-    "condense",
-    "open_profile",
-    "read_events",
-    "total",
-    "window_of",
-]
+__all__ = ["Event", "WindowProfiler", "clip", "condense", "open_profile", "read_events", "total"]
+__all__ += ["window_of"]
 
 Interval = tuple[int, int]
 """Begin and end in nanoseconds, not negative."""
@@ -63,15 +54,10 @@ STEP_MARK = "ProfilerStep#"
 FIRST_STEP = 20
 """Steps before the first window begins: past the warm-up of most runs."""
 
-STEPS = 5
-"""Of a window, where nothing else is asked for."""
-
-MOST_COLLECTIVES = 128
-_MOST_COST = 0.05
-"""Share of the time that starting, stopping and reading may take. Windows that cost more come less
-often than asked for."""
-_TOO_SOON, _TOO_LATE = 0.7, 1.5
-"""Shares of the asked time between windows. Doubling what is too soon never makes it too late."""
+_MOST_COLLECTIVES = 128
+_TOO_SOON, _TOO_LATE, _MOST_COST = 0.7, 1.5, 0.05
+"""Of the time between windows. What is too soon is not too late when doubled. Windows that cost
+more to start, stop and read come less often than asked for."""
 _NANO = 1e-9
 
 
@@ -117,27 +103,20 @@ def open_profile() -> Any:
 def condense(collectives: Sequence[float]) -> tuple[float, ...]:
     """At most 128 sums of neighbours instead of thousands of single durations.
 
-    A week of windows every ten minutes is 1,000 of them, and a large model has 1,000 collectives a
-    step: 60 MB a rank, against 1.5 MB so. Ranks with as many collectives have the same groups.
-    Waiting is what a rank spends beyond the shortest of all ranks, and a sum of minima is at most
-    the minimum of sums: nothing is lost where one rank is last throughout a group. A group of 128
-    is a twenty-fifth of a step, and a rank that is late is late for longer. What changes within a
-    group is jitter, which single minima over many ranks would call waiting.
+    A week has 1,000 windows of ten minutes, and a large model 1,000 collectives a step: 60 MB a
+    rank, and 1.5 MB so. Ranks with as many collectives have the same groups. Waiting is what a rank
+    spends beyond the shortest across ranks; summed first, none is lost while the same rank is last
+    throughout a group, a twenty-fifth of a step. What changes faster is jitter.
     """
-    count = min(len(collectives), MOST_COLLECTIVES)
+    count = min(len(collectives), _MOST_COLLECTIVES)
     bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
     return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
 
 
 def window_of(
-    events: Sequence[Event],
-    *,
-    t: float,
-    steps: int,
-    first_step: int | None = None,
-    world_size: int = 1,
+    events: Sequence[Event], *, steps: int, world_size: int = 1, **known: Any
 ) -> ProfileWindow:
-    """What the events of a window say, as a line of a record.
+    """What the events of a window say, as a line of a record; ``known`` are fields of it.
 
     ``steps`` is how many there were, where the events have no marks of them.
     """
@@ -164,29 +143,21 @@ def window_of(
         reasons["device_idle_seconds"] = "the profiler saw no work on an accelerator"
     collectives = collectives or [one for one in events if one.name.startswith(CPU_COLLECTIVES)]
     inside = [event for event in collectives if window[0] <= event.start < window[1]]
-    is_unseen = world_size > 1 and not collectives
-    if is_unseen:
-        longest = max(work, key=lambda event: event.end - event.start, default=None)
-        names = f"; the longest of {len(work)} others is {longest.name:.60}" if longest else ""
-        reason = f"{world_size} ranks, and no communication recognised by its name{names}"
+    inside.sort(key=lambda event: event.start)
+    is_seen = world_size < 2 or bool(collectives)
+    if not is_seen:
+        reason = f"the profiler saw nothing of {world_size} ranks that is known as communication"
         reasons |= dict.fromkeys(("communication_seconds", "exposed_communication_seconds"), reason)
     spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
+    exposed = total([*spans, *other]) - total(other)
     return ProfileWindow(
-        t=t,
-        first_step=first_step,
+        **known,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
         device_idle_seconds=idle_seconds,
-        communication_seconds=None if is_unseen else total(spans) * _NANO,
-        exposed_communication_seconds=None
-        if is_unseen
-        else (total([*spans, *other]) - total(other)) * _NANO,
-        collectives=condense(
-            [
-                (event.end - event.start) * _NANO
-                for event in sorted(inside, key=lambda event: event.start)
-            ]
-        ),
+        communication_seconds=total(spans) * _NANO if is_seen else None,
+        exposed_communication_seconds=exposed * _NANO if is_seen else None,
+        collectives=condense([(event.end - event.start) * _NANO for event in inside]),
         num_collectives=len(inside),
         reasons=reasons,
     )
@@ -219,31 +190,22 @@ def read_events(profile: Any) -> list[Event]:
 
 
 class WindowProfiler:
-    """Profiles some steps of a run, once or every so many seconds, and hands what it saw to the
-    meter."""
+    """Profiles some steps of a run, once or every so often, and hands what it saw to the meter."""
 
     def __init__(
-        self,
-        meter: Meter,
-        steps: int = STEPS,
-        *,
-        every: float = 0.0,
-        first_step: int = FIRST_STEP,
-        clock: Callable[[], float] = time.perf_counter,
+        self, meter: Meter, steps: int, *, every: float = 0.0, first_step: int = FIRST_STEP
     ) -> None:
+        self.clock = time.perf_counter
         self._meter = meter
         self._steps = steps
         self._every = every
         self._first = first_step
-        self._clock = clock
         self._least = self._distance = 1 << (2 * steps - 1).bit_length()
         """A power of two, and at least twice the steps of a window."""
         self._seen = 0
-        self._opened = first_step
-        """Steps that had been seen when the last window was opened; and when that was."""
-        self._begun = self._opened_at = clock()
-        self._cost = 0.0
-        """Seconds that the last window took beside its steps."""
+        self._begun = self._opened_at = self.clock()
+        self._opened, self._cost = first_step, 0.0
+        """Steps before the last window, and the seconds that it took beside its own."""
         self._profile: Any = None
         self._mark: Any = None
         self._hook: Any = None
@@ -257,7 +219,7 @@ class WindowProfiler:
             else:
                 self._mark_step()
         elif self._is_due():
-            self._opened, self._opened_at = self._seen, self._clock()
+            self._opened, self._opened_at = self._seen, self.clock()
             self._start()
 
     def close(self) -> None:
@@ -269,23 +231,19 @@ class WindowProfiler:
         # Where someone else has wrapped ours meanwhile it stays, and does nothing.
         if getattr(owner, name) is ours:
             setattr(owner, name, original)
-        done, begin = self._seen - self._opened, self._clock()
+        done, begin = self._seen - self._opened, self.clock()
         with self._meter.span("profile"):
             self._end_mark()
             profile.stop()
             if done > 0:
-                window = window_of(
-                    read_events(profile),
-                    # Made with the meter, so this is the meter's time to within milliseconds.
-                    t=round(begin - self._begun, 3),
-                    steps=done,
-                    first_step=self._opened,
-                    world_size=self._meter.world_size,
-                )
-                self._meter.window(window)
+                # Made with the meter, so this is the meter's time to within milliseconds.
+                place = {"t": round(begin - self._begun, 3), "first_step": self._opened}
+                world = self._meter.world_size
+                found = window_of(read_events(profile), steps=done, world_size=world, **place)
+                self._meter.window(found)
             else:
                 self._explain("no profiler window: it ended before its first step did")
-        self._cost += self._clock() - begin
+        self._cost += self.clock() - begin
 
     def _is_due(self) -> bool:
         past = self._seen - self._first
@@ -293,7 +251,7 @@ class WindowProfiler:
             return past == 0
         if past % self._distance:
             return False
-        share = (self._clock() - self._opened_at) / max(self._every, self._cost / _MOST_COST)
+        share = (self.clock() - self._opened_at) / max(self._every, self._cost / _MOST_COST)
         if share < _TOO_SOON:
             self._distance *= 2
         elif share > _TOO_LATE:
@@ -313,7 +271,7 @@ class WindowProfiler:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             profile.start()
-        self._cost = self._clock() - self._opened_at
+        self._cost = self.clock() - self._opened_at
         self._yield_to_others()
         self._profile = profile
         self._mark_step()

@@ -32,7 +32,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.parallelism import read_parallelism
-from fast_axolotl.integrations.profiler import STEPS, WindowProfiler
+from fast_axolotl.integrations.profiler import WindowProfiler
 from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class TorchWatch:
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
-        self._profile_steps = profile_steps or (STEPS if profile_every else 0)
+        self._profile_steps = profile_steps or (5 if profile_every else 0)
         self._profile_every = profile_every
         self._thread: int | None = None
         self._is_inside = False
@@ -311,8 +311,8 @@ class TorchWatch:
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._profile_steps:
-            every = self._profile_every
-            self.profiler = WindowProfiler(meter, self._profile_steps, every=every)
+            steps, every = self._profile_steps, self._profile_every
+            self.profiler = WindowProfiler(meter, steps, every=every)
         if self._optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 

@@ -119,7 +119,7 @@ class TrainingMeter:
         """Of the span that is open."""
         self._is_logging = log
         self._peak_tflops = peak_tflops
-        self._profile = {"profile_steps": profile_steps, "profile_every": profile_every}
+        self._profile_steps, self._profile_every = profile_steps, profile_every
         self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
@@ -176,7 +176,8 @@ class TrainingMeter:
             optimizers=False,
             is_training=self._is_training,
             before_fetch=self._end_span,
-            **self._profile,
+            profile_steps=self._profile_steps,
+            profile_every=self._profile_every,
         )
         self._watch.use_this_thread()
         self._watch.start()

@@ -25,7 +25,7 @@ from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import Regime, StepBlock, thresholds
-from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
 from fast_axolotl.record.summary import VerdictKind
 
 __all__ = ["find_regimes"]
@@ -104,21 +104,29 @@ def find_regimes(
     chosen: RankFigures | None,
     figures: Mapping[str, Any],
     begin: float,
+    course: Sequence[tuple[float, float]] = (),
 ) -> tuple[tuple[Regime, ...], bool]:
     """The regimes of a run, and whether the last is another than that of the steady phase at large.
 
-    ``figures`` are the whole run's; ``begin`` is when it began, in seconds since 1970.
+    ``figures`` are the whole run's; ``begin`` is when it began, in seconds since 1970. ``course``
+    is the exposed communication over time: what it was in a stretch names that one.
     """
-    exposed = figures["exposed_communication_fraction"]
     blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
     if chosen is None or not blocks:
         return (), False
-    calm: VerdictKind = "compute"
-    """Of a stretch that loses no time to data, evaluation and checkpoints."""
-    if (exposed or 0.0) >= thresholds.BOUND_COMMUNICATION:
-        calm = "communication"
-    elif (exposed or 0.0) >= thresholds.FREE_COMMUNICATION or (exposed is None and ranks[1:]):
-        calm = "mixed"
+    is_several = len(ranks) > 1
+
+    def name(stretch: _Stretch) -> VerdictKind:
+        within = [share for t, share in course if stretch.begin <= t <= stretch.end]
+        exposed = middle(within) if within else figures["exposed_communication_fraction"]
+        calm: VerdictKind = "compute"
+        """Where it loses no time to data, evaluation and checkpoints."""
+        if (exposed or 0.0) >= thresholds.BOUND_COMMUNICATION:
+            calm = "communication"
+        elif (exposed or 0.0) >= thresholds.FREE_COMMUNICATION or (exposed is None and is_several):
+            calm = "mixed"
+        return stretch.name(calm)
+
     if chosen.settings.get("dispatcher"):
         ranks = [chosen]
     is_device = chosen.steady.source == "device"
@@ -134,10 +142,9 @@ def find_regimes(
     bounds = _divide(windows)
     while len(bounds) > 2:
         apart = []
-        for first, middle, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
-            one, other = _join(windows[first:middle]), _join(windows[middle:last])
-            is_same = one.name(calm) == other.name(calm)
-            apart.append(0.0 if is_same else _distance(one, other))
+        for first, bound, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
+            one, other = _join(windows[first:bound]), _join(windows[bound:last])
+            apart.append(0.0 if name(one) == name(other) else _distance(one, other))
         if min(apart) >= _LEAST_CHANGE:
             break
         del bounds[1 + apart.index(min(apart))]
@@ -166,13 +173,13 @@ def find_regimes(
             begin_seconds=max(0.0, stretch.begin - begin),
             end_seconds=max(0.0, stretch.end - begin),
             first_step=stretch.first_step,
-            kind=stretch.name(calm),
+            kind=name(stretch),
             stall_fraction=stretch.stall,
             tokens_per_second=times(ratio(stretch.tokens, stretch.wall_seconds), all_ranks),
         )
 
     end, whole = stretches[-1], _join(windows)
-    is_changed = end.name(calm) != whole.name(calm) or _distance(end, whole) >= _LEAST_CHANGE
+    is_changed = name(end) != name(whole) or _distance(end, whole) >= _LEAST_CHANGE
     return tuple(map(describe, stretches)), is_changed
 
 

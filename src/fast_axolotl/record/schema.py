@@ -56,9 +56,8 @@ _COLLECTIVE_KERNEL = re.compile(
 
 @lru_cache(maxsize=1 << 14)
 def is_collective(name: str) -> bool:
-    """Whether a kernel of this name is communication: NCCL and RCCL old and new, MSCCL, NVSHMEM,
-    symmetric memory, the all-reduces of inference engines, copies between devices. Inductor names
-    its own kernels after the operations around them, and they never are."""
+    """Whether a kernel is communication: of NCCL, RCCL, MSCCL, NVSHMEM, symmetric memory, inference
+    engines, or a copy between devices. Inductor names its own kernels after what is around them."""
     return _COLLECTIVE_KERNEL.search(name) is not None and not name.startswith("triton_")
 
 
@@ -260,8 +259,8 @@ class ProfileWindow:
 
     t: float
     first_step: int | None = None
-    """Steps of the run before it: windows of other ranks that begin at the same one hold the same
-    collectives. ``None``: the record is older, and its only window began at the same step."""
+    """Steps before it: windows of ranks that begin at the same one hold the same collectives.
+    ``None``: the record is older, and its one window began at the same step on all."""
     steps: int
     wall_seconds: float
     device_idle_seconds: float | None = None
@@ -270,10 +269,9 @@ class ProfileWindow:
     exposed_communication_seconds: float | None = None
     """The part of it in which nothing else ran."""
     collectives: tuple[float, ...] = ()
-    """Seconds of each collective in the order they were started; ranks are compared one by one.
-    Many are summed in groups of neighbours: see ``profiler.condense``."""
+    """Seconds of each collective in the order they were started; ranks are compared one by one."""
     num_collectives: int | None = None
-    """How many there were; ``None``: as many as are listed."""
+    """How many there were, where neighbours are summed: see ``profiler.condense``."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
