@@ -129,8 +129,8 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    profile = profile_steps or profile_every
-    if not measure and (output or data_path or peak_tflops or profile or matmul):
+    about = (output, data_path, peak_tflops, profile_steps, profile_every, matmul)
+    if not measure and any(about):
         raise UsageError(
             "--output, --data-path, --peak-tflops, --profile-steps, --profile-every and --matmul "
             "are about a measured run: add --measure"

@@ -14,14 +14,14 @@ The window on a GPU goes from the first kernel of its first step to the first ke
 it holds whole steps: a gap is counted with the step it follows, and none is cut. On a CPU it goes
 from the first step's begin to the last step's end.
 
-Opt-in: the profiler slows the host by some microseconds an operator, and takes a second or so to
-start and to stop. Starting and stopping is a span, taken out of the step times.
+Opt-in: the profiler slows the host by some microseconds an operator. Starting and stopping is a
+span, taken out of the step times. It takes longer on some ranks, for which the others then wait: so
+the step in which it starts is in no window.
 
-*Again and again.* Windows of ranks are compared, so they open at the same steps, with no common
-clock and no message: a power of two apart, which doubles where the last window is too recent and
-halves where it is long ago. Ranks wait for each other in every step and see nearly the same times;
-one that decides otherwise still shares every other window. Windows that are not shared are not
-compared.
+*Again and again.* Ranks are compared, so windows open at the same steps, with no common clock and
+no message: a power of two apart, which doubles where the last window is too recent and halves where
+it is long ago. Ranks wait for each other in every step and see nearly the same times; one that
+decides otherwise still shares every other window, and the rest is not compared.
 
 Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
 begun while another profiler runs, and ends where somebody else begins one.
@@ -55,9 +55,8 @@ FIRST_STEP = 20
 """Steps before the first window begins: past the warm-up of most runs."""
 
 _MOST_COLLECTIVES = 128
-_TOO_SOON, _TOO_LATE, _MOST_COST = 0.7, 1.5, 0.05
-"""Of the time between windows. What is too soon is not too late when doubled. Windows that cost
-more to start, stop and read come less often than asked for."""
+_TOO_SOON, _TOO_LATE = 0.7, 1.5
+"""Of the time between windows. What is too soon is not too late when doubled."""
 _NANO = 1e-9
 
 
@@ -105,8 +104,8 @@ def condense(collectives: Sequence[float]) -> tuple[float, ...]:
 
     A week has 1,000 windows of ten minutes, and a large model 1,000 collectives a step: 60 MB a
     rank, and 1.5 MB so. Ranks with as many collectives have the same groups. Waiting is what a rank
-    spends beyond the shortest across ranks; summed first, none is lost while the same rank is last
-    throughout a group, a twenty-fifth of a step. What changes faster is jitter.
+    spends beyond the shortest across ranks; none is lost while the same rank is last throughout a
+    group, a twenty-fifth of a step. A last rank that changes faster is not seen.
     """
     count = min(len(collectives), _MOST_COLLECTIVES)
     bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
@@ -204,8 +203,8 @@ class WindowProfiler:
         """A power of two, and at least twice the steps of a window."""
         self._seen = 0
         self._begun = self._opened_at = self.clock()
-        self._opened, self._cost = first_step, 0.0
-        """Steps before the last window, and the seconds that it took beside its own."""
+        self._opened = first_step
+        """Steps before the last window."""
         self._profile: Any = None
         self._mark: Any = None
         self._hook: Any = None
@@ -219,7 +218,7 @@ class WindowProfiler:
             else:
                 self._mark_step()
         elif self._is_due():
-            self._opened, self._opened_at = self._seen, self.clock()
+            self._opened, self._opened_at = self._seen + 1, self.clock()
             self._start()
 
     def close(self) -> None:
@@ -231,7 +230,7 @@ class WindowProfiler:
         # Where someone else has wrapped ours meanwhile it stays, and does nothing.
         if getattr(owner, name) is ours:
             setattr(owner, name, original)
-        done, begin = self._seen - self._opened, self.clock()
+        done = self._seen - self._opened
         with self._meter.span("profile"):
             self._end_mark()
             # Else stopping makes a tree of the events, which takes 50 times as long as the rest.
@@ -239,7 +238,7 @@ class WindowProfiler:
             profile.stop()
             if done > 0:
                 # Made with the meter, so this is the meter's time to within milliseconds.
-                place = {"t": round(begin - self._begun, 3), "first_step": self._opened}
+                place = {"t": round(self.clock() - self._begun, 3), "first_step": self._opened}
                 world = self._meter.world_size
                 found = window_of(read_events(profile), steps=done, world_size=world, **place)
                 self._meter.window(found)
@@ -247,7 +246,6 @@ class WindowProfiler:
                 self._explain("no profiler window: it ended before its first step did")
         # It refers to itself, and its events would stay until the garbage collector comes by.
         profile.profiler = None
-        self._cost += self.clock() - begin
 
     def _is_due(self) -> bool:
         past = self._seen - self._first
@@ -255,7 +253,7 @@ class WindowProfiler:
             return past == 0
         if past % self._distance:
             return False
-        share = (self.clock() - self._opened_at) / max(self._every, self._cost / _MOST_COST)
+        share = (self.clock() - self._opened_at) / self._every
         if share < _TOO_SOON:
             self._distance *= 2
         elif share > _TOO_LATE:
@@ -275,10 +273,8 @@ class WindowProfiler:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             profile.start()
-        self._cost = self.clock() - self._opened_at
         self._yield_to_others()
         self._profile = profile
-        self._mark_step()
 
     def _yield_to_others(self) -> None:
         """While the window is open, the begin of any other profiler ends it."""

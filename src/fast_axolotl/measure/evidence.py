@@ -28,8 +28,6 @@ _CAUSES = {
 }
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
-_LEAST_CHANGE = 0.05
-"""Of the profiled time, by which communication has changed. Ours: half of what is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +224,9 @@ class Evidence:
         way = f"was between {format_share(min(shares))} and {format_share(max(shares))}"
         if third > 1:
             early, late = statistics.median(shares[:third]), statistics.median(shares[-third:])
-            # Three times what neighbours differ by: about three standard errors.
+            # Half of what is free, and three times what neighbours differ by. Ours.
             noise = statistics.median(abs(one - other) for one, other in pairwise(shares))
-            if abs(late - early) >= max(_LEAST_CHANGE, 3 * noise):
+            if abs(late - early) >= max(thresholds.FREE_COMMUNICATION / 2, 3 * noise):
                 way = f"went from {format_share(early)} to {format_share(late)}"
         return [f"exposed communication {way} over {len(shares):,} profiler windows"]
 

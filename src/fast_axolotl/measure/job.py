@@ -173,16 +173,14 @@ class Communication:
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
     course: Sequence[tuple[float, float]] = ()
-    """When each window ended, in seconds since 1970, and its exposed share: of the rank that shows
-    most of it."""
+    """Of the same rank, by window: the time, in seconds since 1970, and the exposed share."""
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def compare_communication(
     ranks: Sequence[RankFigures], chosen: RankFigures | None
 ) -> Communication:
-    """Compare the profiler windows of the ranks: those that began at the same step, collective by
-    collective. Others count where ranks are not compared."""
+    """Compare profiler windows that began at the same step on all ranks, each collective."""
     seen = [rank for rank in ranks if rank.windows]
     if not seen:
         return Communication()
@@ -208,6 +206,8 @@ def compare_communication(
         reason = f"{len(seen)} of {len(ranks)} ranks recorded a profiler window"
     elif not shared:
         reason = "no profiler window began at the same step on all ranks"
+    elif not any(one.collectives for same in shared for one in same):
+        reason = "the profiler window saw no collective"
     elif alike:
         lists = ([window.collectives for window in same] for same in alike)
         pure = total(min(times) for same in lists for times in zip(*same, strict=True))
@@ -217,8 +217,6 @@ def compare_communication(
             f"the ranks' windows hold between {min(numbers)} and {max(numbers)} collectives, "
             "which cannot be compared one by one"
         )
-        if numbers == {0}:
-            reason = "the profiler window saw no collective"
     by_rank = list(zip(*alike, strict=True))
     sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
     longest = max(sums, default=0.0)

@@ -10,7 +10,6 @@ warm-up: a queue that was full hid what the loader lacks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +106,7 @@ class RankFigures:
     def windows(self) -> Sequence[ProfileWindow]:
         """The profiler's windows of its steady phase; where none is, its last one."""
         own, begin = self.record.windows, self.record.start.time
-        since = self.steady_from if self.steady_from is not None else math.inf
+        since = float("inf") if self.steady_from is None else self.steady_from
         return [window for window in own if begin + window.t > since] or own[-1:]
 
     def profiled_share(self, name: str) -> float | None:

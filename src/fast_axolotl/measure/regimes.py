@@ -108,8 +108,8 @@ def find_regimes(
 ) -> tuple[tuple[Regime, ...], bool]:
     """The regimes of a run, and whether the last is another than that of the steady phase at large.
 
-    ``figures`` are the whole run's; ``begin`` is when it began, in seconds since 1970. ``course``
-    is the exposed communication over time: what it was in a stretch names that one.
+    ``figures`` are the whole run's, ``course`` is its exposed communication over time; ``begin`` is
+    when it began, in seconds since 1970.
     """
     blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
     if chosen is None or not blocks:
