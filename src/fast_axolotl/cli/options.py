@@ -129,12 +129,13 @@ def parse_size(text: str) -> int:
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, *, least: float) -> float:
     """``90s``, ``10m`` or ``1.5h`` in seconds."""
-    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([smh])\s*", text.lower())
-    if found is None:
-        raise UsageError(f"cannot read {text!r} as a duration; write 90s, 10m or 1h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([smh])", text.strip().lower())
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else -1.0
+    if seconds < least:
+        raise UsageError(f"{text!r} is no duration of {least:.0f}s or more; write 90s, 10m or 1h")
+    return seconds
 
 
 def parse_percent(text: str) -> float:

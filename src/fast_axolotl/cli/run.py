@@ -129,17 +129,10 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    about = (output, data_path, peak_tflops, profile_steps, profile_every, matmul)
-    if not measure and any(about):
+    if not measure and any((output, data_path, peak_tflops, profile_steps, profile_every, matmul)):
         raise UsageError(
             "--output, --data-path, --peak-tflops, --profile-steps, --profile-every and --matmul "
             "are about a measured run: add --measure"
-        )
-    every = parse_duration(profile_every) if profile_every else 0.0
-    if profile_every and every < 30:
-        raise UsageError(
-            f"--profile-every {profile_every} is less than 30s, and a window takes a second or so "
-            "to start and to stop; 10m suits most runs"
         )
     order = None
     if measure:
@@ -147,7 +140,7 @@ def run(
             run_dir=str(_run_dir(output, command[0])),
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
-            profile_every=every,
+            profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
             matmul=matmul,
             data_paths=(str(data_path),) if data_path else (),
         )

@@ -6,9 +6,8 @@ The profiler's raw events are intervals of time. Per window, with ``|x|`` the le
     idle      = |window| − |busy|
     exposed   = |collectives ∪ everything else that ran| − |everything else|
 
-A collective is a kernel that ``is_collective`` knows; where there is none, gloo's own marks are
-(``gloo:all_reduce``). Without a GPU, what else ran are torch's operators (``aten::…``). Of several
-ranks, a window in which nothing is recognised has no communication, and a reason: 0 would be wrong.
+A collective is a kernel that ``is_collective`` knows; where there is none, a mark of gloo's own
+(``gloo:all_reduce``). Without a GPU, what else ran are torch's operators (``aten::…``).
 
 The window on a GPU goes from the first kernel of its first step to the first kernel of its last, so
 it holds whole steps: a gap is counted with the step it follows, and none is cut. On a CPU it goes
@@ -199,12 +198,10 @@ class WindowProfiler:
         self._steps = steps
         self._every = every
         self._first = first_step
-        self._least = self._distance = 1 << (2 * steps - 1).bit_length()
-        """A power of two, and at least twice the steps of a window."""
+        self._least = self._distance = 1 << (2 * steps).bit_length()
         self._seen = 0
         self._begun = self._opened_at = self.clock()
         self._opened = first_step
-        """Steps before the last window."""
         self._profile: Any = None
         self._mark: Any = None
         self._hook: Any = None
@@ -233,8 +230,7 @@ class WindowProfiler:
         done = self._seen - self._opened
         with self._meter.span("profile"):
             self._end_mark()
-            # Else stopping makes a tree of the events, which takes 50 times as long as the rest.
-            profile.profiler.acc_events = False
+            profile.profiler.acc_events = False  # a tree of them takes 50 times as long as the rest
             profile.stop()
             if done > 0:
                 # Made with the meter, so this is the meter's time to within milliseconds.
@@ -244,8 +240,7 @@ class WindowProfiler:
                 self._meter.window(found)
             else:
                 self._explain("no profiler window: it ended before its first step did")
-        # It refers to itself, and its events would stay until the garbage collector comes by.
-        profile.profiler = None
+        profile.profiler = None  # it refers to itself, and would hold its events for long
 
     def _is_due(self) -> bool:
         past = self._seen - self._first

@@ -311,8 +311,7 @@ class TorchWatch:
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._profile_steps:
-            steps, every = self._profile_steps, self._profile_every
-            self.profiler = WindowProfiler(meter, steps, every=every)
+            self.profiler = WindowProfiler(meter, self._profile_steps, every=self._profile_every)
         if self._optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 

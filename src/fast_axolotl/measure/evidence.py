@@ -219,7 +219,7 @@ class Evidence:
     def communication_lines(self) -> list[str]:
         """How exposed communication moved, where there are several profiler windows."""
         shares, third = self.exposed_shares, len(self.exposed_shares) // 3
-        if not shares[1:]:
+        if len(shares) < 2:
             return []
         way = f"was between {format_share(min(shares))} and {format_share(max(shares))}"
         if third > 1:

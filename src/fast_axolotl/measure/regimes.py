@@ -25,7 +25,7 @@ from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import Regime, StepBlock, thresholds
-from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
+from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.summary import VerdictKind
 
 __all__ = ["find_regimes"]
@@ -88,15 +88,18 @@ class _Stretch:
         }
         return _Stretch(self.begin, other.end, self.first_step, **sums)
 
-    def name(self, calm: VerdictKind) -> VerdictKind:
-        """What bounds it, as the verdict on a whole run has it."""
+    def name(self, exposed: float) -> VerdictKind:
+        """What bounds it, as the verdict has it on a whole run with this exposed communication."""
         lost = max(self.evaluation, self.checkpoint)
         if lost > self.waits and lost >= thresholds.LOST_TIME * self.seconds:
             return "checkpoint" if self.checkpoint == lost else "evaluation"
         stall = self.stall or 0.0
         if stall >= thresholds.DATA_STALL:
             return "data"
-        return "mixed" if stall >= thresholds.FREE_STALL else calm
+        if stall < thresholds.FREE_STALL and exposed >= thresholds.BOUND_COMMUNICATION:
+            return "communication"
+        is_free = stall < thresholds.FREE_STALL and exposed < thresholds.FREE_COMMUNICATION
+        return "compute" if is_free else "mixed"
 
 
 def find_regimes(
@@ -114,18 +117,14 @@ def find_regimes(
     blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
     if chosen is None or not blocks:
         return (), False
-    is_several = len(ranks) > 1
+    usual = figures["exposed_communication_fraction"]
+    if usual is None:
+        # Of several ranks it is neither the limit nor free, as far as anybody knows.
+        usual = thresholds.FREE_COMMUNICATION if ranks[1:] else 0.0
 
     def name(stretch: _Stretch) -> VerdictKind:
         within = [share for t, share in course if stretch.begin <= t <= stretch.end]
-        exposed = middle(within) if within else figures["exposed_communication_fraction"]
-        calm: VerdictKind = "compute"
-        """Where it loses no time to data, evaluation and checkpoints."""
-        if (exposed or 0.0) >= thresholds.BOUND_COMMUNICATION:
-            calm = "communication"
-        elif (exposed or 0.0) >= thresholds.FREE_COMMUNICATION or (exposed is None and is_several):
-            calm = "mixed"
-        return stretch.name(calm)
+        return stretch.name(statistics.median(within or [usual]))
 
     if chosen.settings.get("dispatcher"):
         ranks = [chosen]

@@ -97,9 +97,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     add_ledger(builder, record, ranks, chosen, since)
     begin, is_changed = find_clock(record, chosen)[0], False
     if since is None:
-        builder.values["regimes"], is_changed = find_regimes(
-            ranks, chosen, builder.values, begin, seen.course
-        )
+        found = find_regimes(ranks, chosen, builder.values, begin, seen.course)
+        builder.values["regimes"], is_changed = found
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
     starts = [rank.record.start for rank in ranks]

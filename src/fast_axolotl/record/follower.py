@@ -60,8 +60,6 @@ _MOST_BLOCKS = 4096
 MOST_SAMPLES = 1024
 _MOST_MARKS = 1024
 _MOST_LOGS = 64
-_MOST_WINDOWS = 2048
-"""Of all ranks together; each rank keeps its newest 64 at least."""
 _MOST_SLOW = 16
 """Slow fetches of two blocks that became one."""
 _FIRST_MARKS = 64
@@ -159,7 +157,7 @@ class RunFollower:
             rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
             rank.marks = condense_marks(rank.marks, most=_MOST_MARKS)
             del rank.logs[:-_MOST_LOGS]
-            del rank.windows[: -max(_MOST_LOGS, _MOST_WINDOWS // len(self.record.ranks))]
+            del rank.windows[:-most]
         for system in self.record.systems.values():
             system.samples = condense_samples(system.samples, most=MOST_SAMPLES, newest=NEWEST)
 

@@ -47,9 +47,8 @@ SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "prod
 CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 """How profilers name the ranges on the CPU that carry out communication."""
 _COLLECTIVE_KERNEL = re.compile(
-    r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_"
-    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-    r"|Memcpy PtoP",
+    r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_|Memcpy PtoP"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )
 

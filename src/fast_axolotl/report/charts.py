@@ -185,7 +185,7 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 traces.append(plot.area(x, host, "wait", "stall", **more))
         if run.has("communication"):
             x, y = run.ref("communication", "t", times.by), run.ref("communication", "exposed")
-            more = {"yaxis": "y2", "form": ".1%", **plot.dots_if(True, size=5)}
+            more = {"yaxis": "y2", "form": ".1%", "mode": "lines+markers"}
             traces.append(plot.line(x, y, "hwm", "exposed communication", **more))
         text = _stall_text(run, beyond)
         chart.add(run.name, text, traces=traces, layout=layout, height=380, right=40)
