@@ -1,4 +1,4 @@
-"""Short windows of torch's profiler: the device's idle time, and communication left exposed.
+"""A short window of torch's profiler: the device's idle time, and communication left exposed.
 
 The profiler's raw events are intervals of time. Per window, with ``|x|`` the length of a union:
 
