@@ -15,7 +15,7 @@ import pytest
 
 from fast_axolotl.cli.options import parse_duration
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.profiler import Event, WindowProfiler, condense, window_of
+from fast_axolotl.integrations.profiler import Event, WindowProfiler, _condense, window_of
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, read_run
 from fast_axolotl.record.schema import is_collective
@@ -89,11 +89,11 @@ def test_sums_of_neighbours_keep_the_waiting() -> None:
     noise = random.Random(1)
     late = [one for one in noise.choices(range(8), k=10) for _ in range(450)]
     ranks = [[noise.gauss(0.1 if one == rank else 1.5, 0.02) for one in late] for rank in range(8)]
-    short = [condense(rank) for rank in ranks]
+    short = [_condense(rank) for rank in ranks]
     single, summed = (sum(map(min, zip(*one, strict=True))) for one in (ranks, short))
     longest = max(map(sum, ranks))
     assert longest - summed == pytest.approx(longest - single, rel=0.03)
-    assert (len(short[0]), condense([0.5, 0.25]), condense([])) == (128, (0.5, 0.25), ())
+    assert (len(short[0]), _condense([0.5, 0.25]), _condense([])) == (128, (0.5, 0.25), ())
 
 
 def test_kernels_of_all_kinds_are_communication_and_what_is_not_known_is_no_zero() -> None:

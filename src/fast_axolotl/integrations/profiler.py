@@ -41,8 +41,7 @@ from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["Event", "WindowProfiler", "clip", "condense", "open_profile", "read_events", "total"]
-__all__ += ["window_of"]
+__all__ = ["Event", "WindowProfiler", "clip", "open_profile", "read_events", "total", "window_of"]
 
 Interval = tuple[int, int]
 """Begin and end in nanoseconds, not negative."""
@@ -98,19 +97,6 @@ def open_profile() -> Any:
     return profile(activities=torch.profiler.supported_activities(), **options)
 
 
-def condense(collectives: Sequence[float]) -> tuple[float, ...]:
-    """At most 128 sums of neighbours instead of thousands of single durations.
-
-    A week has 1,000 windows of ten minutes, and a large model 1,000 collectives a step: 60 MB a
-    rank, and 1.5 MB so. Ranks with as many collectives have the same groups. Waiting is what a rank
-    spends beyond the shortest across ranks; none is lost while the same rank is last throughout a
-    group, a twenty-fifth of a step. A last rank that changes faster is not seen.
-    """
-    count = min(len(collectives), _MOST_COLLECTIVES)
-    bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
-    return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
-
-
 def window_of(
     events: Sequence[Event], *, steps: int, world_size: int = 1, **known: Any
 ) -> ProfileWindow:
@@ -155,10 +141,23 @@ def window_of(
         device_idle_seconds=idle_seconds,
         communication_seconds=total(spans) * _NANO if is_seen else None,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
-        collectives=condense([(event.end - event.start) * _NANO for event in inside]),
+        collectives=_condense([(event.end - event.start) * _NANO for event in inside]),
         num_collectives=len(inside),
         reasons=reasons,
     )
+
+
+def _condense(collectives: Sequence[float]) -> tuple[float, ...]:
+    """At most 128 sums of neighbours instead of thousands of single durations.
+
+    A week has 1,000 windows of ten minutes, and a large model 1,000 collectives a step: 60 MB a
+    rank, and 1.5 MB so. Ranks with as many collectives have the same groups. Waiting is what a rank
+    spends beyond the shortest across ranks; none is lost while the same rank is last throughout a
+    group, a twenty-fifth of a step. A last rank that changes faster is not seen.
+    """
+    count = min(len(collectives), _MOST_COLLECTIVES)
+    bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
+    return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
 
 
 def _intervals(events: Iterable[Event]) -> list[Interval]:

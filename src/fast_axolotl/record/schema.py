@@ -270,7 +270,7 @@ class ProfileWindow:
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
     num_collectives: int | None = None
-    """How many there were, where neighbours are summed: see ``profiler.condense``."""
+    """How many there were, where neighbours are summed: see ``integrations.profiler``."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
