@@ -169,7 +169,7 @@ def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
 def test_a_run_that_ends_inside_the_window_keeps_what_was_seen() -> None:
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 100, first_step=1)
-    for _ in range(3):
+    for _ in range(4):
         profiler.step_end()
     profiler.close()
     assert [window.steps for window in meter.windows] == [2]
@@ -192,7 +192,7 @@ def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) ->
     begin = torch.autograd.profiler.profile._prepare_trace
     meter = FakeMeter()
     profiler = WindowProfiler(meter, 10, first_step=1)
-    for _ in range(4):
+    for _ in range(5):
         torch.ones(8, 8) @ torch.ones(8, 8)
         profiler.step_end()
     theirs: Any = (

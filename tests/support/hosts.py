@@ -39,6 +39,8 @@ def break_down(*_: Any, **__: Any) -> None:
 class FakeMeter:
     """Takes down what hooks tell a meter."""
 
+    world_size = 1
+
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.known: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "describe_rejected",
     "examples",
     "job_options",
+    "parse_duration",
     "parse_names",
     "parse_percent",
     "parse_shard",
@@ -125,6 +127,15 @@ def parse_size(text: str) -> int:
         return int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
+
+
+def parse_duration(text: str, *, least: float) -> float:
+    """``90s``, ``10m`` or ``1.5h`` in seconds."""
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([smh])", text.strip().lower())
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else -1.0
+    if seconds < least:
+        raise UsageError(f"{text!r} is no duration of {least:.0f}s or more; write 90s, 10m or 1h")
+    return seconds
 
 
 def parse_percent(text: str) -> float:

@@ -23,6 +23,7 @@ from fast_axolotl.cli.options import (
     DataPath,
     ResultAsJson,
     examples,
+    parse_duration,
     parse_names,
     say,
     unused_folder,
@@ -43,7 +44,7 @@ RUN_EXAMPLES = examples(
 MEASURE_EXAMPLES = examples(
     "measure -- axolotl train config.yml",
     "measure --live -- python train.py",
-    "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
+    "measure --profile-every 10m --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
 )
 STATUS_EXAMPLES = examples("status", "status --json")
 
@@ -59,6 +60,9 @@ PeakTflops = Annotated[
 ]
 ProfileSteps = Annotated[
     int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
+]
+ProfileEvery = Annotated[
+    str | None, typer.Option(help="Do so again after 90s, 10m, 1h, …; 5 steps if none are given.")
 ]
 Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
@@ -84,6 +88,7 @@ def run(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    profile_every: ProfileEvery = None,
     matmul: Matmul = False,
     quiet: Quiet = False,
 ) -> None:
@@ -124,10 +129,10 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
+    if not measure and any((output, data_path, peak_tflops, profile_steps, profile_every, matmul)):
         raise UsageError(
-            "--output, --data-path, --peak-tflops, --profile-steps and --matmul are about a "
-            "measured run: add --measure"
+            "--output, --data-path, --peak-tflops, --profile-steps, --profile-every and --matmul "
+            "are about a measured run: add --measure"
         )
     order = None
     if measure:
@@ -135,6 +140,7 @@ def run(
             run_dir=str(_run_dir(output, command[0])),
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
+            profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
             matmul=matmul,
             data_paths=(str(data_path),) if data_path else (),
         )
@@ -183,6 +189,7 @@ def measure(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    profile_every: ProfileEvery = None,
     matmul: Matmul = False,
     quiet: Quiet = False,
 ) -> None:
@@ -206,6 +213,7 @@ def measure(
         data_path=data_path,
         peak_tflops=peak_tflops,
         profile_steps=profile_steps,
+        profile_every=profile_every,
         matmul=matmul,
         quiet=quiet,
     )

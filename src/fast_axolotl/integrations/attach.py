@@ -82,8 +82,8 @@ class Attachment:
                 data_paths=self._order.data_paths,
             )
 
-        steps = self._order.profile_steps
-        TorchWatch(None, open_meter=open_loop_meter, profile_steps=steps).start()
+        profile = {name: getattr(self._order, name) for name in ("profile_steps", "profile_every")}
+        TorchWatch(None, open_meter=open_loop_meter, **profile).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

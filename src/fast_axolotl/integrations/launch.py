@@ -60,6 +60,7 @@ MEASURE = "FAST_AXOLOTL_MEASURE"
 """The environment variable that names the folder to record into; ``measure`` knows it, too."""
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
+PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
 MATMUL = "FAST_AXOLOTL_MATMUL"
 DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
 
@@ -79,6 +80,7 @@ class Order:
     run_dir: str
     peak_tflops: float | None = None
     profile_steps: int = 0
+    profile_every: float = 0.0
     matmul: bool = False
     data_paths: tuple[str, ...] = ()
 
@@ -88,6 +90,7 @@ class Order:
             MEASURE: str(Path(self.run_dir).absolute()),
             PEAK_TFLOPS: "" if self.peak_tflops is None else repr(self.peak_tflops),
             PROFILE_STEPS: str(self.profile_steps),
+            PROFILE_EVERY: repr(self.profile_every),
             MATMUL: "1" if self.matmul else "",
             DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
         }
@@ -99,13 +102,14 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
     folder = variables.get(MEASURE)
     if not folder:
         return None
-    peak, steps, paths = (
-        variables.get(key, "") for key in (PEAK_TFLOPS, PROFILE_STEPS, DATA_PATHS)
+    peak, steps, every, paths = (
+        variables.get(key, "") for key in (PEAK_TFLOPS, PROFILE_STEPS, PROFILE_EVERY, DATA_PATHS)
     )
     return Order(
         run_dir=folder,
         peak_tflops=float(peak) if peak else None,
         profile_steps=int(steps) if steps else 0,
+        profile_every=float(every) if every else 0.0,
         matmul=variables.get(MATMUL) == "1",
         data_paths=tuple(filter(None, paths.split(os.pathsep))),
     )

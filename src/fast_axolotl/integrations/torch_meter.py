@@ -47,13 +47,15 @@ LOG = logging.getLogger("fast_axolotl")
 
 @contextmanager
 def watch_torch(
-    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0
+    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0, profile_every: float = 0.0
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
     The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
-    watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
+    watch = TorchWatch(
+        meter, optimizers=optimizers, profile_steps=profile_steps, profile_every=profile_every
+    )
     watch.start()
     try:
         yield watch
@@ -81,6 +83,7 @@ class TorchWatch:
             gradients are on, of datasets that optimizer steps follow.
         before_fetch: Called before a training fetch: a trainer's open span ends there.
         profile_steps: So many steps are run under torch's profiler, once.
+        profile_every: Seconds after which that is done again; 5 steps where none are given.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class TorchWatch:
         is_training: Callable[[Any], bool] | None = None,
         before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
+        profile_every: float = 0.0,
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
@@ -99,7 +103,8 @@ class TorchWatch:
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
-        self._profile_steps = profile_steps
+        self._profile_steps = profile_steps or (5 if profile_every else 0)
+        self._profile_every = profile_every
         self._thread: int | None = None
         self._is_inside = False
         self._is_backward = False
@@ -306,7 +311,7 @@ class TorchWatch:
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._profile_steps:
-            self.profiler = WindowProfiler(meter, self._profile_steps)
+            self.profiler = WindowProfiler(meter, self._profile_steps, every=self._profile_every)
         if self._optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 

@@ -87,6 +87,7 @@ class TrainingMeter:
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
+        profile_every: Seconds after which that is done again; 5 steps where none are given.
         matmul: Whether the matmul rate of the device is measured first, for a second.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
@@ -100,6 +101,7 @@ class TrainingMeter:
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
+        profile_every: float = 0.0,
         matmul: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
@@ -117,7 +119,7 @@ class TrainingMeter:
         """Of the span that is open."""
         self._is_logging = log
         self._peak_tflops = peak_tflops
-        self._profile_steps = profile_steps
+        self._profile_steps, self._profile_every = profile_steps, profile_every
         self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
@@ -175,6 +177,7 @@ class TrainingMeter:
             is_training=self._is_training,
             before_fetch=self._end_span,
             profile_steps=self._profile_steps,
+            profile_every=self._profile_every,
         )
         self._watch.use_this_thread()
         self._watch.start()

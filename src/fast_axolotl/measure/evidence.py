@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain
@@ -37,6 +39,8 @@ class Evidence:
     """What the meter was plugged into; of a run without one, what watched it: run, watch."""
     decided_by: int | None = None
     """The rank whose waits these are, where there are several."""
+    exposed_shares: tuple[float, ...] = ()
+    """Exposed communication of each profiler window, where it was seen."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
@@ -211,6 +215,20 @@ class Evidence:
                 f"{format_share(least)}; the others wait for it in their collectives"
             )
         return lines
+
+    def communication_lines(self) -> list[str]:
+        """How exposed communication moved, where there are several profiler windows."""
+        shares, third = self.exposed_shares, len(self.exposed_shares) // 3
+        if len(shares) < 2:
+            return []
+        way = f"was between {format_share(min(shares))} and {format_share(max(shares))}"
+        if third > 1:
+            early, late = statistics.median(shares[:third]), statistics.median(shares[-third:])
+            # Half of what is free, and three times what neighbours differ by. Ours.
+            noise = statistics.median(abs(one - other) for one, other in pairwise(shares))
+            if abs(late - early) >= max(thresholds.FREE_COMMUNICATION / 2, 3 * noise):
+                way = f"went from {format_share(early)} to {format_share(late)}"
+        return [f"exposed communication {way} over {len(shares):,} profiler windows"]
 
     def pattern_lines(self) -> list[str]:
         """When the waits come, and with what."""

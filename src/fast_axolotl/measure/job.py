@@ -159,7 +159,7 @@ def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """What the profiler windows of the ranks say together."""
+    """What the profiler windows of the ranks say together: sums over all of them."""
 
     device_idle_fraction: float | None = None
     exposed_communication_fraction: float | None = None
@@ -172,55 +172,75 @@ class Communication:
     """The same as a share of the window."""
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
+    course: Sequence[tuple[float, float]] = ()
+    """Of the same rank, by window: the time, in seconds since 1970, and the exposed share."""
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def compare_communication(
     ranks: Sequence[RankFigures], chosen: RankFigures | None
 ) -> Communication:
-    """Compare the last profiler windows of the ranks, collective by collective."""
-    windows = {rank.rank: rank.record.windows[-1] for rank in ranks if rank.record.windows}
-    if not windows:
+    """Compare profiler windows that began at the same step on all ranks, each collective."""
+    seen = [rank for rank in ranks if rank.windows]
+    if not seen:
         return Communication()
-    own = windows.get(chosen.rank) if chosen is not None else None
-    own = own or next(iter(windows.values()))
-    exposed = [
-        ratio(window.exposed_communication_seconds, window.wall_seconds)
-        for window in windows.values()
+    own = chosen if chosen is not None and chosen.windows else seen[0]
+    exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
+    most = max(range(len(seen)), key=lambda place: exposed[place] or 0.0)
+    by_step = [{window.first_step: window for window in rank.windows} for rank in seen]
+    shared = [
+        [windows[step] for windows in by_step]
+        for step in by_step[0]
+        if all(step in windows for windows in by_step)
     ]
-    shown = [value for value in exposed if value is not None]
-    lists = [window.collectives for window in windows.values()]
-    counts = {len(collectives) for collectives in lists}
+    sizes = [{(one.num_collectives, len(one.collectives)) for one in same} for same in shared]
+    alike = [
+        same
+        for same, size in zip(shared, sizes, strict=True)
+        if len(size) == 1 and same[0].collectives
+    ]
     pure, reason = None, ""
     if len(ranks) < 2:
         reason = "there is one rank: communication takes two"
-    elif len(lists) < len(ranks):
-        reason = f"{len(lists)} of {len(ranks)} ranks recorded a profiler window"
-    elif len(counts) > 1:
+    elif len(seen) < len(ranks):
+        reason = f"{len(seen)} of {len(ranks)} ranks recorded a profiler window"
+    elif not shared:
+        reason = "no profiler window began at the same step on all ranks"
+    elif not any(one.collectives for same in shared for one in same):
+        reason = "the profiler window saw no collective"
+    elif alike:
+        lists = ([window.collectives for window in same] for same in alike)
+        pure = total(min(times) for same in lists for times in zip(*same, strict=True))
+    else:
+        numbers = {one.num_collectives or len(one.collectives) for same in shared for one in same}
         reason = (
-            f"the ranks' windows hold between {min(counts)} and {max(counts)} collectives, "
+            f"the ranks' windows hold between {min(numbers)} and {max(numbers)} collectives, "
             "which cannot be compared one by one"
         )
-    elif counts == {0}:
-        reason = "the profiler window saw no collective"
-    else:
-        pure = total(min(same) for same in zip(*lists, strict=True))
-    sums = {rank: total(window.collectives) or 0.0 for rank, window in windows.items()}
-    longest = max(sums.values())
-    wall = middle(window.wall_seconds for window in windows.values())
+    by_rank = list(zip(*alike, strict=True))
+    sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
+    longest = max(sums, default=0.0)
+    wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
     skew = None if pure is None else ratio(longest - pure, longest)
+    why = own.windows[-1].reasons
     return Communication(
-        device_idle_fraction=ratio(own.device_idle_seconds, own.wall_seconds),
-        exposed_communication_fraction=max(shown) if shown else None,
+        device_idle_fraction=own.profiled_share("device_idle_seconds"),
+        exposed_communication_fraction=exposed[most],
         pure_communication_fraction=ratio(pure, wall),
         skew_share=skew,
         skew_fraction=None if pure is None else ratio(longest - pure, wall),
-        slow_rank=None if skew is None else min(sums, key=lambda rank: (sums[rank], rank)),
+        slow_rank=None if skew is None else seen[sums.index(min(sums))].rank,
+        course=tuple(
+            (seen[most].record.start.time + window.t, share)
+            for window in seen[most].windows
+            if (share := ratio(window.exposed_communication_seconds, window.wall_seconds))
+            is not None
+        ),
         reasons={
-            "device_idle_fraction": own.reasons.get(
+            "device_idle_fraction": why.get(
                 "device_idle_seconds", "the profiler window saw no device"
             ),
-            "exposed_communication_fraction": own.reasons.get(
+            "exposed_communication_fraction": why.get(
                 "exposed_communication_seconds", "the profiler window saw no collective"
             ),
             "pure_communication_fraction": reason,

@@ -86,10 +86,9 @@ def add_ledger(
     job_waits = _waits_of(chosen.warmup) + stall * chosen.steady.wall_seconds
     data = min(steps, max(job_waits, own_waits))
 
-    exposed = builder.values["exposed_communication_fraction"]
-    for window in chosen.record.windows[-1:]:
-        own = ratio(window.exposed_communication_seconds, window.wall_seconds)
-        exposed = exposed if own is None else own
+    exposed = chosen.profiled_share("exposed_communication_seconds")
+    if exposed is None:
+        exposed = builder.values["exposed_communication_fraction"]
     communication = min(max(0.0, (exposed or 0.0) * steps - (data - own_waits)), steps - data)
 
     spans = {name: max(_span(rank, name) for rank in ranks) for name in _PARTS_OF_SPANS}

@@ -215,6 +215,7 @@ class Meter:
     ) -> None:
         self.run_dir = journal.folder
         self.rank = journal.rank
+        self.world_size = journal.world_size
         self.is_quiet = False
         """Nothing is measured any more: closed, given up, or a forked child."""
         self._is_closed = False

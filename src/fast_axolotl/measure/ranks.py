@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fast_axolotl.measure.ready_queue import Drain, find_drain
-from fast_axolotl.record import Histogram, RankRecord, RankSummary, StepBlock
+from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, ratio, total
 from fast_axolotl.record.schema import COUNTED, SAMPLED
 from fast_axolotl.record.stall import LEAST_PRESENCE, WaitTotals
@@ -101,6 +101,19 @@ class RankFigures:
     def is_long_enough(self) -> bool:
         """Whether its steady phase can be judged."""
         return is_long_enough(self.steady.fetches, self.steady.wall_seconds)
+
+    @property
+    def windows(self) -> Sequence[ProfileWindow]:
+        """The profiler's windows of its steady phase; where none is, its last one."""
+        own, begin = self.record.windows, self.record.start.time
+        since = float("inf") if self.steady_from is None else self.steady_from
+        return [window for window in own if begin + window.t > since] or own[-1:]
+
+    def profiled_share(self, name: str) -> float | None:
+        """What a field of the windows comes to, of the time of those that have it."""
+        seen = [one for one in self.windows if finite(getattr(one, name)) is not None]
+        wall = total(one.wall_seconds for one in seen)
+        return ratio(total(getattr(one, name) for one in seen), wall)
 
     def rate(self, name: str) -> float | None:
         """How much of something there was per second."""

@@ -88,15 +88,18 @@ class _Stretch:
         }
         return _Stretch(self.begin, other.end, self.first_step, **sums)
 
-    def name(self, calm: VerdictKind) -> VerdictKind:
-        """What bounds it, as the verdict on a whole run has it."""
+    def name(self, exposed: float) -> VerdictKind:
+        """What bounds it, as the verdict has it on a whole run with this exposed communication."""
         lost = max(self.evaluation, self.checkpoint)
         if lost > self.waits and lost >= thresholds.LOST_TIME * self.seconds:
             return "checkpoint" if self.checkpoint == lost else "evaluation"
         stall = self.stall or 0.0
         if stall >= thresholds.DATA_STALL:
             return "data"
-        return "mixed" if stall >= thresholds.FREE_STALL else calm
+        if stall < thresholds.FREE_STALL and exposed >= thresholds.BOUND_COMMUNICATION:
+            return "communication"
+        is_free = stall < thresholds.FREE_STALL and exposed < thresholds.FREE_COMMUNICATION
+        return "compute" if is_free else "mixed"
 
 
 def find_regimes(
@@ -104,21 +107,25 @@ def find_regimes(
     chosen: RankFigures | None,
     figures: Mapping[str, Any],
     begin: float,
+    course: Sequence[tuple[float, float]] = (),
 ) -> tuple[tuple[Regime, ...], bool]:
     """The regimes of a run, and whether the last is another than that of the steady phase at large.
 
-    ``figures`` are the whole run's; ``begin`` is when it began, in seconds since 1970.
+    ``figures`` are the whole run's, ``course`` is its exposed communication over time; ``begin`` is
+    when it began, in seconds since 1970.
     """
-    exposed = figures["exposed_communication_fraction"]
     blocks = [one for one in chosen.steady_blocks if finite(one.t) is not None] if chosen else []
     if chosen is None or not blocks:
         return (), False
-    calm: VerdictKind = "compute"
-    """Of a stretch that loses no time to data, evaluation and checkpoints."""
-    if (exposed or 0.0) >= thresholds.BOUND_COMMUNICATION:
-        calm = "communication"
-    elif (exposed or 0.0) >= thresholds.FREE_COMMUNICATION or (exposed is None and ranks[1:]):
-        calm = "mixed"
+    usual = figures["exposed_communication_fraction"]
+    if usual is None:
+        # Of several ranks it is neither the limit nor free, as far as anybody knows.
+        usual = thresholds.FREE_COMMUNICATION if ranks[1:] else 0.0
+
+    def name(stretch: _Stretch) -> VerdictKind:
+        within = [share for t, share in course if stretch.begin <= t <= stretch.end]
+        return stretch.name(statistics.median(within or [usual]))
+
     if chosen.settings.get("dispatcher"):
         ranks = [chosen]
     is_device = chosen.steady.source == "device"
@@ -134,10 +141,9 @@ def find_regimes(
     bounds = _divide(windows)
     while len(bounds) > 2:
         apart = []
-        for first, middle, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
-            one, other = _join(windows[first:middle]), _join(windows[middle:last])
-            is_same = one.name(calm) == other.name(calm)
-            apart.append(0.0 if is_same else _distance(one, other))
+        for first, bound, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
+            one, other = _join(windows[first:bound]), _join(windows[bound:last])
+            apart.append(0.0 if name(one) == name(other) else _distance(one, other))
         if min(apart) >= _LEAST_CHANGE:
             break
         del bounds[1 + apart.index(min(apart))]
@@ -166,13 +172,13 @@ def find_regimes(
             begin_seconds=max(0.0, stretch.begin - begin),
             end_seconds=max(0.0, stretch.end - begin),
             first_step=stretch.first_step,
-            kind=stretch.name(calm),
+            kind=name(stretch),
             stall_fraction=stretch.stall,
             tokens_per_second=times(ratio(stretch.tokens, stretch.wall_seconds), all_ranks),
         )
 
     end, whole = stretches[-1], _join(windows)
-    is_changed = end.name(calm) != whole.name(calm) or _distance(end, whole) >= _LEAST_CHANGE
+    is_changed = name(end) != name(whole) or _distance(end, whole) >= _LEAST_CHANGE
     return tuple(map(describe, stretches)), is_changed
 
 

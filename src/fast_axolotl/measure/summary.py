@@ -97,7 +97,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     add_ledger(builder, record, ranks, chosen, since)
     begin, is_changed = find_clock(record, chosen)[0], False
     if since is None:
-        builder.values["regimes"], is_changed = find_regimes(ranks, chosen, builder.values, begin)
+        found = find_regimes(ranks, chosen, builder.values, begin, seen.course)
+        builder.values["regimes"], is_changed = found
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
     starts = [rank.record.start for rank in ranks]
@@ -116,6 +117,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         figures=draft,
         source=source,
         decided_by=None if chosen is None or len(ranks) < 2 else chosen.rank,
+        exposed_shares=tuple(share for _, share in seen.course),
         skew_share=seen.skew_share,
         slow_rank=seen.slow_rank,
         local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),

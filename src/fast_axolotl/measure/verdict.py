@@ -493,7 +493,8 @@ def _communication(evidence: Evidence) -> Verdict | None:
         return None
     lines = [
         f"in {format_share(figures.exposed_communication_fraction)} of the profiled time only "
-        "communication ran (threshold 20 %: ours, twice the line of data)"
+        "communication ran (threshold 20 %: ours, twice the line of data)",
+        *evidence.communication_lines(),
     ]
     if figures.pure_communication_fraction is not None:
         pure, skew = figures.pure_communication_fraction, evidence.skew_share
@@ -537,6 +538,7 @@ def _compute(evidence: Evidence) -> Verdict | None:
     if figures.exposed_communication_fraction is not None:
         exposed = format_share(evidence.exposed)
         lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
+        lines += evidence.communication_lines()
     if figures.mfu is not None:
         lines.append(f"MFU {format_share(figures.mfu)}")
     if figures.device_idle_fraction is not None:
@@ -575,6 +577,7 @@ def _mixed(evidence: Evidence) -> Verdict:
         lines.append(
             f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
         )
+        lines += evidence.communication_lines()
     is_waiting = evidence.stall >= thresholds.FREE_STALL
     is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     lost = figures.straggler_fraction or 0.0

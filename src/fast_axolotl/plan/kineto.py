@@ -4,9 +4,7 @@ A trace is decoded object by object over a sliding buffer, so a file of any size
 of it: 40 bytes for each event of the device, 24 for each launch, 16 for each CPU op, and an object
 for each collective. Times are whole nanoseconds, so that sums are exact.
 
-Communication is recognised by name: NCCL and RCCL kernels old and new, NVSHMEM, the collectives of
-symmetric memory and of inference engines, copies between devices, and gloo's ranges on the CPU.
-Kernels that Inductor writes are named after the operations around them and are never communication.
+Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
 __all__ = ["COMMUNICATION", "COMPUTE", "COPY", "Collective", "Trace", "read_trace"]
 
@@ -34,7 +33,7 @@ _DEVICE = {"kernel": COMPUTE}
 _DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
 _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
-_CALLS = ("gloo:", "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
 _CHUNK_BYTES = _MOST_RANKS = 1 << 20
@@ -44,12 +43,6 @@ _LONGEST_VALUE = 1 << 24
 _GAP = re.compile(r"[\s,]*")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_KERNEL = re.compile(
-    r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_"
-    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-    r"|Memcpy PtoP",
-    re.IGNORECASE,
-)
 _KINDS = (
     *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "broadcast"),
     *("barrier", "reduce", "gather", "scatter", "send", "recv"),
@@ -244,7 +237,8 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
     start = round(event["ts"] * 1000)
     end = start + max(round(event.get("dur", 0) * 1000), 0)
     if category in _DEVICE:
-        kind, correlation = _classify(name, category), args.get("correlation", -1)
+        kind = COMMUNICATION if is_collective(name) else _DEVICE[category]
+        correlation = args.get("correlation", -1)
         label = f"{name} {args.get('grid', '')}{args.get('block', '')}".rstrip()
         index = trace.labels.setdefault(label, len(trace.labels))
         trace.device.extend((start, end, kind, index, correlation))
@@ -262,17 +256,11 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
     elif name.startswith(_CALLS):
         item = _collective(name, start, end, args)
         item.thread = thread
-        (trace.ranges if name.startswith("gloo:") else trace.calls).append(item)
+        (trace.ranges if name.startswith(CPU_COLLECTIVES) else trace.calls).append(item)
     elif category != "user_annotation":
         trace.ops.setdefault(thread, array("q")).extend((start, end))
         if name.startswith("autograd::engine"):
             trace.autograd_threads.add(thread)
-
-
-@lru_cache(maxsize=1 << 14)
-def _classify(name: str, category: str) -> int:
-    is_written = name.startswith("triton_")
-    return COMMUNICATION if _KERNEL.search(name) and not is_written else _DEVICE[category]
 
 
 def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:

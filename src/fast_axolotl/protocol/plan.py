@@ -32,7 +32,8 @@ _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 _MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
 """What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
-_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile-steps", "--output")
+_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile", "--output")
+"""By what they begin with."""
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
@@ -236,6 +237,6 @@ def _options_of_run(command: Sequence[str]) -> list[str] | None:
         if word == "--" or not word.startswith("-"):
             break
         options.append(word)
-        if word in _TAKE_A_VALUE:
+        if word.startswith(_TAKE_A_VALUE) and "=" not in word:
             next(rest, None)
     return options

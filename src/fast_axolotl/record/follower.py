@@ -157,6 +157,7 @@ class RunFollower:
             rank.blocks = condense_blocks(rank.blocks, most=most, newest=NEWEST)
             rank.marks = condense_marks(rank.marks, most=_MOST_MARKS)
             del rank.logs[:-_MOST_LOGS]
+            del rank.windows[:-most]
         for system in self.record.systems.values():
             system.samples = condense_samples(system.samples, most=MOST_SAMPLES, newest=NEWEST)
 

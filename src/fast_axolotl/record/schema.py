@@ -7,10 +7,13 @@ Times called ``t`` are seconds since the file's first line, by a clock that neve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 __all__ = [
+    "CPU_COLLECTIVES",
     "SCHEMA",
     "DeviceSample",
     "DiskProbe",
@@ -28,6 +31,7 @@ __all__ = [
     "StepBlock",
     "SystemSample",
     "SystemStart",
+    "is_collective",
 ]
 
 SCHEMA = 1
@@ -39,6 +43,21 @@ COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens"
 """What a block counts of every batch."""
 SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 """What it looks at now and then only, so that it is never whole."""
+
+CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
+"""How profilers name the ranges on the CPU that carry out communication."""
+_COLLECTIVE_KERNEL = re.compile(
+    r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_|Memcpy PtoP"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=1 << 14)
+def is_collective(name: str) -> bool:
+    """Whether a kernel is communication: of NCCL, RCCL, MSCCL, NVSHMEM, symmetric memory, inference
+    engines, or a copy between devices. Inductor names its own kernels after what is around them."""
+    return _COLLECTIVE_KERNEL.search(name) is not None and not name.startswith("triton_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +257,9 @@ class ProfileWindow:
     """What a short window of torch's profiler saw on one rank."""
 
     t: float
+    first_step: int | None = None
+    """Steps before it: windows of ranks that begin at the same one hold the same collectives.
+    ``None``: the record is older, and its one window began at the same step on all."""
     steps: int
     wall_seconds: float
     device_idle_seconds: float | None = None
@@ -247,6 +269,8 @@ class ProfileWindow:
     """The part of it in which nothing else ran."""
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
+    num_collectives: int | None = None
+    """How many there were, where neighbours are summed: see ``integrations.profiler``."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 

@@ -103,7 +103,9 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     top = top or 1.0
     scale = plot.choose_scale("seconds", top)
     stalls = [run.series["stall"] for run in runs if run.has("stall")]
-    share = max((plot.largest([one["host"], one.get("device", [])]) for one in stalls), default=0.0)
+    talks = [run.series["communication"]["exposed"] for run in runs if run.has("communication")]
+    waits = [column for one in stalls for column in (one["host"], one.get("device", []))]
+    share = plot.largest([*waits, *talks])
     chart = Chart(
         "stall",
         "Step time and stall",
@@ -119,6 +121,8 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
         chart.legend.append(Legend("wait", outlier, "mark"))
     if any("device" in one for one in stalls):
         chart.legend.append(Legend("host", "waiting by the host's clock", "dashed"))
+    if talks:
+        chart.legend.append(Legend("hwm", "exposed communication of a profiler window"))
     if any(len(run.summary.regimes) > 1 for run in runs):
         chart.legend.append(Legend("ink", "what bounds the run has changed"))
     if any(run.has("marks") for run in runs):
@@ -179,6 +183,10 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
                 traces.append(plot.line(x, host, "host", name, width=1.2, dash="dot", **more))
             else:
                 traces.append(plot.area(x, host, "wait", "stall", **more))
+        if run.has("communication"):
+            x, y = run.ref("communication", "t", times.by), run.ref("communication", "exposed")
+            more = {"yaxis": "y2", "form": ".1%", "mode": "lines+markers"}
+            traces.append(plot.line(x, y, "hwm", "exposed communication", **more))
         text = _stall_text(run, beyond)
         chart.add(run.name, text, traces=traces, layout=layout, height=380, right=40)
     return chart
@@ -264,6 +272,9 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
         whose = "the device" if summary.stall_source == "device" else "the loop"
         share = format_share(summary.stall_fraction)
         parts.append(f"For {share} of the time {whose} waited for data.")
+    if run.has("communication"):
+        exposed = format_share(summary.exposed_communication_fraction)
+        parts.append(f"For {exposed} of the profiled time only communication ran.")
     if run.has("slow"):
         slow, marked = run.series["slow"], len(_outliers(run))
         count = f"{slow['all']:,} fetches" if slow["all"] > 1 else "One fetch"

@@ -287,6 +287,8 @@ def _stall(frame: Frame, width: int) -> list[Text]:
         parts.append(f"{format_share(summary.stall_fraction)} {_since(frame)}")
     if summary.stall_source == "device" and summary.host_stall_fraction is not None:
         parts.append(f"host {format_share(summary.host_stall_fraction)}")
+    if summary.exposed_communication_fraction is not None:
+        parts.append(f"communication {format_share(summary.exposed_communication_fraction)}")
     if not frame.marks:
         return _row(label, parts, width)
     known = [share for mark in frame.marks if (share := finite(mark.share)) is not None]

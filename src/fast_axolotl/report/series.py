@@ -134,6 +134,15 @@ def read_series(
                 "first_not_finite": wrong[0] if wrong else None,
             }
         series["throughput"] = _throughput(record, zero)
+        # Of the rank that shows most of it, as in the figures.
+        ranks = record.ranks.values()
+        shown = max(
+            ranks, key=lambda r: sum(w.exposed_communication_seconds or 0 for w in r.windows)
+        )
+        if shown.windows[1:]:
+            shares = (ratio(x.exposed_communication_seconds, x.wall_seconds) for x in shown.windows)
+            times = [shown.start.time - zero + window.t for window in shown.windows]
+            series["communication"] = _thin(times, {"exposed": list(shares)}, _MOST_WINDOWS)
     if system is not None:
         series |= _system_series(system, zero, most_points // 2)
     return {name: value for name, value in series.items() if value not in ({}, [])}
