@@ -63,6 +63,9 @@ ProfileSteps = Annotated[
 Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
+GradientNoise = Annotated[
+    bool, typer.Option("--gradient-noise", help="Estimate the gradient noise scale, for the batch.")
+]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
 ]
@@ -85,6 +88,7 @@ def run(
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
     matmul: Matmul = False,
+    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
@@ -124,10 +128,11 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    if not measure and (output or data_path or peak_tflops or profile_steps or matmul):
+    device = peak_tflops or profile_steps or matmul or gradient_noise
+    if not measure and (output or data_path or device):
         raise UsageError(
-            "--output, --data-path, --peak-tflops, --profile-steps and --matmul are about a "
-            "measured run: add --measure"
+            "--output, --data-path, --peak-tflops, --profile-steps, --matmul and --gradient-noise "
+            "are about a measured run: add --measure"
         )
     order = None
     if measure:
@@ -136,6 +141,7 @@ def run(
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
             matmul=matmul,
+            gradient_noise=gradient_noise,
             data_paths=(str(data_path),) if data_path else (),
         )
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
@@ -184,6 +190,7 @@ def measure(
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
     matmul: Matmul = False,
+    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure a command and leave it as it is: record the run and print what bounds it.
@@ -207,6 +214,7 @@ def measure(
         peak_tflops=peak_tflops,
         profile_steps=profile_steps,
         matmul=matmul,
+        gradient_noise=gradient_noise,
         quiet=quiet,
     )
 

@@ -82,8 +82,12 @@ class Attachment:
                 data_paths=self._order.data_paths,
             )
 
-        steps = self._order.profile_steps
-        TorchWatch(None, open_meter=open_loop_meter, profile_steps=steps).start()
+        TorchWatch(
+            None,
+            open_meter=open_loop_meter,
+            profile_steps=self._order.profile_steps,
+            gradient_noise=self._order.gradient_noise,
+        ).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

@@ -61,6 +61,7 @@ MEASURE = "FAST_AXOLOTL_MEASURE"
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
 MATMUL = "FAST_AXOLOTL_MATMUL"
+GRADIENT_NOISE = "FAST_AXOLOTL_GRADIENT_NOISE"
 DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -80,6 +81,7 @@ class Order:
     peak_tflops: float | None = None
     profile_steps: int = 0
     matmul: bool = False
+    gradient_noise: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
@@ -89,6 +91,7 @@ class Order:
             PEAK_TFLOPS: "" if self.peak_tflops is None else repr(self.peak_tflops),
             PROFILE_STEPS: str(self.profile_steps),
             MATMUL: "1" if self.matmul else "",
+            GRADIENT_NOISE: "1" if self.gradient_noise else "",
             DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
         }
 
@@ -107,6 +110,7 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
         peak_tflops=float(peak) if peak else None,
         profile_steps=int(steps) if steps else 0,
         matmul=variables.get(MATMUL) == "1",
+        gradient_noise=variables.get(GRADIENT_NOISE) == "1",
         data_paths=tuple(filter(None, paths.split(os.pathsep))),
     )
 

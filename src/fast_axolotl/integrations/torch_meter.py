@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.noise_scale import NoiseScale
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
 from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
@@ -47,13 +48,15 @@ LOG = logging.getLogger("fast_axolotl")
 
 @contextmanager
 def watch_torch(
-    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0
+    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0, gradient_noise: bool = False
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
     The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
-    watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
+    watch = TorchWatch(
+        meter, optimizers=optimizers, profile_steps=profile_steps, gradient_noise=gradient_noise
+    )
     watch.start()
     try:
         yield watch
@@ -81,6 +84,7 @@ class TorchWatch:
             gradients are on, of datasets that optimizer steps follow.
         before_fetch: Called before a training fetch: a trainer's open span ends there.
         profile_steps: So many steps are run under torch's profiler, once.
+        gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
     """
 
     def __init__(
@@ -92,14 +96,17 @@ class TorchWatch:
         is_training: Callable[[Any], bool] | None = None,
         before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
+        gradient_noise: bool = False,
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
+        self.noise: NoiseScale | None = None
         self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
         self._profile_steps = profile_steps
+        self._gradient_noise = gradient_noise
         self._thread: int | None = None
         self._is_inside = False
         self._is_backward = False
@@ -130,6 +137,8 @@ class TorchWatch:
             self._handle.remove()
             self._handle = None
         self._end_span()
+        if self.noise is not None:
+            self.noise.close()
         # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
         for (owner, name), original in () if _WATCHES else tuple(_ORIGINALS.items()):
             if getattr(getattr(owner, name), "__wrapped__", None) is original:
@@ -201,12 +210,16 @@ class TorchWatch:
             return False
         self._is_backward = True
         self.meter.backward_begin()
+        if self.noise is not None:
+            self.noise.backward_begin()
         return True
 
     def backward_end(self) -> None:
         """The backward pass ended."""
         assert self.meter is not None
         self._is_backward = False
+        if self.noise is not None:
+            self.noise.backward_end()
         self.meter.backward_end()
 
     def step(self) -> None:
@@ -305,6 +318,9 @@ class TorchWatch:
         _hook(torch.autograd, "backward", _watched_backward)
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
+        if self._gradient_noise:
+            self.noise = NoiseScale(meter)
+            _hook(torch.amp.GradScaler, "scale", _watched_scale)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -439,6 +455,17 @@ def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                 _guarded(watch, watch.backward_end)
 
     return backward
+
+
+def _watched_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        for watch in tuple(_WATCHES):
+            if watch.noise is not None:
+                watch.noise.scaler = weakref.ref(self)
+        return original(self, outputs)
+
+    return scale
 
 
 def _watched_sync(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,6 +88,7 @@ class TrainingMeter:
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
         matmul: Whether the matmul rate of the device is measured first, for a second.
+        gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join the trainer's logs.
@@ -101,6 +102,7 @@ class TrainingMeter:
         peak_tflops: float | None = None,
         profile_steps: int = 0,
         matmul: bool = False,
+        gradient_noise: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -119,6 +121,7 @@ class TrainingMeter:
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
         self._matmul = matmul
+        self._gradient_noise = gradient_noise
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._settings = dict(settings or {})
@@ -175,6 +178,7 @@ class TrainingMeter:
             is_training=self._is_training,
             before_fetch=self._end_span,
             profile_steps=self._profile_steps,
+            gradient_noise=self._gradient_noise,
         )
         self._watch.use_this_thread()
         self._watch.start()

@@ -42,7 +42,14 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, SystemSample
+from fast_axolotl.record import (
+    FreeRun,
+    GradientNorms,
+    ModelShape,
+    ProfileWindow,
+    RunSummary,
+    SystemSample,
+)
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.system import READING_LISTENERS, describe
@@ -532,6 +539,11 @@ class Meter:
     def window(self, window: ProfileWindow) -> None:
         """Note what a window of the profiler saw."""
         self._journal.write(window)
+
+    @_guarded
+    def gradients(self, **norms: Any) -> None:
+        """Note squared norms of gradients: the fields of ``GradientNorms``."""
+        self._journal.write(GradientNorms(t=self._journal.since_start(), **norms))
 
     def free_run(self, loader: Iterable[Any], seconds: float = 5.0) -> FreeRun:
         """Drain ``loader`` with no model for so long, and note its rate.

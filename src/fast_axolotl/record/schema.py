@@ -16,6 +16,7 @@ __all__ = [
     "DiskProbe",
     "End",
     "FreeRun",
+    "GradientNorms",
     "Log",
     "Mark",
     "ModelShape",
@@ -248,6 +249,23 @@ class ProfileWindow:
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
     reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNorms:
+    """Squared norms of gradients in one step, this rank's part: they are added up over ranks."""
+
+    t: float
+    step: int
+    """By the count of whoever takes the norms, from 0; equal on all ranks."""
+    micro_batches: int
+    """Backward passes of this rank in the step."""
+    first: float
+    """Of the gradient after the first of them."""
+    whole: float
+    """Of the step's gradient, before it was clipped."""
+    is_reduced: bool = False
+    """Whether the first was a shard, and so that of all ranks already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,12 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
         Row("steps_per_second"),
         Row(*(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD),
+        Row("global_batch_samples", note="of one optimizer step"),
+        Row(
+            *(f"gradient_noise_scale{end}" for end in ("", "_low", "_high")),
+            parts=("", "at least", "at most"),
+            note="95 %; a proxy of the critical batch size",
+        ),
     ),
     "Compute": (
         Row("model_flops_per_token"),
