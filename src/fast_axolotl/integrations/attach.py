@@ -82,12 +82,8 @@ class Attachment:
                 data_paths=self._order.data_paths,
             )
 
-        TorchWatch(
-            None,
-            open_meter=open_loop_meter,
-            profile_steps=self._order.profile_steps,
-            gradient_noise=self._order.gradient_noise,
-        ).start()
+        options = {key: getattr(self._order, key) for key in ("profile_steps", "gradient_noise")}
+        TorchWatch(None, open_meter=open_loop_meter, **options).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

@@ -85,8 +85,7 @@ class FastAxolotlArgs(BaseModel):
     )
     fast_axolotl_gradient_noise: bool | None = Field(
         default=None,
-        description="true: a measured training also estimates the gradient noise scale, a proxy of "
-        "the largest batch that is worth its samples. Results are unchanged. Default: false.",
+        description="true: a measured training estimates its gradient noise scale, too.",
     )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,

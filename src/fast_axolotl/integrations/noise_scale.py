@@ -9,16 +9,13 @@ loss was divided by, they have one distribution, so that in units of a micro-bat
 after the first backward pass: of this rank alone under ``no_sync``, of all ranks where each pass is
 reduced; then it is equal on all ranks, which the record shows. FSDP2 keeps what is not reduced yet
 at its unsharded parameters. Without accumulation, hooks at the parameters see the gradients of a
-rank on their way to be reduced; they are there for one pass, and change nothing.
-
-|g|² is taken at the end of the last backward pass: before clipping, and before a gradient scaler
-divides. Both are divided by the scaler's factor here.
+rank on their way to be reduced; they are there for one pass, and change nothing. |g|² is taken at
+the end of the last backward pass, before clipping. A gradient scaler multiplies both alike.
 
 Nothing is copied but two numbers of a step, no collective runs, and the host never waits: numbers
-of a GPU come by an asynchronous copy, and are read once its event has passed. Steps looked at get
-fewer as a run gets longer, and where norms would take more than 1 % of the time; they are multiples
-of powers of two, so that ranks look at the same ones. A loop that never clears its gradients is not
-noticed.
+of a GPU come by an asynchronous copy, and are read once its event has passed. Fewer steps are
+looked at as a run gets longer, and where norms would take more than 1 % of the time; powers of two
+apart, so that ranks look at the same ones.
 """
 
 from __future__ import annotations
@@ -44,7 +41,6 @@ MOST_COST = 0.01
 """Share of the time that the norms may take."""
 _EVERY_STEP_BITS = 10
 """Every step is looked at up to step 1,024, then every second one up to 2,048, and so on."""
-_MOST_STRIDE = 4096
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -70,27 +66,20 @@ class NoiseScale:
     def __init__(self, meter: Meter) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self.is_over = False
-        self.scaler: Callable[[], Any] = lambda: None
-        """The gradient scaler that scaled the last loss."""
+        self.is_over = self._is_due = False
         self._meter = meter
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ranks = 1
+        self._ranks, self._since = 1, 0.0
+        self._events: Any = None
         self._step = self._passes = self._expected = 0
         """Steps so far, backward passes since the last one, and those of the step before."""
-        self._is_due = False
-        self._taken: dict[str, Any] = {}
-        """The fields of this step's line so far."""
+        self._line: dict[str, Any] = {}
         self._heard: dict[int, Any] = {}
         """Squared norms of the gradients that hooks have seen in this pass."""
-        self._handles: list[Any] = []
-        self._events: Any = None
-        self._cost: Any = None
-        """Seconds of the last norm; on a GPU the event before it."""
-        self._least_cost, self._since = math.inf, 0.0
-        self._waiting: deque[tuple[dict[str, Any], Any, Any, Any]] = deque()
-        """Fields of a line, both norms, what they cost, and the event behind their copy."""
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        self._handles: list[Any] = [register_optimizer_step_pre_hook(self._before_step)]
+        self._costs: deque[float] = deque([0.0], maxlen=9)
+        self._waiting: deque[tuple[dict[str, Any], Any, Any]] = deque()
+        """Lines, their norms, and the events behind the copies of these."""
 
     @_guarded
     def close(self) -> None:
@@ -104,7 +93,7 @@ class NoiseScale:
     def stop(self, reason: str = "") -> None:
         """Look at no more gradients, for a reason."""
         self.is_over = True
-        for handle in (self._hook, *self._handles):
+        for handle in self._handles:
             handle.remove()
         if self._events is not None:
             self._events.close()
@@ -117,10 +106,8 @@ class NoiseScale:
         if self._is_due and not self._passes and self._expected == 1:
             leaves = [item._unsharded_param for item in _find_unsharded()]
             leaves += [item for item in self._parameters() if not hasattr(item, "device_mesh")]
-            for leaf in leaves:
-                if leaf.requires_grad:
-                    hear = functools.partial(self._hear, id(leaf))
-                    self._handles.append(leaf.register_hook(hear))
+            for leaf in filter(lambda leaf: leaf.requires_grad, leaves):
+                self._handles.append(leaf.register_hook(functools.partial(self._hear, id(leaf))))
 
     @_guarded
     def _hear(self, key: int, gradient: Any) -> None:
@@ -137,28 +124,23 @@ class NoiseScale:
             return
         begin, self._events = time.perf_counter(), self._events or find_events()
         event = None if self._events is None else self._events.record()
-        gradients = [item.grad for item in self._parameters() if item.grad is not None]
+        found = [item.grad for item in self._parameters()]
         for item in _find_unsharded():
-            held = item.unsharded_accumulated_grad
-            gradients.append(item._unsharded_param.grad if held is None else held)
-        gradients = [item for item in gradients if item is not None]
-        if not gradients:
-            raise UsageError(
-                "no parameter has a gradient after a backward pass: DeepSpeed, and optimizers that "
-                "step inside of it, keep none in .grad"
-            )
+            found += [item.unsharded_accumulated_grad, item._unsharded_param.grad]
+        gradients = [item for item in found if item is not None]
+        if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
+            raise UsageError("DeepSpeed, FSDP1 and steps inside of backward show no gradients")
         squared = self._square(gradients)
         if self._passes == 1:
             is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
-            self._taken = {"first": squared, "is_reduced": is_sharded}
-            if self._heard:
-                self._taken = {"first": sum(self._heard.values())}
-            for handle in self._handles:
-                handle.remove()
-            self._heard, self._handles = {}, []
-        if self._passes == self._expected:
-            self._taken["whole"] = squared
-            self._cost = time.perf_counter() - begin if event is None else event
+            heard, self._heard = sum(self._heard.values()) if self._heard else None, {}
+            self._line = {"first": squared, "is_reduced": is_sharded}
+            if heard is not None:
+                self._line = {"first": heard}
+            while self._handles[1:]:
+                self._handles.pop().remove()
+        self._line["whole"] = squared
+        self._line["cost"] = time.perf_counter() - begin if event is None else event
 
     @_guarded
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -168,38 +150,31 @@ class NoiseScale:
         self._optimizers.add(optimizer)
         if not self._passes:
             return
-        if self._is_due and self._passes == self._expected and len(self._taken) > 1:
-            both, event = torch.stack([self._taken.pop("first"), self._taken.pop("whole")]), None
+        line, self._line = self._line, {}
+        if line and self._passes == self._expected:
+            line |= {"step": self._step, "micro_batches": self._passes}
+            both, event = torch.stack([line.pop("first"), line.pop("whole")]), None
             if both.device.type != "cpu":
                 if self._events is None:
                     raise UsageError(f"norms on {both.device.type} are not read without waiting")
-                both = both.to("cpu", non_blocking=True)
-                event = self._events.record()
-            line = {"step": self._step, "micro_batches": self._passes, **self._taken}
-            self._waiting.append((line, both, self._cost, event))
+                both, event = both.to("cpu", non_blocking=True), self._events.record()
+            self._waiting.append((line, both, event))
         if not self._step:
             self._since = time.perf_counter()
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
-        self._expected, self._passes, self._taken = self._passes, 0, {}
-        self._step += 1
+        self._expected, self._passes, self._step = self._passes, 0, self._step + 1
         self._read()
-        stride = 1 << max(0, self._step.bit_length() - _EVERY_STEP_BITS)
-        seconds = (time.perf_counter() - self._since) / max(1, self._step - 1)
-        if self._least_cost < math.inf:
-            # A step that is looked at has two norms.
-            times = 2 * self._least_cost / (MOST_COST * max(seconds, 1e-9))
-            times = min(max(1.0, times), _MOST_STRIDE)
-            stride = max(stride, 1 << math.ceil(math.log2(times)))
-        self._is_due = (self._expected > 1 or self._ranks > 1) and self._step % stride == 0
+        # A step that is looked at has two norms; one that took long by chance is no reason.
+        seconds = MOST_COST * (time.perf_counter() - self._since) / self._step
+        bits = int(2 * min(self._costs) / max(seconds, 1e-9)).bit_length()
+        bits = max(bits, self._step.bit_length() - _EVERY_STEP_BITS)
+        self._is_due = self._expected * self._ranks > 1 and not self._step % (1 << bits)
 
     def _parameters(self) -> Iterator[Any]:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if hasattr(parameter, "_fsdp_flattened"):
-                        raise UsageError("FSDP1 flattens gradients: with FSDP2 they can be seen")
-                    yield parameter
+                yield from group["params"]
 
     def _square(self, gradients: list[Any]) -> Any:
         """This rank's part of the squared norm: summed over ranks, each piece counts once, and of
@@ -220,21 +195,18 @@ class NoiseScale:
                 kind = torch.float32 if dtype.itemsize < 4 else None
                 norms = torch.stack(torch._foreach_norm(tensors, 2, kind))
                 total += (norms.square().sum() / copies).to(total.device)
-            scaler = self.scaler()
-            if scaler is not None and scaler._scale is not None:
-                total /= scaler._scale.to(total.device).square()
         return total
 
     def _read(self) -> None:
         """Write the norms whose copies have come."""
         while self._waiting:
-            line, both, cost, event = self._waiting[0]
+            line, both, event = self._waiting[0]
             if event is not None and not self._events.has_passed(event):
                 return
             self._waiting.popleft()
+            cost = line.pop("cost")
             seconds = cost if event is None else self._events.seconds((cost, event))
-            self._least_cost = min(self._least_cost, math.inf if seconds is None else seconds)
-            # Those of a step that a scaler leaves out overflow.
+            self._costs.append(seconds or 0.0)
             first, whole = both.tolist()
             if math.isfinite(first) and math.isfinite(whole):
                 self._meter.gradients(**line, first=first, whole=whole)
@@ -246,9 +218,9 @@ def _find_unsharded() -> Iterator[Any]:
         return
     from torch.distributed._composable_state import _module_state_mapping
 
-    for state in {reference() for reference in list(_module_state_mapping.values())}:
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # torch before 2.12 has one
-            groups = [getattr(state, "_fsdp_param_group", None)]
-        for group in filter(None, groups):
-            yield from (item for item in group.fsdp_params if hasattr(item, "_unsharded_param"))
+    for state in {reference() for reference in list(_module_state_mapping.values())} - {None}:
+        held = vars(state)
+        # Torch before 2.12 has one group.
+        for group in held.get("_fsdp_param_groups") or [held.get("_fsdp_param_group")]:
+            items = () if group is None else group.fsdp_params
+            yield from (item for item in items if hasattr(item, "_unsharded_param"))

@@ -47,16 +47,12 @@ LOG = logging.getLogger("fast_axolotl")
 
 
 @contextmanager
-def watch_torch(
-    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0, gradient_noise: bool = False
-) -> Iterator[TorchWatch]:
+def watch_torch(meter: Meter, **options: Any) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
     The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
-    watch = TorchWatch(
-        meter, optimizers=optimizers, profile_steps=profile_steps, gradient_noise=gradient_noise
-    )
+    watch = TorchWatch(meter, **options)
     watch.start()
     try:
         yield watch
@@ -320,7 +316,6 @@ class TorchWatch:
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._gradient_noise:
             self.noise = NoiseScale(meter)
-            _hook(torch.amp.GradScaler, "scale", _watched_scale)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -455,17 +450,6 @@ def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                 _guarded(watch, watch.backward_end)
 
     return backward
-
-
-def _watched_scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        for watch in tuple(_WATCHES):
-            if watch.noise is not None:
-                watch.noise.scaler = weakref.ref(self)
-        return original(self, outputs)
-
-    return scale
 
 
 def _watched_sync(original: Callable[..., Any]) -> Callable[..., Any]:

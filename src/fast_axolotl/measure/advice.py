@@ -279,6 +279,17 @@ def compute_better(evidence: Evidence) -> Action:
     """Leave the data alone, and where something else is plain, name it."""
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
+    if evidence.batch_excess >= thresholds.LARGE_BATCH:
+        # Down to about twice the noise scale, or to one micro-batch a step.
+        now = evidence.number("gradient_accumulation") or 1
+        times = min(math.floor(evidence.batch_excess / 2), now if now > 1 else figures.world_size)
+        how = f"gradient_accumulation_steps, now {now}" if now > 1 else "the number of GPUs"
+        return Action(
+            f"Divide the global batch by {times}, by {how}: by the gradient noise scale, a proxy, "
+            "it is too large. Keep the learning rate; if the loss gets unstable, divide it by up "
+            f"to √{times} with Adam, {times} with SGD. Warm up over {times} times as many steps, "
+            "which are the same samples, and compare losses after equal numbers of samples."
+        )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
     if (

@@ -5,13 +5,10 @@ is multiplied by the backward passes of a rank so that both estimate the same gr
 
     |G|² = (K·|g|² − |h|²) ÷ (K − 1)      tr(Σ) = (|h|² − |g|²) · K ÷ (K − 1)
 
-Sums over steps, never ratios of single steps, make the noise scale Σtr(Σ) ÷ Σ|G|², in micro-batches
-and then in samples. It is that of the later half of the steps: a noise scale grows while a model
-learns, and the first gradients are long.
-
-The interval is that of the inverse, Σ|G|² ÷ Σtr(Σ), whose denominator is never near 0: ten blocks
-of steps, one after the other, as they are correlated; the delta method for a ratio; Student's t at
-95 %. Where the interval of the inverse reaches 0, the noise scale has no upper bound.
+The noise scale is Σtr(Σ) ÷ Σ|G|² over the later half of the steps, never a mean of ratios: it grows
+while a model learns, and the first gradients are long. The interval is that of the inverse, whose
+denominator is never near 0: ten blocks of consecutive steps, delta method, Student's t at 95 %.
+Where it reaches 0, the noise scale has no upper bound.
 """
 
 from __future__ import annotations
@@ -20,11 +17,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from fast_axolotl.measure.job import Replicas
 from fast_axolotl.measure.loop_figures import find_readers
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.summary_builder import SummaryBuilder
-from fast_axolotl.record.arithmetic import ratio, total
+from fast_axolotl.record.arithmetic import ratio, times, total
 
 __all__ = ["add_noise", "noise_interval"]
 
@@ -38,90 +34,60 @@ _UNLIKE = 0.25
 """By which fetches and backward passes of a step may differ: the last step of an epoch is short."""
 
 
-def noise_interval(
-    pairs: Sequence[tuple[float, float]], num_units: int
-) -> tuple[float | None, float | None, float | None]:
-    """The noise scale in units, its lower and its upper bound; ``None`` where there is none.
+def noise_interval(pairs: Sequence[tuple[float, float]], units: int) -> list[float | None]:
+    """The noise scale, its lower and its upper bound; ``None``: there is none.
 
-    ``pairs`` are |h|² and |g|² of steps in their order; h has one unit, g ``num_units``.
+    ``pairs`` are |h|² and |g|² of steps in their order; g is made of so many units, h is one.
     """
-    signal = [(num_units * whole - first) / (num_units - 1) for first, whole in pairs]
-    noise = [(first - whole) * num_units / (num_units - 1) for first, whole in pairs]
     edges = [len(pairs) * block // BLOCKS for block in range(BLOCKS + 1)]
-    sums = [
-        (sum(signal[begin:end]), sum(noise[begin:end])) for begin, end in itertools.pairwise(edges)
-    ]
-    whole_noise = sum(noise)
-    if whole_noise <= 0:
-        return None, None, None
-    inverse = sum(signal) / whole_noise
-    spread = sum((part - inverse * rest) ** 2 for part, rest in sums)
-    error = STUDENT * math.sqrt(BLOCKS / (BLOCKS - 1) * spread) / whole_noise
-    return ratio(1.0, inverse), ratio(1.0, inverse + error), ratio(1.0, inverse - error)
+    signal, noise = [], []
+    for begin, end in itertools.pairwise(edges):
+        first, whole = (sum(values) for values in zip(*pairs[begin:end], strict=True))
+        signal.append((units * whole - first) / (units - 1))
+        noise.append((first - whole) * units / (units - 1))
+    inverse = ratio(sum(signal), sum(noise))
+    if inverse is None:
+        return [None, None, None]
+    spread = sum((part - inverse * rest) ** 2 for part, rest in zip(signal, noise, strict=True))
+    error = STUDENT * math.sqrt(BLOCKS / (BLOCKS - 1) * spread) / sum(noise)
+    return [ratio(1.0, value) for value in (inverse, inverse + error, inverse - error)]
 
 
-def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], replicas: Replicas) -> None:
-    """The samples of a step, and the noise scale to hold them against."""
-    readers = find_readers(ranks)
+def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
+    """The samples of a step, and the noise scale to hold them against. ``copies`` ranks see the
+    same samples."""
+    readers, count = find_readers(ranks), builder.values["world_size"]
     batches = [ratio(rank.steady.count("samples"), rank.steady.steps) for rank in readers]
-    batch = None if None in batches else ratio(total(batches), replicas.copies)
-    builder.put_steady("global_batch_samples", batch or None, "", "samples")
-    names = [f"gradient_noise_scale{end}" for end in ("", "_low", "_high")]
-    values: tuple[float | None, ...] = (None, None, None)
-    reason = ""
-    if any(rank.record.gradients for rank in ranks):
-        found = _estimate(ranks, readers, replicas, builder.values["world_size"])
-        reason = "the noise hides the gradient: look at more steps, or at the lower bound"
-        values, reason = (values, found) if isinstance(found, str) else (found, reason)
-    for name, value in zip(names, values, strict=True):
-        builder.put(name, value, reason, names[0])
-
-
-def _estimate(
-    ranks: Sequence[RankFigures], readers: Sequence[RankFigures], replicas: Replicas, count: int
-) -> tuple[float | None, ...] | str:
-    """In samples, over ``count`` ranks; or why not."""
-    if len(ranks) < count:
-        return f"{len(ranks)} of {count} ranks left a record of their gradients"
-    if replicas.copies > 1:
-        return "ranks of a tensor or context parallel group share each gradient"
+    batch = ratio(None if None in batches else total(batches), copies) or None
+    builder.put_steady("global_batch_samples", batch, "", "samples")
     lines = [{line.step: line for line in rank.record.gradients} for rank in ranks]
-    common = sorted(set(lines[0]).intersection(*lines[1:]))
-    passes = lines[0][common[-1]].micro_batches if common else 0
-    steps = [
-        step
-        for step in common
-        if step >= common[-1] / 2 and all(own[step].micro_batches == passes for own in lines)
-    ]
-    if len(steps) < LEAST_STEPS:
-        return (
-            f"{len(steps)} steps of the later half were looked at on all ranks, and {LEAST_STEPS} "
-            "are needed: run longer"
-        )
-    fetches = total(ratio(rank.steady.fetches, rank.steady.steps) for rank in readers) or 0.0
-    if abs(fetches / (passes * count) - 1.0) > _UNLIKE:
-        return (
-            f"a step has {fetches:.3g} fetches and {passes * count} backward passes: how many "
-            "samples one of them has is not known"
-        )
-    samples = ratio(
-        total(rank.steady.count("samples") for rank in readers),
-        total(rank.steady.fetches for rank in readers),
-    )
-    if not samples:
-        return "samples were not counted"
+    common = sorted(set(lines[0]).intersection(*lines)) if lines else []
+    passes = lines[0][common[-1]].micro_batches if common else 1
+    late = [[own[step] for own in lines] for step in common if step >= common[-1] / 2]
+    late = [step for step in late if all(line.micro_batches == passes for line in step)]
+    firsts = [[passes**2 * line.first for line in step] for step in late]
+    pairs = [(sum(f), sum(line.whole for line in s)) for f, s in zip(firsts, late, strict=True)]
     # What every rank has a whole one of is reduced already where it is equal on all of them.
-    firsts = [[own[step].first for own in lines] for step in steps]
     is_equal = all(max(one) - min(one) <= _EQUAL * max(one) for one in firsts)
-    is_reduced = is_equal or any(own[step].is_reduced for own in lines for step in steps)
-    num_units = passes if is_reduced else passes * count
-    if num_units < 2:
-        return "all ranks had the same gradients: they read the same rows"
-    pairs = [
-        (passes**2 * sum(one), sum(own[step].whole for own in lines))
-        for one, step in zip(firsts, steps, strict=True)
-    ]
-    unit = samples * passes * count / num_units
-    return tuple(
-        None if found is None else found * unit for found in noise_interval(pairs, num_units)
-    )
+    is_reduced = is_equal or any(line.is_reduced for step in late for line in step)
+    units = passes if is_reduced else passes * count
+    fetches = total(ratio(rank.steady.fetches, rank.steady.steps) for rank in readers) or 0.0
+    values: list[float | None] = [None, None, None]
+    reason = ""
+    if not any(lines):
+        pass  # the meter told why, or nobody asked
+    elif len(ranks) < count or copies > 1:
+        reason = "ranks left no record, or share gradients by tensor or context parallelism"
+    elif len(pairs) < LEAST_STEPS:
+        steps = f"{len(pairs)} steps of the later half were looked at on all ranks"
+        reason = f"{steps}, and {LEAST_STEPS} are needed: run longer"
+    elif abs(fetches / (passes * count) - 1.0) > _UNLIKE:
+        reason = f"a step has {fetches:.3g} fetches, but {passes * count} backward passes"
+    elif units < 2:
+        reason = "all ranks had the same gradients: they read the same rows"
+    else:
+        reason = "the noise hides the gradient in so few steps: run longer"
+        samples = times(ratio(batch, fetches), passes * count / units)
+        values = [times(found, samples) for found in noise_interval(pairs, units)]
+    for end, value in zip(("", "_low", "_high"), values, strict=True):
+        builder.put(f"gradient_noise_scale{end}", value, reason, "gradient_noise_scale")

@@ -148,6 +148,24 @@ class Evidence:
             if part != but and self.lost_share(part) >= thresholds.LOST_TIME
         ]
 
+    @property
+    def batch_excess(self) -> float:
+        """Global batch ÷ the upper bound of the gradient noise scale; 0 where one is not known."""
+        figures = self.figures
+        return ratio(figures.global_batch_samples, figures.gradient_noise_scale_high) or 0.0
+
+    def batch_lines(self) -> list[str]:
+        """Whether the global batch is far from the gradient noise scale."""
+        batch, low = self.figures.global_batch_samples or 0.0, self.figures.gradient_noise_scale_low
+        line = f"global batch {batch:,.0f} samples, gradient noise scale (a proxy, which arXiv "
+        line += "2505.23971 doubts; threshold 4 times: ours) "
+        if self.batch_excess >= thresholds.LARGE_BATCH:
+            high = f"{self.figures.gradient_noise_scale_high:,.3g}"
+            return [f"{line}at most {high}: most of the samples hardly lower the loss further"]
+        if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
+            return [f"{line}at least {low:,.3g}: a larger batch would cost little quality"]
+        return []
+
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"

@@ -42,16 +42,10 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import (
-    FreeRun,
-    GradientNorms,
-    ModelShape,
-    ProfileWindow,
-    RunSummary,
-    SystemSample,
-)
+from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
+from fast_axolotl.record.schema import GradientNorms
 from fast_axolotl.system import READING_LISTENERS, describe
 
 __all__ = ["Meter", "is_fetching", "measure"]

@@ -81,7 +81,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     loop_figures.add_reading(builder, ranks, chosen, job, replicas.copies)
     loop_figures.add_tokens(builder, ranks, replicas.copies)
     loop_figures.add_steps(builder, chosen)
-    add_noise(builder, ranks, replicas)
+    add_noise(builder, ranks, replicas.copies)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
     loop_figures.add_audit(builder, ranks, replicas.copies)
     _add_flops(builder, ranks)

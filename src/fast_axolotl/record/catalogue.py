@@ -189,17 +189,14 @@ _ALL = (
            "samples ÷ steps, summed over ranks", "a pack of rows is one sample",
            "the batches have no first dimension to count samples along"),
     Figure("gradient_noise_scale", "gradient noise scale", "samples", "",
-           "Σtr(Σ) ÷ Σ|G|² over the later half of the steps, both from the squared norms of the "
-           "first micro-batch's gradient and of the step's; one sample, token-weighted as the "
-           "loss is",
+           "Σtr(Σ) ÷ Σ|G|² over the later half of the steps, by the squared norms of the gradient "
+           "of a step's first micro-batch and of the step; tokens weigh as in the loss",
            "a proxy of the critical batch size, which arXiv 2505.23971 doubts; wrong where the "
-           "first micro-batch of a step is unlike the others, as with batches grouped by length",
-           _NO_NOISE),
+           "first micro-batch is unlike the others, as with batches grouped by length", _NO_NOISE),
     *(
         Figure(f"gradient_noise_scale_{name}", f"gradient noise scale, {name}est", "samples", "",
-               f"{name}er end of its 95 % interval: ten blocks of steps, delta method on the "
-               "inverse", "the noise of this run's steps alone, not of another stage of training",
-               _NO_NOISE)
+               f"{name}er end of its 95 % interval: ten blocks of steps, delta method",
+               "of this stage of the training alone", _NO_NOISE)
         for name in ("low", "high")
     ),
     Figure("model_flops_per_token", "FLOPs a token", "FLOP", "",

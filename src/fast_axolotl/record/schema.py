@@ -257,15 +257,13 @@ class GradientNorms:
 
     t: float
     step: int
-    """By the count of whoever takes the norms, from 0; equal on all ranks."""
     micro_batches: int
     """Backward passes of this rank in the step."""
     first: float
-    """Of the gradient after the first of them."""
+    """After the first of them; whether that was of all ranks already is told for shards."""
+    is_reduced: bool = False
     whole: float
     """Of the step's gradient, before it was clipped."""
-    is_reduced: bool = False
-    """Whether the first was a shard, and so that of all ranks already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,7 +186,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row(
             *(f"gradient_noise_scale{end}" for end in ("", "_low", "_high")),
             parts=("", "at least", "at most"),
-            note="95 %; a proxy of the critical batch size",
+            note="95 %; a proxy",
         ),
     ),
     "Compute": (
