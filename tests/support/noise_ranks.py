@@ -24,7 +24,7 @@ from fast_axolotl.integrations import noise_scale
 from fast_axolotl.integrations.torch_meter import watch_torch
 from fast_axolotl.measure import measure
 
-DIMENSIONS, DISTANCE, BATCH, STEPS = 41, 2.0, 2, 400
+DIMENSIONS, DISTANCE, BATCH, STEPS = 41, 2.0, 2, 300
 LAYOUTS = {
     f"{kind}-{how}": (kind, passes, how == "local")
     for kind in ("ddp", "fsdp")
@@ -53,7 +53,7 @@ class Quadratic(torch.nn.Module):
 def train(layout: str, steps: int, rate: float, folder: Path | None, rank: int) -> list[float]:
     kind, passes, is_local = LAYOUTS[layout]
     torch.manual_seed(7 + rank)
-    rows = torch.randn(steps * passes * BATCH, DIMENSIONS)
+    rows = torch.randn(STEPS * passes * BATCH, DIMENSIONS)[: steps * passes * BATCH]
     rows[:, 0] += DISTANCE
     model: Any = Quadratic()
     if kind == "ddp":
@@ -91,7 +91,7 @@ def main(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     weights = {}
     for layout in LAYOUTS:
-        train(layout, STEPS, 0.0, folder, rank)
+        train(layout, STEPS if LAYOUTS[layout][0] == "ddp" else 80, 0.0, folder, rank)
         weights[layout] = [
             train(layout, 20, 0.1, None if bare else folder / "short", rank) for bare in (0, 1)
         ]

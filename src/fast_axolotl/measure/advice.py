@@ -280,15 +280,16 @@ def compute_better(evidence: Evidence) -> Action:
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
     if evidence.batch_excess >= thresholds.LARGE_BATCH:
-        # Down to about twice the noise scale, or to one micro-batch a step.
+        # Down to about twice the noise scale.
         now = evidence.number("gradient_accumulation") or 1
-        times = min(math.floor(evidence.batch_excess / 2), now if now > 1 else figures.world_size)
-        how = f"gradient_accumulation_steps, now {now}" if now > 1 else "the number of GPUs"
+        count = max(1, math.ceil(now / round(evidence.batch_excess / 2)))
+        change = f"Set gradient_accumulation_steps to {count} (now {now})"
+        change, times = (change, f"{now / count:.2g}") if now > 1 else ("Use fewer GPUs", "as many")
         return Action(
-            f"Divide the global batch by {times}, by {how}: by the gradient noise scale, a proxy, "
-            "it is too large. Keep the learning rate; if the loss gets unstable, divide it by up "
-            f"to √{times} with Adam, {times} with SGD. Warm up over {times} times as many steps, "
-            "which are the same samples, and compare losses after equal numbers of samples."
+            f"{change}: by the gradient noise scale, a proxy, the global batch is too large. Keep "
+            f"the learning rate; if the loss gets unstable, divide it by up to √{times} with Adam, "
+            f"{times} with SGD. Warm up over the same samples, {times} times the steps; compare "
+            "losses after equal numbers of samples."
         )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None

@@ -151,8 +151,8 @@ class Evidence:
     @property
     def batch_excess(self) -> float:
         """Global batch ÷ the upper bound of the gradient noise scale; 0 where one is not known."""
-        figures = self.figures
-        return ratio(figures.global_batch_samples, figures.gradient_noise_scale_high) or 0.0
+        high = self.figures.gradient_noise_scale_high
+        return ratio(self.figures.global_batch_samples, high) or 0.0
 
     def batch_lines(self) -> list[str]:
         """Whether the global batch is far from the gradient noise scale."""
