@@ -84,8 +84,7 @@ class FastAxolotlArgs(BaseModel):
         "output_dir. Figures join the trainer's logs; `fast-axolotl show FOLDER` prints the rest.",
     )
     fast_axolotl_gradient_noise: bool | None = Field(
-        default=None,
-        description="true: a measured training estimates its gradient noise scale, too.",
+        default=None, description="true: measure the gradient noise scale, too. Default: false."
     )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,

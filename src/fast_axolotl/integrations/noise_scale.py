@@ -13,21 +13,19 @@ rank on their way to be reduced; they are there for one pass, and change nothing
 the end of the last backward pass, before clipping. A gradient scaler multiplies both alike.
 
 Nothing is copied but two numbers of a step, no collective runs, and the host never waits: numbers
-of a GPU come by an asynchronous copy, and are read once its event has passed. Fewer steps are
-looked at as a run gets longer, and where norms would take more than 1 % of the time; powers of two
-apart, so that ranks look at the same ones.
+of a GPU come by an asynchronous copy, read once its event has passed. Fewer steps are looked at
+late in a run, and where norms take over 1 % of the time: the same on all ranks, by powers of 2.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.events import find_events
@@ -42,10 +40,8 @@ MOST_COST = 0.01
 _EVERY_STEP_BITS = 10
 """Every step is looked at up to step 1,024, then every second one up to 2,048, and so on."""
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
-
-def _guarded(method: _Method) -> _Method:
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     """Have our faults end the norms, not the training and not the meter."""
 
     @functools.wraps(method)
@@ -54,10 +50,10 @@ def _guarded(method: _Method) -> _Method:
             if not self.is_over:
                 method(self, *arguments)
         except Exception as error:  # noqa: BLE001 - what is raised here would end the training
-            text = f"the norms of the gradients failed: {type(error).__name__}: {error}"
-            self.stop(str(error) if isinstance(error, UsageError) else text)
+            failed = f"the norms of the gradients failed: {type(error).__name__}: "
+            self.stop(f"{'' if isinstance(error, UsageError) else failed}{error}")
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 class NoiseScale:
@@ -69,13 +65,13 @@ class NoiseScale:
         self.is_over = self._is_due = False
         self._meter = meter
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ranks, self._since = 1, 0.0
+        self._ranks, self._owner, self._since = 1, 0, 0.0
         self._events: Any = None
         self._step = self._passes = self._expected = 0
         """Steps so far, backward passes since the last one, and those of the step before."""
         self._line: dict[str, Any] = {}
         self._heard: dict[int, Any] = {}
-        """Squared norms of the gradients that hooks have seen in this pass."""
+        """Squared norms of gradients that hooks saw in this pass."""
         self._handles: list[Any] = [register_optimizer_step_pre_hook(self._before_step)]
         self._costs: deque[float] = deque([0.0], maxlen=9)
         self._waiting: deque[tuple[dict[str, Any], Any, Any]] = deque()
@@ -84,7 +80,7 @@ class NoiseScale:
     @_guarded
     def close(self) -> None:
         """Write what is left."""
-        if self._waiting and self._events is not None:
+        if self._waiting and self._waiting[-1][-1] is not None:
             self._events.settle(self._waiting[-1][-1], seconds=2.0)
         self._read()
         is_alone = self._expected == self._ranks == 1
@@ -122,25 +118,24 @@ class NoiseScale:
         self._passes += 1
         if not self._is_due or self._passes not in (1, self._expected):
             return
-        begin, self._events = time.perf_counter(), self._events or find_events()
-        event = None if self._events is None else self._events.record()
+        begin, event, self._events = time.perf_counter(), None, self._events or find_events()
         found = [item.grad for item in self._parameters()]
         for item in _find_unsharded():
             found += [item.unsharded_accumulated_grad, item._unsharded_param.grad]
         gradients = [item for item in found if item is not None]
         if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
             raise UsageError("DeepSpeed, FSDP1 and steps inside of backward show no gradients")
+        if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
+            event = self._events.record()
         squared = self._square(gradients)
         if self._passes == 1:
-            is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
-            heard, self._heard = sum(self._heard.values()) if self._heard else None, {}
-            self._line = {"first": squared, "is_reduced": is_sharded}
-            if heard is not None:
-                self._line = {"first": heard}
+            heard, self._heard = list(self._heard.values()), {}
+            is_sharded = any(hasattr(item, "device_mesh") for item in gradients) and not heard
+            self._line = {"first": sum(heard) if heard else squared, "is_reduced": is_sharded}
             while self._handles[1:]:
                 self._handles.pop().remove()
-        self._line["whole"] = squared
-        self._line["cost"] = time.perf_counter() - begin if event is None else event
+        if self._passes == self._expected:
+            self._line |= {"whole": squared, "cost": event or time.perf_counter() - begin}
 
     @_guarded
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -159,8 +154,10 @@ class NoiseScale:
                     raise UsageError(f"norms on {both.device.type} are not read without waiting")
                 both, event = both.to("cpu", non_blocking=True), self._events.record()
             self._waiting.append((line, both, event))
+        if self._step and self._owner != id(optimizer):
+            raise UsageError("several optimizers step after backward passes of their own")
         if not self._step:
-            self._since = time.perf_counter()
+            self._owner, self._since = id(optimizer), time.perf_counter()
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
         self._expected, self._passes, self._step = self._passes, 0, self._step + 1
@@ -177,8 +174,7 @@ class NoiseScale:
                 yield from group["params"]
 
     def _square(self, gradients: list[Any]) -> Any:
-        """This rank's part of the squared norm: summed over ranks, each piece counts once, and of
-        what every rank has a whole one the mean counts."""
+        """This rank's part: summed over ranks, a shard counts once, and whole ones as a mean."""
         import torch
 
         groups: dict[Any, list[Any]] = defaultdict(list)
@@ -214,13 +210,10 @@ class NoiseScale:
 
 def _find_unsharded() -> Iterator[Any]:
     """Of every parameter of FSDP2, by torch's own books, what its backward pass works on."""
-    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
-        return
     from torch.distributed._composable_state import _module_state_mapping
 
     for state in {reference() for reference in list(_module_state_mapping.values())} - {None}:
-        held = vars(state)
-        # Torch before 2.12 has one group.
+        held = vars(state)  # torch before 2.12 has one group
         for group in held.get("_fsdp_param_groups") or [held.get("_fsdp_param_group")]:
             items = () if group is None else group.fsdp_params
             yield from (item for item in items if hasattr(item, "_unsharded_param"))

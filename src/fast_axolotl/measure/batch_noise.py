@@ -1,14 +1,13 @@
 """The gradient noise scale of a run, from the norms that its ranks recorded, and the global batch.
 
-Of a step with K micro-batches on all ranks, with |g|² of the whole and |h|² of one of them, where h
-is multiplied by the backward passes of a rank so that both estimate the same gradient:
+Of a step with K micro-batches on all ranks, g is the gradient and h that of one of them, multiplied
+by the backward passes of a rank:
 
     |G|² = (K·|g|² − |h|²) ÷ (K − 1)      tr(Σ) = (|h|² − |g|²) · K ÷ (K − 1)
 
-The noise scale is Σtr(Σ) ÷ Σ|G|² over the later half of the steps, never a mean of ratios: it grows
-while a model learns, and the first gradients are long. The interval is that of the inverse, whose
-denominator is never near 0: ten blocks of consecutive steps, delta method, Student's t at 95 %.
-Where it reaches 0, the noise scale has no upper bound.
+The noise scale is Σtr(Σ) ÷ Σ|G|² over the later half of the steps: it grows while a model learns.
+The interval is that of the inverse, by ten blocks of consecutive steps, the delta method and
+Student's t at 95 %. Where that reaches 0, the noise scale has no upper bound.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ STUDENT = 2.262
 """97.5 % quantile of Student's t with nine degrees of freedom."""
 LEAST_STEPS = 2 * BLOCKS
 _EQUAL = 1e-5
-"""By which norms of one gradient differ on equal devices at most."""
+"""By which norms of one gradient differ at most."""
 _UNLIKE = 0.25
-"""By which fetches and backward passes of a step may differ: the last step of an epoch is short."""
+"""By which fetches and backward passes of a step may differ: the last of an epoch is short."""
 
 
 def noise_interval(pairs: Sequence[tuple[float, float]], units: int) -> list[float | None]:
@@ -54,8 +53,7 @@ def noise_interval(pairs: Sequence[tuple[float, float]], units: int) -> list[flo
 
 
 def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
-    """The samples of a step, and the noise scale to hold them against. ``copies`` ranks see the
-    same samples."""
+    """The samples of a step, which ``copies`` ranks share, and the noise scale beside them."""
     readers, count = find_readers(ranks), builder.values["world_size"]
     batches = [ratio(rank.steady.count("samples"), rank.steady.steps) for rank in readers]
     batch = ratio(None if None in batches else total(batches), copies) or None
@@ -74,17 +72,14 @@ def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
     fetches = total(ratio(rank.steady.fetches, rank.steady.steps) for rank in readers) or 0.0
     values: list[float | None] = [None, None, None]
     reason = ""
-    if not any(lines):
-        pass  # the meter told why, or nobody asked
+    if len(pairs) < LEAST_STEPS:
+        steps = f"{len(pairs)} steps of the later half were looked at on all ranks"
+        reason = f"{steps}, and {LEAST_STEPS} are needed: run longer" if any(lines) else ""
     elif len(ranks) < count or copies > 1:
         reason = "ranks left no record, or share gradients by tensor or context parallelism"
-    elif len(pairs) < LEAST_STEPS:
-        steps = f"{len(pairs)} steps of the later half were looked at on all ranks"
-        reason = f"{steps}, and {LEAST_STEPS} are needed: run longer"
-    elif abs(fetches / (passes * count) - 1.0) > _UNLIKE:
-        reason = f"a step has {fetches:.3g} fetches, but {passes * count} backward passes"
-    elif units < 2:
-        reason = "all ranks had the same gradients: they read the same rows"
+    elif units < 2 or abs(fetches / (passes * count) - 1.0) > _UNLIKE:
+        seen = f"{fetches:.3g} fetches, but {passes * count} backward passes"
+        reason = f"a step has {seen}" if units > 1 else "all ranks have the same gradients"
     else:
         reason = "the noise hides the gradient in so few steps: run longer"
         samples = times(ratio(batch, fetches), passes * count / units)

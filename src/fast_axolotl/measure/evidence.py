@@ -157,14 +157,15 @@ class Evidence:
     def batch_lines(self) -> list[str]:
         """Whether the global batch is far from the gradient noise scale."""
         batch, low = self.figures.global_batch_samples or 0.0, self.figures.gradient_noise_scale_low
-        line = f"global batch {batch:,.0f} samples, gradient noise scale (a proxy, which arXiv "
-        line += "2505.23971 doubts; threshold 4 times: ours) "
+        about = (
+            f"global batch {batch:,.0f} samples, gradient noise scale (a proxy, doubted by arXiv "
+        )
+        about += "2505.23971; threshold 4 times: ours)"
         if self.batch_excess >= thresholds.LARGE_BATCH:
-            high = f"{self.figures.gradient_noise_scale_high:,.3g}"
-            return [f"{line}at most {high}: most of the samples hardly lower the loss further"]
-        if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
-            return [f"{line}at least {low:,.3g}: a larger batch would cost little quality"]
-        return []
+            most = f"at most {batch / self.batch_excess:,.3g}"
+            return [f"{about} {most}: most of the samples hardly lower the loss further"]
+        is_small = low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low
+        return [f"{about} at least {low:,.3g}: a larger batch costs little"] if is_small else []
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""

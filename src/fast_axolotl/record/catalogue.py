@@ -189,14 +189,13 @@ _ALL = (
            "samples ÷ steps, summed over ranks", "a pack of rows is one sample",
            "the batches have no first dimension to count samples along"),
     Figure("gradient_noise_scale", "gradient noise scale", "samples", "",
-           "Σtr(Σ) ÷ Σ|G|² over the later half of the steps, by the squared norms of the gradient "
-           "of a step's first micro-batch and of the step; tokens weigh as in the loss",
-           "a proxy of the critical batch size, which arXiv 2505.23971 doubts; wrong where the "
-           "first micro-batch is unlike the others, as with batches grouped by length", _NO_NOISE),
+           "Σtr(Σ) ÷ Σ|G|² of the later half of the steps, by squared norms of the gradients of a "
+           "step and of its first micro-batch; tokens weigh as in the loss",
+           "a proxy of the critical batch size, doubted by arXiv 2505.23971; wrong where the first "
+           "micro-batch is unlike the others, as with batches grouped by length", _NO_NOISE),
     *(
         Figure(f"gradient_noise_scale_{name}", f"gradient noise scale, {name}est", "samples", "",
-               f"{name}er end of its 95 % interval: ten blocks of steps, delta method",
-               "of this stage of the training alone", _NO_NOISE)
+               f"{name}er end of its 95 % interval", "of this stage of training", _NO_NOISE)
         for name in ("low", "high")
     ),
     Figure("model_flops_per_token", "FLOPs a token", "FLOP", "",

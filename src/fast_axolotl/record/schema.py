@@ -258,12 +258,10 @@ class GradientNorms:
     t: float
     step: int
     micro_batches: int
-    """Backward passes of this rank in the step."""
     first: float
-    """After the first of them; whether that was of all ranks already is told for shards."""
     is_reduced: bool = False
+    """Whether the first micro-batch's is a shard, and so of all ranks already."""
     whole: float
-    """Of the step's gradient, before it was clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
