@@ -96,6 +96,7 @@ def test_an_order_travels_through_the_environment(
         peak_tflops=989.4,
         profile_steps=5,
         matmul=True,
+        gradient_noise=True,
         data_paths=(str(tmp_path / "a"), str(tmp_path / "b")),
     )
     environment = launch_environment({"PATH": "p"}, order=wanted, accelerate=False)

@@ -119,10 +119,9 @@ class NoiseScale:
         if not self._is_due or self._passes not in (1, self._expected):
             return
         begin, event, self._events = time.perf_counter(), None, self._events or find_events()
-        found = [item.grad for item in self._parameters()]
-        for item in _find_unsharded():
-            found += [item.unsharded_accumulated_grad, item._unsharded_param.grad]
-        gradients = [item for item in found if item is not None]
+        held = [(one.unsharded_accumulated_grad, one._unsharded_param) for one in _find_unsharded()]
+        local = [grad for kept, leaf in held for grad in (kept, leaf.grad) if grad is not None]
+        gradients = [*local, *(one.grad for one in self._parameters() if one.grad is not None)]
         if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
             raise UsageError("DeepSpeed, FSDP1 and steps inside of backward show no gradients")
         if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
@@ -130,8 +129,9 @@ class NoiseScale:
         squared = self._square(gradients)
         if self._passes == 1:
             heard, self._heard = list(self._heard.values()), {}
-            is_sharded = any(hasattr(item, "device_mesh") for item in gradients) and not heard
-            self._line = {"first": sum(heard) if heard else squared, "is_reduced": is_sharded}
+            is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
+            self._line = {"is_reduced": is_sharded and not local and not heard}
+            self._line["first"] = sum(heard) if heard else squared
             while self._handles[1:]:
                 self._handles.pop().remove()
         if self._passes == self._expected:
@@ -157,15 +157,14 @@ class NoiseScale:
         if self._step and self._owner != id(optimizer):
             raise UsageError("several optimizers step after backward passes of their own")
         if not self._step:
-            self._owner, self._since = id(optimizer), time.perf_counter()
+            self._owner, self._since = id(optimizer), time.perf_counter() - 1e-6
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
         self._expected, self._passes, self._step = self._passes, 0, self._step + 1
         self._read()
         # A step that is looked at has two norms; one that took long by chance is no reason.
-        seconds = MOST_COST * (time.perf_counter() - self._since) / self._step
-        bits = int(2 * min(self._costs) / max(seconds, 1e-9)).bit_length()
-        bits = max(bits, self._step.bit_length() - _EVERY_STEP_BITS)
+        share = 2 * min(self._costs) * self._step / (time.perf_counter() - self._since) / MOST_COST
+        bits = max(int(share).bit_length(), self._step.bit_length() - _EVERY_STEP_BITS)
         self._is_due = self._expected * self._ranks > 1 and not self._step % (1 << bits)
 
     def _parameters(self) -> Iterator[Any]:

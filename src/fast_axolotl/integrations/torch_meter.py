@@ -47,12 +47,14 @@ LOG = logging.getLogger("fast_axolotl")
 
 
 @contextmanager
-def watch_torch(meter: Meter, **options: Any) -> Iterator[TorchWatch]:
+def watch_torch(
+    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0
+) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
     The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
     """
-    watch = TorchWatch(meter, **options)
+    watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
     watch.start()
     try:
         yield watch

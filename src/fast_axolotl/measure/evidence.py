@@ -9,7 +9,7 @@ from typing import Any
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.catalogue import LEDGER
+from fast_axolotl.record.catalogue import FIGURES, LEDGER
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
@@ -157,15 +157,14 @@ class Evidence:
     def batch_lines(self) -> list[str]:
         """Whether the global batch is far from the gradient noise scale."""
         batch, low = self.figures.global_batch_samples or 0.0, self.figures.gradient_noise_scale_low
-        about = (
-            f"global batch {batch:,.0f} samples, gradient noise scale (a proxy, doubted by arXiv "
-        )
-        about += "2505.23971; threshold 4 times: ours)"
+        show = FIGURES["gradient_noise_scale"].format
+        about = f"global batch of {show(batch)}, gradient noise scale"
+        proxy = "(threshold 4 times: ours; a proxy, doubted by arXiv 2505.23971)"
         if self.batch_excess >= thresholds.LARGE_BATCH:
-            most = f"at most {batch / self.batch_excess:,.3g}"
-            return [f"{about} {most}: most of the samples hardly lower the loss further"]
-        is_small = low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low
-        return [f"{about} at least {low:,.3g}: a larger batch costs little"] if is_small else []
+            return [f"{about} at most {show(batch / self.batch_excess)}: most add little {proxy}"]
+        if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
+            return [f"{about} at least {show(low)}: a larger batch costs little quality {proxy}"]
+        return []
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
