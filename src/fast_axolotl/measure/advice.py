@@ -281,10 +281,11 @@ def compute_better(evidence: Evidence) -> Action:
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
     if evidence.batch_excess >= thresholds.LARGE_BATCH:
         # Down to about twice the noise scale.
-        now = evidence.number("gradient_accumulation") or 1
-        count = max(1, math.ceil(now / round(evidence.batch_excess / 2)))
-        change = f"Set gradient_accumulation_steps to {count} (now {now})"
-        change, times = (change, f"{now / count:.2g}") if now > 1 else ("Use fewer GPUs", "as many")
+        now, times = evidence.number("gradient_accumulation") or 1, round(evidence.batch_excess / 2)
+        change = f"Use {times} times fewer GPUs"
+        if now > 1:
+            count = math.ceil(now / times)
+            change, times = f"Set gradient_accumulation_steps to {count} (now {now})", now // count
         return Action(
             f"{change}: by the gradient noise scale, a proxy, the global batch is too large. Keep "
             f"the learning rate; if the loss gets unstable, divide it by up to √{times} with Adam, "

@@ -34,10 +34,7 @@ _UNLIKE = 0.25
 
 
 def noise_interval(pairs: Sequence[tuple[float, float]], units: int) -> list[float | None]:
-    """The noise scale, its lower and its upper bound; ``None``: there is none.
-
-    ``pairs`` are |h|² and |g|² of steps in their order; g is made of so many units, h is one.
-    """
+    """The noise scale and its bounds, from |h|² and |g|² of steps; g has so many units, h one."""
     edges = [len(pairs) * block // BLOCKS for block in range(BLOCKS + 1)]
     signal, noise = [], []
     for begin, end in itertools.pairwise(edges):
@@ -71,17 +68,16 @@ def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
     units = passes if is_reduced else passes * count
     fetches = total(ratio(rank.steady.fetches, rank.steady.steps) for rank in readers) or 0.0
     values: list[float | None] = [None, None, None]
-    reason = ""
     if len(pairs) < LEAST_STEPS:
         steps = f"{len(pairs)} steps of the later half were looked at on all ranks"
         reason = f"{steps}, and {LEAST_STEPS} are needed: run longer" if any(lines) else ""
     elif len(ranks) < count or copies > 1:
         reason = "ranks left no record, or share gradients by tensor or context parallelism"
     elif units < 2 or abs(fetches / (passes * count) - 1.0) > _UNLIKE:
-        seen = f"{fetches:.3g} fetches, but {passes * count} backward passes"
-        reason = f"a step has {seen}" if units > 1 else "all ranks have the same gradients"
+        reason = f"a step has {fetches:.3g} fetches, but {passes * count} backward passes"
+        reason = reason if units > 1 else "all ranks have the same gradients"
     else:
-        reason = "the noise hides the gradient in so few steps: run longer"
+        reason = "noise hides the gradient: run longer" if batch else "samples were not counted"
         samples = times(ratio(batch, fetches), passes * count / units)
         values = [times(found, samples) for found in noise_interval(pairs, units)]
     for end, value in zip(("", "_low", "_high"), values, strict=True):

@@ -160,8 +160,8 @@ class Evidence:
         show = FIGURES["gradient_noise_scale"].format
         about = f"global batch of {show(batch)}, gradient noise scale"
         proxy = "(threshold 4 times: ours; a proxy, doubted by arXiv 2505.23971)"
-        if self.batch_excess >= thresholds.LARGE_BATCH:
-            return [f"{about} at most {show(batch / self.batch_excess)}: most add little {proxy}"]
+        if (excess := self.batch_excess) >= thresholds.LARGE_BATCH:
+            return [f"{about} at most {show(batch / excess)}: most samples add little {proxy}"]
         if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
             return [f"{about} at least {show(low)}: a larger batch costs little quality {proxy}"]
         return []

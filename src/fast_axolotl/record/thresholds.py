@@ -84,8 +84,7 @@ MUCH_IDLE = 0.20
 LOW_MFU = 0.30
 """Ours: published dense runs reach 0.35 to 0.55."""
 LARGE_BATCH = 4.0
-"""Global batch ÷ gradient noise scale, or the inverse. Ours: by arXiv 1812.06162 such a batch takes
-1 + 4 times the samples that the smallest would."""
+"""Global batch ÷ noise scale, or the inverse. Ours: arXiv 1812.06162 has 5 times the samples."""
 
 
 def is_long_enough(fetches: int, seconds: float) -> bool:
