@@ -29,6 +29,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
+from fast_axolotl.record.schema import GradientNorms
 from support.records import (
     GIGABYTE,
     START_TIME,
@@ -107,6 +108,9 @@ def full_run() -> RunRecord:
         rank.add(FreeRun(t=3.0, seconds=2.0, batches=400, samples=3200))
         rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
         rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
+        for step in range(60):
+            norms = {"first": 8.0 + rank.start.rank, "whole": 5.0}
+            rank.add(GradientNorms(t=5.0, step=step, micro_batches=1, **norms))
         rank.add(
             ProfileWindow(
                 t=5.0,

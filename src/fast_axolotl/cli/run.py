@@ -67,6 +67,9 @@ ProfileEvery = Annotated[
 Matmul = Annotated[
     bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
 ]
+GradientNoise = Annotated[
+    bool, typer.Option("--gradient-noise", help="Estimate the gradient noise scale, for the batch.")
+]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
 ]
@@ -90,6 +93,7 @@ def run(
     profile_steps: ProfileSteps = 0,
     profile_every: ProfileEvery = None,
     matmul: Matmul = False,
+    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a command with every Axolotl in its process tree accelerated, results unchanged.
@@ -129,10 +133,11 @@ def run(
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
     measure = measure or live or quiet
-    if not measure and any((output, data_path, peak_tflops, profile_steps, profile_every, matmul)):
+    device = (peak_tflops, profile_steps, profile_every, matmul, gradient_noise)
+    if not measure and any((output, data_path, *device)):
         raise UsageError(
-            "--output, --data-path, --peak-tflops, --profile-steps, --profile-every and --matmul "
-            "are about a measured run: add --measure"
+            "--output, --data-path, --peak-tflops, --profile-steps, --profile-every, --matmul and "
+            "--gradient-noise are about a measured run: add --measure"
         )
     order = None
     if measure:
@@ -142,6 +147,7 @@ def run(
             profile_steps=profile_steps,
             profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
             matmul=matmul,
+            gradient_noise=gradient_noise,
             data_paths=(str(data_path),) if data_path else (),
         )
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
@@ -191,6 +197,7 @@ def measure(
     profile_steps: ProfileSteps = 0,
     profile_every: ProfileEvery = None,
     matmul: Matmul = False,
+    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure a command and leave it as it is: record the run and print what bounds it.
@@ -215,6 +222,7 @@ def measure(
         profile_steps=profile_steps,
         profile_every=profile_every,
         matmul=matmul,
+        gradient_noise=gradient_noise,
         quiet=quiet,
     )
 

@@ -82,8 +82,9 @@ class Attachment:
                 data_paths=self._order.data_paths,
             )
 
-        profile = {name: getattr(self._order, name) for name in ("profile_steps", "profile_every")}
-        TorchWatch(None, open_meter=open_loop_meter, **profile).start()
+        names = ("profile_steps", "profile_every", "gradient_noise")
+        options = {name: getattr(self._order, name) for name in names}
+        TorchWatch(None, open_meter=open_loop_meter, **options).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

@@ -83,6 +83,9 @@ class FastAxolotlArgs(BaseModel):
         description="Measure the training into this folder; true: into fast-axolotl-measure in the "
         "output_dir. Figures join the trainer's logs; `fast-axolotl show FOLDER` prints the rest.",
     )
+    fast_axolotl_gradient_noise: bool | None = Field(
+        default=None, description="true: measure the gradient noise scale, too. Default: false."
+    )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,
         description="Read streamed files with fast-axolotl's reader: bounded memory, exact resume. "
@@ -190,6 +193,8 @@ def measure_order(cfg: Any, asked: Order | None) -> Order | None:
             return None
         own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
         asked = Order(run_dir=str(own))
+    if cfg.get("fast_axolotl_gradient_noise"):
+        asked = replace(asked, gradient_noise=True)
     if asked.data_paths:
         return asked
     # What training reads: prepared rows where there are any, else the datasets' own files.
@@ -215,6 +220,7 @@ def prepare_plugins(cfg: Any) -> NoReturn:
         cfg["fast_axolotl_skip"] = list(dict.fromkeys(filter(None, skip))) or None
         if cfg.get("fast_axolotl_measure") is None and (asked := order()):
             cfg["fast_axolotl_measure"] = asked.run_dir
+            cfg["fast_axolotl_gradient_noise"] = asked.gradient_noise or None
     listed = list(cfg.get("plugins") or [])
     has_keys = any(cfg.get(key) is not None for key in KEYS)
     if PLUGIN not in listed and (has_keys or cfg.get("use_ray")):

@@ -62,6 +62,7 @@ PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
 PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
 MATMUL = "FAST_AXOLOTL_MATMUL"
+GRADIENT_NOISE = "FAST_AXOLOTL_GRADIENT_NOISE"
 DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -82,6 +83,7 @@ class Order:
     profile_steps: int = 0
     profile_every: float = 0.0
     matmul: bool = False
+    gradient_noise: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
@@ -92,6 +94,7 @@ class Order:
             PROFILE_STEPS: str(self.profile_steps),
             PROFILE_EVERY: repr(self.profile_every),
             MATMUL: "1" if self.matmul else "",
+            GRADIENT_NOISE: "1" if self.gradient_noise else "",
             DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
         }
 
@@ -111,6 +114,7 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
         profile_steps=int(steps) if steps else 0,
         profile_every=float(every) if every else 0.0,
         matmul=variables.get(MATMUL) == "1",
+        gradient_noise=variables.get(GRADIENT_NOISE) == "1",
         data_paths=tuple(filter(None, paths.split(os.pathsep))),
     )
 

@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.noise_scale import NoiseScale
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
 from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
@@ -84,6 +85,7 @@ class TorchWatch:
         before_fetch: Called before a training fetch: a trainer's open span ends there.
         profile_steps: So many steps are run under torch's profiler, once.
         profile_every: Seconds after which that is done again; 5 steps where none are given.
+        gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
     """
 
     def __init__(
@@ -96,15 +98,18 @@ class TorchWatch:
         before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
         profile_every: float = 0.0,
+        gradient_noise: bool = False,
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
+        self.noise: NoiseScale | None = None
         self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
         self._before_fetch = before_fetch
         self._profile_steps = profile_steps or (5 if profile_every else 0)
         self._profile_every = profile_every
+        self._gradient_noise = gradient_noise
         self._thread: int | None = None
         self._is_inside = False
         self._is_backward = False
@@ -135,6 +140,8 @@ class TorchWatch:
             self._handle.remove()
             self._handle = None
         self._end_span()
+        if self.noise is not None:
+            self.noise.close()
         # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
         for (owner, name), original in () if _WATCHES else tuple(_ORIGINALS.items()):
             if getattr(getattr(owner, name), "__wrapped__", None) is original:
@@ -206,12 +213,16 @@ class TorchWatch:
             return False
         self._is_backward = True
         self.meter.backward_begin()
+        if self.noise is not None:
+            self.noise.backward_begin()
         return True
 
     def backward_end(self) -> None:
         """The backward pass ended."""
         assert self.meter is not None
         self._is_backward = False
+        if self.noise is not None:
+            self.noise.backward_end()
         self.meter.backward_end()
 
     def step(self) -> None:
@@ -310,6 +321,8 @@ class TorchWatch:
         _hook(torch.autograd, "backward", _watched_backward)
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
+        if self._gradient_noise:
+            self.noise = NoiseScale(meter)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps, every=self._profile_every)
         if self._optimizers:

@@ -279,6 +279,19 @@ def compute_better(evidence: Evidence) -> Action:
     """Leave the data alone, and where something else is plain, name it."""
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
+    if evidence.batch_excess >= thresholds.LARGE_BATCH:
+        # Down to about twice the noise scale.
+        now, times = evidence.number("gradient_accumulation") or 1, round(evidence.batch_excess / 2)
+        change = f"Use {times} times fewer GPUs"
+        if now > 1:
+            count = math.ceil(now / times)
+            change, times = f"Set gradient_accumulation_steps to {count} (now {now})", now // count
+        return Action(
+            f"{change}: by the gradient noise scale, a proxy, the global batch is too large. Keep "
+            f"the learning rate; if the loss gets unstable, divide it by up to √{times} with Adam, "
+            f"{times} with SGD. Warm up over the same samples, {times} times the steps; compare "
+            "losses after equal numbers of samples."
+        )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
     if (

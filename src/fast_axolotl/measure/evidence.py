@@ -11,7 +11,7 @@ from typing import Any
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.catalogue import LEDGER
+from fast_axolotl.record.catalogue import FIGURES, LEDGER
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
@@ -151,6 +151,24 @@ class Evidence:
             for part in parts
             if part != but and self.lost_share(part) >= thresholds.LOST_TIME
         ]
+
+    @property
+    def batch_excess(self) -> float:
+        """Global batch ÷ the upper bound of the gradient noise scale; 0 where one is not known."""
+        high = self.figures.gradient_noise_scale_high
+        return ratio(self.figures.global_batch_samples, high) or 0.0
+
+    def batch_lines(self) -> list[str]:
+        """Whether the global batch is far from the gradient noise scale."""
+        batch, low = self.figures.global_batch_samples or 0.0, self.figures.gradient_noise_scale_low
+        show = FIGURES["gradient_noise_scale"].format
+        about = f"global batch of {show(batch)}, gradient noise scale"
+        proxy = "(threshold 4 times: ours; a proxy, doubted by arXiv 2505.23971)"
+        if (excess := self.batch_excess) >= thresholds.LARGE_BATCH:
+            return [f"{about} at most {show(batch / excess)}: most samples add little {proxy}"]
+        if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
+            return [f"{about} at least {show(low)}: a larger batch costs little quality {proxy}"]
+        return []
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""

@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fast_axolotl.measure import loop_figures
+from fast_axolotl.measure.batch_noise import add_noise
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.job import (
@@ -80,6 +81,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     loop_figures.add_reading(builder, ranks, chosen, job, replicas.copies)
     loop_figures.add_tokens(builder, ranks, replicas.copies)
     loop_figures.add_steps(builder, chosen)
+    add_noise(builder, ranks, replicas.copies)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
     loop_figures.add_audit(builder, ranks, replicas.copies)
     _add_flops(builder, ranks)

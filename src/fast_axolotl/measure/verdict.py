@@ -70,7 +70,7 @@ def judge(evidence: Evidence) -> Verdict:
     )
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
     verdict = next(verdicts, None) or _mixed(evidence)
-    lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
+    lines = [*evidence.lost_lines(but=verdict.subtype or verdict.kind), *evidence.batch_lines()]
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
     figures = evidence.figures
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:

@@ -20,6 +20,7 @@ Better = Literal["higher", "lower", ""]
 _UNWATCHED = "nobody sampled the process tree: fast-axolotl measure, or measure(sample_system=True)"
 _NOT_COUNTED = "this kernel does not count it, or an earlier version recorded the run"
 _NO_WINDOW = "no profiler window was recorded: fast-axolotl measure --profile-steps 5"
+_NO_NOISE = "it was not asked for: fast-axolotl measure --gradient-noise"
 _NO_TIME = "no time passed in the steady phase"
 _NO_IDS = "the batches hold no token ids; tell the meter with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; tell the meter with meter.tokens(n, trainable=…)"
@@ -184,6 +185,19 @@ _ALL = (
            "included", "", _NO_IDS),
     Figure("steps_per_second", "steps", "steps/s", "higher", "steps ÷ T", "", _NO_TIME),
     *_quantiles("step", "step", "no times of single steps were recorded"),
+    Figure("global_batch_samples", "global batch", "samples", "",
+           "samples ÷ steps, summed over ranks", "a pack of rows is one sample",
+           "the batches have no first dimension to count samples along"),
+    Figure("gradient_noise_scale", "gradient noise scale", "samples", "",
+           "Σtr(Σ) ÷ Σ|G|² of the later half of the steps, by squared norms of the gradients of a "
+           "step and of its first micro-batch; tokens weigh as in the loss",
+           "a proxy of the critical batch size, doubted by arXiv 2505.23971; wrong where the first "
+           "micro-batch is unlike the others, as with batches grouped by length", _NO_NOISE),
+    *(
+        Figure(f"gradient_noise_scale_{name}", f"gradient noise scale, {name}est", "samples", "",
+               f"{name}er end of its 95 % interval", "of this stage of training", _NO_NOISE)
+        for name in ("low", "high")
+    ),
     Figure("model_flops_per_token", "FLOPs a token", "FLOP", "",
            "6·trained weights + 4·frozen weights + 12·L·H·Q·T: see [FLOPs, MFU and "
            "HFU](#flops-mfu-and-hfu)", "the convention's: a causal mask halves nothing"),

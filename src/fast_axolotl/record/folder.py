@@ -56,6 +56,7 @@ _KINDS: dict[str, type] = {
     "free_run": schema.FreeRun,
     "log": schema.Log,
     "window": schema.ProfileWindow,
+    "gradients": schema.GradientNorms,
     "end": schema.End,
     "system_start": schema.SystemStart,
     "system": schema.SystemSample,
@@ -70,6 +71,7 @@ _LISTS: dict[type, str] = {
     schema.ModelShape: "models",
     schema.FreeRun: "free_runs",
     schema.ProfileWindow: "windows",
+    schema.GradientNorms: "gradients",
     schema.Log: "logs",
 }
 """Where a rank keeps its lines."""
@@ -92,6 +94,7 @@ class RankRecord:
     models: list[schema.ModelShape] = field(default_factory=list)
     free_runs: list[schema.FreeRun] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
+    gradients: list[schema.GradientNorms] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
     end: schema.End | None = None
     num_skipped: int = 0

@@ -19,6 +19,7 @@ __all__ = [
     "DiskProbe",
     "End",
     "FreeRun",
+    "GradientNorms",
     "Log",
     "Mark",
     "ModelShape",
@@ -272,6 +273,19 @@ class ProfileWindow:
     num_collectives: int | None = None
     """How many there were, where neighbours are summed: see ``integrations.profiler``."""
     reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNorms:
+    """Squared norms of gradients in one step, this rank's part: they are added up over ranks."""
+
+    t: float
+    step: int
+    micro_batches: int
+    first: float
+    is_reduced: bool = False
+    """Whether the first micro-batch's is a shard, and so of all ranks already."""
+    whole: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,10 @@ class RunSummary:
     step_p95_seconds: float | None
     step_p99_seconds: float | None
     step_max_seconds: float | None
+    global_batch_samples: float | None = None
+    gradient_noise_scale: float | None = None
+    gradient_noise_scale_low: float | None = None
+    gradient_noise_scale_high: float | None = None
 
     model_flops_per_token: float | None
     model_flops_per_second: float | None

@@ -83,6 +83,8 @@ MUCH_IDLE = 0.20
 """Share of the profiled time in which the device idles though data is there. Ours."""
 LOW_MFU = 0.30
 """Ours: published dense runs reach 0.35 to 0.55."""
+LARGE_BATCH = 4.0
+"""Global batch ÷ noise scale, or the inverse. Ours: arXiv 1812.06162 has 5 times the samples."""
 
 
 def is_long_enough(fetches: int, seconds: float) -> bool:

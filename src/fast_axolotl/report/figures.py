@@ -133,6 +133,7 @@ def _rank_row(rank: RankSummary) -> tuple[str, ...]:
 
 
 _SPREAD = ("p50", "p95", "p99", "max")
+_BOUNDS = {"": "", "_low": "a proxy; at least", "_high": "at most"}
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Waiting for data": (
@@ -182,6 +183,8 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
         Row("steps_per_second"),
         Row(*(f"step_{name}_seconds" for name in _SPREAD), label="time of a step", parts=_SPREAD),
+        Row("global_batch_samples", note="of one optimizer step"),
+        Row(*(f"gradient_noise_scale{end}" for end in _BOUNDS), parts=tuple(_BOUNDS.values())),
     ),
     "Compute": (
         Row("model_flops_per_token"),
