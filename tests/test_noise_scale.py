@@ -23,13 +23,7 @@ from support.records import make_rank, make_run, steady
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from fast_axolotl.integrations import noise_scale  # noqa: E402
-from support.noise_ranks import (  # noqa: E402
-    BATCH,
-    DIMENSIONS,
-    DISTANCE,
-    LAYOUTS,
-    train,
-)
+from support.noise_ranks import BATCH, DIMENSIONS, DISTANCE, LAYOUTS, train  # noqa: E402
 
 # transformers, accelerate and torch warn of one another.
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("default")]
@@ -249,7 +243,10 @@ def test_two_ranks_know_the_noise_scale_and_train_to_the_same_bits(
     assert any(with_norms)
     records = [read_run(folder / name) for name in (layout, layout.replace("fsdp", "ddp"))]
     summaries = [*map(summarise, records)]
+    lines = [list(one.ranks.values()) for one in records]
     assert_close(summaries[1], EXPECTED, 0.2)
+    del records[1].ranks[1]
+    assert "ranks left no record" in summarise(records[1]).reasons[NAMES[0]]
     assert summaries[0].gradient_noise_scale is not None
     assert summaries[0].global_batch_samples == 2 * BATCH * LAYOUTS[layout][0]
     # Sharded or not, it is the same gradient.
@@ -257,17 +254,10 @@ def test_two_ranks_know_the_noise_scale_and_train_to_the_same_bits(
         own, same = (
             [sum(values) for values in zip(*lists, strict=True)]
             for lists in (
-                [[getattr(line, name) for line in rank.gradients] for rank in one.ranks.values()]
-                for one in records
+                [[getattr(line, name) for line in rank.gradients] for rank in one] for one in lines
             )
         )
         assert own == pytest.approx(same[: len(own)], rel=1e-4)
-
-
-def test_a_rank_without_a_record_leaves_the_noise_scale_unknown(ranks: Ranks) -> None:
-    record = read_run(ranks[0] / "ddp-local")
-    del record.ranks[1]
-    assert "ranks left no record" in summarise(record).reasons[NAMES[0]]
 
 
 # The verdict.
@@ -286,6 +276,7 @@ def judged(scale: float, wait: float = 0.0) -> RunSummary:
 def test_a_batch_far_above_the_noise_scale_is_told_and_acted_on() -> None:
     summary = judged(1.0)
     assert (summary.global_batch_samples, summary.verdict.kind) == (64, "compute")
+    assert "--gradient-noise" in summarise(make_run(make_rank())).reasons[NAMES[0]]
     (line,) = [text for text in summary.verdict.evidence if "noise scale" in text]
     assert "global batch of 64 samples, gradient noise scale at most 8 samples" in line
     assert "proxy" in line
@@ -303,12 +294,6 @@ def test_data_that_is_late_keeps_its_verdict_and_a_batch_that_fits_is_left_alone
     assert "at least 3,200 samples: a larger batch costs little" in below.verdict.evidence[-1]
     for one in (late, near, below):
         assert "gradient_accumulation_steps" not in one.verdict.action
-
-
-def test_a_run_that_nobody_asked_says_how_to_ask() -> None:
-    summary = summarise(make_run(make_rank()))
-    assert "--gradient-noise" in summary.reasons[NAMES[0]]
-    assert summary.global_batch_samples == 8
 
 
 def test_the_option_reaches_a_plain_loop(tmp_path: Path) -> None:

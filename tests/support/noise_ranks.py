@@ -52,16 +52,10 @@ class Quadratic(torch.nn.Module):
 
 
 def train(
-    layout: str,
-    steps: int,
-    rate: float,
-    folder: Path | None,
-    *,
-    passes: int,
-    backwards: int = 1,
-    is_flattened: bool = False,
+    layout: str, steps: int, rate: float, folder: Path | None, *, passes: int, **change: Any
 ) -> list[float]:
     """The weights at the end; with a folder, measured into ``FOLDER/LAYOUT``."""
+    backwards = change.get("backwards", 1)
     kind, _, how = layout.partition("-")
     rank, count = (0, 1) if kind == "alone" else (dist.get_rank(), dist.get_world_size())
     torch.manual_seed(7 + rank)
@@ -74,7 +68,7 @@ def train(
         mesh = init_device_mesh("cpu", (count,))
         for part in (model.first, model.second, model):
             fully_shard(part, mesh=mesh)
-    if is_flattened:
+    if change.get("is_flattened"):
         model.first.weight._fsdp_flattened = True
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     is_scaled = how == "scaled"

@@ -73,7 +73,6 @@ class NoiseScale:
         """Steps so far, backward passes since the last one, and those of the step before."""
         self._line: dict[str, Any] = {}
         self._heard: dict[int, Any] = {}
-        """Norms of gradients that hooks saw in this pass."""
         self._handles: list[Any] = [hook(self._before_step)]
         self._costs: deque[float] = deque([0.0] * 4, maxlen=9)
         self._waiting: deque[tuple[dict[str, Any], Any, Any]] = deque()
@@ -85,8 +84,7 @@ class NoiseScale:
         if self._waiting and self._waiting[-1][-1] is not None:
             self._events.settle(self._waiting[-1][-1], seconds=2.0)
         self._read()
-        is_alone = self._expected == self._ranks == 1
-        self.stop("a step is one micro-batch of one rank: accumulate two or more" * is_alone)
+        self.stop()
 
     def stop(self, reason: str = "") -> None:
         """Look at no more gradients, for a reason."""
@@ -165,13 +163,15 @@ class NoiseScale:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
         self._expected, self._passes, self._step = self._passes, 0, self._step + 1
+        if self._step > 1 and self._expected == self._ranks == 1:
+            raise UsageError("a step is one micro-batch of one rank: accumulate two or more")
         self._read()
         # A step that is looked at has two norms.
         share = (
             2 * statistics.median(self._costs) * self._step / (time.perf_counter() - self._since)
         )
         bits = max(int(share / MOST_COST).bit_length(), self._step.bit_length() - _EVERY_STEP_BITS)
-        self._is_due = self._expected * self._ranks > 1 and not self._step % (1 << bits)
+        self._is_due = not self._step % (1 << bits)
 
     def _parameters(self) -> Iterator[Any]:
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
