@@ -2,8 +2,8 @@
 
 ``PYTHONPATH=src:. python -m benchmarks.worked_example --folder example``: a Llama of 1.2 B
 parameters with random weights is trained by HF ``Trainer`` on rows that have something to learn,
-under ``fast-axolotl measure``; then ``show`` and ``plan`` print what stands in the documentation,
-and the page of the plan is written. Needs a GPU, torch, transformers and accelerate; two minutes.
+under ``fast-axolotl measure``; then ``show`` and ``plan`` print what stands in the documentation.
+Needs a GPU, torch, transformers and accelerate; two minutes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = str(options.folder / "run")
     wanted = ["--gpus", "1,8,64,512", "--tokens", "10B", "--price", "2.5/h"]
     commands = [
-        ["measure", "--quiet", "--profile-steps", "5", "--output", record],
+        ["measure", "--quiet", "--profile-steps", "5", "--gradient-noise", "--output", record],
         ["show", record],
-        ["plan", record, *wanted, "--html", str(options.folder / "plan.html")],
+        ["plan", record, *wanted],
         ["plan", record, "--gpu", "H100-SXM,B200", "--gpus", "8,64", "--tokens", "10B"],
     ]
     commands[0] += ["--", sys.executable, *child]
