@@ -746,7 +746,7 @@ def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
     reason = "the profiler saw nothing of 2 ranks that is known as communication"
     for why, words in (
         (reason, f"fast-axolotl scale: {reason}"),
-        ("no profiler window: another profiler was running", "another profiler was running."),
+        ("no profiler window: another profiler was running", "--profile-steps 5 -- COMMAND."),
         ("", "--profile-steps 5 -- COMMAND."),
     ):
         record = two_ranks({}, {})
@@ -758,6 +758,7 @@ def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
                 rank.add(Settings(t=1.0, reasons={"exposed_communication_fraction": why}))
         verdict = verdict_of(record)
         assert (verdict.kind, words in verdict.action) == ("mixed", True), verdict.action
+        assert f"communication was not seen: {why}" in " ".join(verdict.evidence)
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "sdpa", "eager", None])

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence, about_seconds
 from fast_axolotl.record import thresholds
-from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.units import count_words, format_bytes, format_seconds, format_share
 
 __all__ = [
@@ -120,15 +119,10 @@ def see_fetches(evidence: Evidence) -> str:
 
 def profile(evidence: Evidence) -> str:
     """Make communication visible; where a window did not, by comparing with one rank."""
-    name = "exposed_communication_fraction"
-    reason = evidence.figures.reasons.get(name, missing := FIGURES[name].missing)
-    if reason != missing and not reason.startswith("no profiler window"):
-        return (
-            f"Measure one rank, too, and compare both with fast-axolotl scale: {reason}, and "
-            "another window would show as little."
-        )
-    again = "" if reason == missing else f" There is none so far: {reason.partition(': ')[2]}."
-    return f"Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND.{again}"
+    reason = evidence.figures.reasons.get("exposed_communication_fraction", "")
+    if reason and not reason.startswith("no profiler window"):
+        return f"Measure one rank, too, and compare both with fast-axolotl scale: {reason}."
+    return "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
 
 
 def lower_working_set(evidence: Evidence) -> str:

@@ -250,11 +250,11 @@ class Evidence:
     def small_batch_lines(self) -> list[str]:
         """Low latency with low throughput: short passes that leave most of a GPU unused."""
         mfu, (used, free) = self.figures.mfu, self.gpu_memory
-        seconds = ratio(self.figures.step_p50_seconds, self.number("gradient_accumulation") or 1)
-        if mfu is None or seconds is None or not used or free is None or self.is_padded:
-            return []
-        is_short = seconds < thresholds.SHORT_PASS_SECONDS
-        if not is_short or mfu >= thresholds.LOW_MFU or free < used:
+        step, passes = self.figures.step_p50_seconds, self.number("gradient_accumulation") or 1
+        seconds = (step or math.inf) / passes
+        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
+        is_free = (free or 0) >= (used or math.inf)
+        if not (is_low and is_free) or seconds >= thresholds.SHORT_PASS_SECONDS:
             return []
         return [
             f"low latency, but low throughput: a pass takes {format_seconds(seconds)} (threshold "

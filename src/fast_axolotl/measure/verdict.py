@@ -598,9 +598,8 @@ def _mixed(evidence: Evidence) -> Verdict:
         action = advice.feed(evidence)
     else:
         headline = "Not the data: the model or the communication, which were not told apart."
-        lines.append(
-            f"{figures.world_size} ranks, and no profiler window that shows their communication"
-        )
+        why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
+        lines.append(f"{figures.world_size} ranks, and their communication was not seen: {why}")
         action = advice.Action(advice.profile(evidence))
     return Verdict(
         kind="mixed",
