@@ -75,7 +75,7 @@ def plan_notes(plan: Plan) -> list[str]:
         notes += [f"Dollars per GPU and hour: {'; '.join(plan.prices)}."] if plan.prices else []
         priced = {one.gpu for one in plan.candidates if one.dollars is not None}
         missing = {one.gpu for one in plan.candidates if one.seconds is not None} - priced
-        notes += [f"No price of a {gpu} is known; give --price." for gpu in sorted(missing)]
+        notes += [f"No price of {gpu} is known; give --price." for gpu in sorted(missing)]
     return notes
 
 

@@ -197,7 +197,7 @@ def make_plan(
         )
         if memory.total > usable:
             need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs at least {need} per GPU, and a {gpu.key} has {room} to use"
+            reason = f"needs at least {need} per GPU, and the {gpu.key} has {room} to use"
             candidates.append(replace(found, reason=reason))
             continue
         step = predict_step(shape, gpu, chosen, network=network)
