@@ -19,6 +19,7 @@ from fast_axolotl.cli.batch import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
 from fast_axolotl.protocol import compare_folders
+from fast_axolotl.protocol.runner import Running
 from fast_axolotl.protocol.sweep import find_out_of_memory
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.protocol_result import Trial
@@ -201,6 +202,19 @@ def test_a_sweep_is_interrupted_and_goes_on(
     assert "4 × 1: out of memory: " in table
     with pytest.raises(UsageError, match="of another command"):
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
+
+
+def test_a_sweep_that_was_interrupted_in_its_first_run_goes_on(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(running: Running, _: object) -> None:
+        (running.root / "runs").mkdir(exist_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Running, "run_turn", stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            batch(command=command, global_batch=4, output=tmp_path / "s")
 
 
 def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
