@@ -229,7 +229,7 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
     assert "ValueError: no such data" in told
     assert "has no {steps}" in told
     (tmp_path / "bad.py").write_text("print('nothing to do')")
-    with pytest.raises(DataError, match="trained too little: 20 steps"):
+    with pytest.raises(DataError, match="the first run gave no throughput"):
         batch(command=f"{words} {{micro_batch}}", output=tmp_path / "t")
     (tmp_path / "bad.py").write_text("import time; time.sleep(60)")
     with pytest.raises(DataError, match="the first run failed"):

@@ -122,8 +122,7 @@ def batch(
             trials.append(trial)
             if len(trials) == 1 and trial.outcome != "out of memory" and trial.rate is None:
                 print(trial.reason, file=sys.stderr)
-                short = f"trained too little: {steps} steps are asked for"
-                why = "failed" if trial.outcome == "failed" else short
+                why = "failed" if trial.outcome == "failed" else "gave no throughput"
                 raise DataError(f"the first run {why}", path=f"{folder}/{trial.folder}/log.txt")
             if trial.outcome == "ran" and global_batch and trial.ranks != ranks:
                 raise UsageError(f"{trial.ranks} ranks, not {ranks}: add --ranks {trial.ranks}")

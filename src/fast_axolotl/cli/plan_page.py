@@ -86,12 +86,11 @@ def write_plan(plan: Plan, path: Path, run: Path | None) -> None:
     headline, tiles = "No candidate fits into its memory.", list[tuple[str, str]]()
     if possible:
         priced = [one for one in possible if one.dollars is not None]
-        fastest = max(possible, key=lambda one: one.tokens_per_second.value)  # type: ignore[union-attr]
-        best = {"Fastest": fastest}
+        best = {"Fastest": max(possible, key=lambda one: one.tokens_per_second.value)}  # type: ignore[union-attr]
         if priced:
             best["Cheapest"] = min(priced, key=lambda one: one.dollars.value)  # type: ignore[union-attr]
-        if best.get("Cheapest") == fastest:
-            best = {"Fastest and cheapest" if len(possible) > 1 else "Predicted": fastest}
+        if best.get("Cheapest") == best["Fastest"]:
+            best = {"Fastest and cheapest" if len(possible) > 1 else "Predicted": best["Fastest"]}
         texts = (f"{word}: {_names([one])}, {_describe(one)}." for word, one in best.items())
         headline = " ".join(texts)
         tiles = [
