@@ -19,6 +19,7 @@ from fast_axolotl.cli.batch import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
 from fast_axolotl.protocol import compare_folders
+from fast_axolotl.protocol.runner import Running
 from fast_axolotl.protocol.sweep import find_out_of_memory
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.protocol_result import Trial
@@ -113,8 +114,10 @@ def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None
         "3.91 × the tokens/s of 1; 256 gives 1 % more and takes 128 GB more" in found.sentences[1]
     )
     assert found.sentences[2] == "256 is the largest that ran; 512 does not fit."
-    unsure = [trial(1), trial(2, high=10**6), trial(4)]
-    assert advise(unsure).knee == 2
+    noisy = [trial(1), trial(2, high=10**6), trial(4)]
+    assert advise(noisy).knee == 4
+    near = [trial(1), trial(2, rate=0.92 * (trial(4).rate or 0), high=10**6), trial(4)]
+    assert advise(near).knee == 2
     assert "as fast as any" in advise([trial(1)]).sentences[1]
     assert "runs out of memory" in advise([trial(1, 0)]).sentences[0]
     assert "No run gave a rate" in advise([trial(1, rate=None)]).sentences[0]
@@ -195,9 +198,23 @@ def test_a_sweep_is_interrupted_and_goes_on(
     batch(command=command, global_batch=4, steps=12, output=folder)
     table = capsys.readouterr().out
     assert "global batch 4" in table
-    assert "Set micro-batch: 2." in table
+    assert "Set micro-batch: 2 and accumulation: 2." in table
+    assert "4 × 1: out of memory: " in table
     with pytest.raises(UsageError, match="of another command"):
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
+
+
+def test_a_sweep_that_was_interrupted_in_its_first_run_goes_on(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(running: Running, _: object) -> None:
+        (running.root / "runs").mkdir(exist_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Running, "run_turn", stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            batch(command=command, global_batch=4, output=tmp_path / "s")
 
 
 def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
@@ -208,7 +225,16 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
     words = shlex.join([sys.executable, str(tmp_path / "bad.py")])
     with pytest.raises(DataError, match="the first run failed"):
         batch(command=f"{words} {{micro_batch}}", output=tmp_path / "s")
-    assert "ValueError: no such data" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "ValueError: no such data" in told
+    assert "has no {steps}" in told
+    (tmp_path / "bad.py").write_text("print('nothing to do')")
+    with pytest.raises(DataError, match="the first run gave no throughput"):
+        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "t")
+    (tmp_path / "bad.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(DataError, match="the first run failed"):
+        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "u", run_minutes=0.02)
+    assert "had not ended after 0.02 min" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

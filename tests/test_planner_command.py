@@ -115,7 +115,7 @@ def test_several_kinds_of_gpu_become_one_plan_and_a_page(
     assert not best[("B200", 8)]
     text = page.read_text()
     assert "Time against money" in text
-    assert "64 × B200 are the fastest" in text
+    assert "Fastest: 64 × B200, " in text
     assert "calibrated by run" in text
     plan(run=tmp_path / "run", **options)
     assert "64 × B200" in capsys.readouterr().out
@@ -125,6 +125,41 @@ def test_several_kinds_of_gpu_become_one_plan_and_a_page(
     with pytest.raises(UsageError, match="no report"):
         plan(run=tmp_path / "run", **options, html=tmp_path / "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_latency_that_hides_a_low_throughput_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", recorded(gradient_accumulation=16))
+    plan(run=tmp_path / "run", gpus="8,1024", network=5.0)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Low latency is not high throughput: a step takes" in text
+    assert "on 1024 GPUs and 1.20 s on 8, but a GPU does only" in text
+    assert "tokens per GPU instead of 8,192" in text
+    assert "Give --tokens or --epochs" in text
+    plan(run=tmp_path / "run", gpus="8,16", tokens="1B")
+    assert "Low latency" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": ""}, "cannot read --gpus"),
+        ({"gpu": ","}, "give the folder of a record"),
+        ({"network": 0.0}, "--network 0: give a number above 0"),
+        ({"network": float("nan")}, "--network nan"),
+        ({"micro_batch": -1}, "--micro-batch -1"),
+        ({"sequence_len": 0}, "--sequence-len 0"),
+        ({"epochs": -3.0}, "--epochs -3"),
+        ({"gpu": "B200,b200", "price": "1,2"}, "one for each GPU, here 1"),
+    ],
+)
+def test_numbers_that_make_no_plan_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    with pytest.raises(UsageError, match=words):
+        plan(model=tmp_path, **{"gpu": "B200", "gpus": "8", **options})
 
 
 def test_epochs_are_counted_from_the_record(

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import DeviceSample, End, RunRecord, RunSummary, Verdict, read_run
+from fast_axolotl.record import (
+    DeviceSample,
+    End,
+    ProfileWindow,
+    RunRecord,
+    RunSummary,
+    Settings,
+    Verdict,
+    read_run,
+)
 from support.meter import Clock, batches, open_meter
 from support.records import (
     GIGABYTE,
@@ -709,6 +718,47 @@ def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
 def test_where_processors_are_not_known_few_workers_are_advised() -> None:
     known = {"settings": {"num_workers": 2, "prefetch_factor": 2}, "start": {"environment": {}}}
     assert "num_workers=4)" in verdict_of(run("torch", wait=steady(0.95), **known)).action
+
+
+def test_low_latency_with_low_throughput_is_a_batch_that_is_too_small() -> None:
+    held = {"total": 80 * GIGABYTE, "allocated_peak": 30 * GIGABYTE}
+    settings = {"batch_size": 2, "gradient_accumulation": 4, "cuda_memory": held}
+    summary = summarise(run("axolotl", settings=settings))
+
+    def look(**figures: Any) -> Verdict:
+        known = {"mfu": 0.12, "step_p50_seconds": 0.4, **figures}
+        return judge(Evidence(figures=replace(summary, **known), source="axolotl"))
+
+    verdict = look()
+    assert (verdict.kind, "too small for the GPU" in verdict.headline) == ("compute", True)
+    [line] = [line for line in verdict.evidence if line.startswith("low latency")]
+    for words in ("100.0 ms (threshold 0.5 s)", "12.0 % (threshold 30 %)", "50 GB", "30 GB in use"):
+        assert words in line
+    assert "Raise micro_batch_size from 2 to 4" in verdict.action
+    assert "halve gradient_accumulation_steps (now 4)" in verdict.action
+    full = {"settings": {**settings, "cuda_memory": {**held, "allocated_peak": 45 * GIGABYTE}}}
+    for other in ({"mfu": 0.31}, {"mfu": None}, {"step_p50_seconds": 2.1}, {"padding_share": 0.5}):
+        assert "model is the limit" in look(**other).headline
+    assert "model is the limit" in look(**full).headline
+
+
+def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
+    reason = "the profiler saw nothing of 2 ranks that is known as communication"
+    for why, words in (
+        (reason, f"fast-axolotl scale: {reason}"),
+        ("no profiler window: another profiler was running", "--profile-steps 5 -- COMMAND."),
+        ("", "--profile-steps 5 -- COMMAND."),
+    ):
+        record = two_ranks({}, {})
+        for rank in record.ranks.values():
+            reasons = {"exposed_communication_seconds": why}
+            if why == reason:
+                rank.add(ProfileWindow(t=1.0, steps=2, wall_seconds=1.0, reasons=reasons))
+            elif why:
+                rank.add(Settings(t=1.0, reasons={"exposed_communication_fraction": why}))
+        verdict = verdict_of(record)
+        assert (verdict.kind, words in verdict.action) == ("mixed", True), verdict.action
+        assert f"communication was not seen: {why}" in " ".join(verdict.evidence)
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "sdpa", "eager", None])

@@ -63,7 +63,8 @@ def copy_longest(
         pack: dict[str, Any] = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
             pack[name] = full if name == "length" else column[0].as_py()
-            values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+            is_list = isinstance(column.type, pa.ListType | pa.LargeListType)
+            values = pc.list_flatten(column) if is_list else column
             if len(values) == tokens:
                 # Positions begin anew at each row, as in a pack of Axolotl's.
                 pack[name] = (values.to_pylist() * -(-full // tokens))[:full]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, parse_names, say, unused_folder
+from fast_axolotl.cli.protocol import RunMinutes
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def batch(
         bool | None,
         typer.Option(help="Also try the longest batches. Default: with a configuration."),
     ] = None,
+    run_minutes: RunMinutes = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -96,7 +98,9 @@ def batch(
             "global batch, or none to let it grow with the micro-batch"
         )
     else:
-        arm = plan_arm("command", command.replace("{steps}", str(steps)))
+        arm = plan_arm("training", command.replace("{steps}", str(steps)))
+        if "{steps}" not in command:
+            say("--command has no {steps}: every run lasts as long as the command does")
     sizes, notes = find_sizes(share, wanted)
     if not sizes:
         raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
@@ -106,7 +110,7 @@ def batch(
     with (
         protocol_progress() as update,
         open_running(
-            Plan(title="batch sizes", arms=(arm,), warmup=0),
+            Plan(title="batch sizes", arms=(arm,), warmup=0, run_minutes=run_minutes),
             folder,
             environment=os.environ,
             progress=lambda at: update(at.arm, len(trials), 0, at.run_seconds, None),
@@ -116,9 +120,10 @@ def batch(
         while size := choose_next(trials, sizes, is_listed=bool(wanted)):
             trial = run_trial(running, size, share // size or 1)
             trials.append(trial)
-            if trial.outcome == "failed" and len(trials) == 1:
+            if len(trials) == 1 and trial.outcome != "out of memory" and trial.rate is None:
                 print(trial.reason, file=sys.stderr)
-                raise DataError("the first run failed", path=f"{folder}/{trial.folder}/log.txt")
+                why = "failed" if trial.outcome == "failed" else "gave no throughput"
+                raise DataError(f"the first run {why}", path=f"{folder}/{trial.folder}/log.txt")
             if trial.outcome == "ran" and global_batch and trial.ranks != ranks:
                 raise UsageError(f"{trial.ranks} ranks, not {ranks}: add --ranks {trial.ranks}")
         found["advice"] = advice = advise(trials, is_axolotl=config is not None)
@@ -149,6 +154,7 @@ def _print(found: dict[str, Any]) -> None:
     from fast_axolotl.report.terminal import show_matrix
 
     advice, title, rows = found["advice"], "Batch sizes", []
+    lines = list(found["notes"])
     for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
         used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
         row = (
@@ -160,11 +166,14 @@ def _print(found: dict[str, Any]) -> None:
             {advice.best: "best", advice.knee: "← knee"}.get(one.micro_batch, ""),
         )
         rows.append(row)
+        if one.outcome != "ran":
+            reason = (one.reason or "it left no message").splitlines()[-1]
+            lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
         if one.micro_batch == advice.knee:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
             if one.noise_scale is not None:
                 title += f", gradient noise scale {format_count(one.noise_scale)} (a proxy)"
     header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
     show_matrix(title, header, rows)
-    lines = [*found["notes"], *advice.sentences, *(f"! {line}" for line in advice.warnings)]
+    lines += [*advice.sentences, *(f"! {line}" for line in advice.warnings)]
     print("\n".join(filter(None, [*lines, found.get("longest_sentence")])))

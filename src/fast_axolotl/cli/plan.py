@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, parse_names
 from fast_axolotl.errors import UsageError
-
-if TYPE_CHECKING:
-    from fast_axolotl.plan.predict import Plan
 
 __all__ = ["PLAN_EXAMPLES", "parse_price", "plan"]
 
@@ -65,14 +62,20 @@ def plan(
     its loader can deliver. Every figure has a 90 % interval, and every candidate says what binds
     it: compute, memory, communication or the data path. Without a record, intervals are wide.
     """
+    from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title, write_plan
     from fast_axolotl.plan.hardware import Price, find_gpu, find_price
     from fast_axolotl.plan.memory import Layout
     from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
+    from fast_axolotl.report.terminal import show_matrix
 
     if tokens is not None and epochs is not None:
         raise UsageError("--tokens and --epochs are two ways to say the same; give one of them")
+    numbers = {"epochs": epochs, "network": network, "micro-batch": micro_batch}
+    for name, value in {**numbers, "sequence-len": sequence_len}.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"--{name} {value:g}: give a number above 0")
     amount = None if tokens is None else _parse_count(tokens)
     shape = None if model is None else read_config(model)
     reference = None
@@ -87,24 +90,24 @@ def plan(
         layout = reference.layout
         if epochs is not None:
             amount = epochs * count_epoch_tokens(record, summary)
-    elif shape is None or gpu is None:
+    elif shape is None or not parse_names(gpu or ""):
         raise UsageError("give the folder of a record, or --model config.json and --gpu H100-SXM")
     elif epochs is not None:
         raise UsageError("--epochs needs a record that says how long one is; give --tokens")
     else:
         layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
-    kinds = [find_gpu(name) for name in parse_names(gpu or "")]
+    kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     if reference is not None and not kinds:
         kinds = [reference.gpu]
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
         asked = [parse_price(name) for name in parse_names(price)]
         if len(asked) not in (1, len(kinds)):
-            raise UsageError(f"--price {price}: give one price, or {len(kinds)}, one for each GPU")
+            raise UsageError(f"--price {price!r}: give one, or one for each GPU, here {len(kinds)}")
         asked *= 1 if len(asked) == len(kinds) else len(kinds)
         costs = [Price(dollars=dollars, source="by --price") for dollars in asked]
     try:
-        counts = [int(name) for name in parse_names(gpus)]
+        counts = [int(name) for name in gpus.split(",")]
     except ValueError:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64") from None
     common: dict[str, Any] = {"reference": reference, "tokens": amount, "network": network}
@@ -114,11 +117,12 @@ def plan(
             for kind, cost in zip(kinds, costs, strict=True)
         ]
     )
-    print(to_json(found)) if as_json else _print(found)
     if html is not None:
-        from fast_axolotl.cli.plan_page import write_plan
-
         write_plan(found, html, run)
+    if as_json:
+        print(to_json(found))
+    else:
+        show_matrix(plan_title(found), *plan_rows(found), plan_notes(found))
 
 
 def _parse_count(text: str) -> float:
@@ -140,10 +144,3 @@ def parse_price(text: str) -> float:
     if not 0 < dollars < float("inf"):
         raise UsageError(f"cannot read {text!r} as dollars per GPU and hour; write 2.5/h")
     return dollars
-
-
-def _print(found: Plan) -> None:
-    from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title
-    from fast_axolotl.report.terminal import show_matrix
-
-    show_matrix(plan_title(found), *plan_rows(found), plan_notes(found))

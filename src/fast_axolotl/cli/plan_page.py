@@ -69,11 +69,13 @@ def plan_notes(plan: Plan) -> list[str]:
     if len(best) > 1:
         notes.append(f"No other is both sooner and cheaper: {_names(best)}.")
     notes += plan.assumptions
-    if plan.tokens is not None:
+    if plan.tokens is None:
+        notes.append("Give --tokens or --epochs for time and money.")
+    else:
         notes += [f"Dollars per GPU and hour: {'; '.join(plan.prices)}."] if plan.prices else []
         priced = {one.gpu for one in plan.candidates if one.dollars is not None}
         missing = {one.gpu for one in plan.candidates if one.seconds is not None} - priced
-        notes += [f"No price of a {gpu} is known; give --price." for gpu in sorted(missing)]
+        notes += [f"No price of {gpu} is known; give --price." for gpu in sorted(missing)]
     return notes
 
 
@@ -84,15 +86,13 @@ def write_plan(plan: Plan, path: Path, run: Path | None) -> None:
     headline, tiles = "No candidate fits into its memory.", list[tuple[str, str]]()
     if possible:
         priced = [one for one in possible if one.dollars is not None]
-        fastest = max(possible, key=lambda one: one.tokens_per_second.value)  # type: ignore[union-attr]
-        headline = f"{_names([fastest])} are the fastest: {_describe(fastest)}."
+        best = {"Fastest": max(possible, key=lambda one: one.tokens_per_second.value)}  # type: ignore[union-attr]
         if priced:
-            cheapest = min(priced, key=lambda one: one.dollars.value)  # type: ignore[union-attr]
-            headline += f" {_names([cheapest])} are the cheapest: "
-            headline += f"{_describe(cheapest)}."
-            if cheapest == fastest:
-                headline = f"{_names([fastest])} are the fastest and the cheapest: "
-                headline += f"{_describe(fastest)}."
+            best["Cheapest"] = min(priced, key=lambda one: one.dollars.value)  # type: ignore[union-attr]
+        if best.get("Cheapest") == best["Fastest"]:
+            best = {"Fastest and cheapest" if len(possible) > 1 else "Predicted": best["Fastest"]}
+        texts = (f"{word}: {_names([one])}, {_describe(one)}." for word, one in best.items())
+        headline = " ".join(texts)
         tiles = [
             (f"bound by {kind}", _names([one for one in possible if one.binds == kind]))
             for kind in dict.fromkeys(one.binds for one in possible)
@@ -205,7 +205,7 @@ def _rate_chart(plan: Plan) -> Chart | None:
     chart = Chart(
         "rate",
         "Tokens/s against GPUs",
-        "The surface is the 90 % interval. Dashed is what the smallest number would give times "
+        "The band is the 90 % interval. Dashed is what the smallest number would give times "
         "the number of GPUs: the distance to it is lost to communication, small batches or data.",
     )
     data: list[Figure] = []

@@ -63,6 +63,9 @@ _BROKEN = 3
 """Exit code where a limit is broken, apart from 1 (the data) and 2 (how it was called)."""
 _UNCHECKED = 4
 """Exit code where no limit is broken and one could not be checked."""
+RunMinutes = Annotated[
+    float | None, typer.Option(help="End a run that takes longer; it counts as failed.", min=0.01)
+]
 
 
 def protocol(
@@ -92,10 +95,7 @@ def protocol(
             help="Begin no pair that would end later; the one under way goes on.", min=0.01
         ),
     ] = None,
-    run_minutes: Annotated[
-        float | None,
-        typer.Option(help="End a run that takes longer; it counts as failed.", min=0.01),
-    ] = None,
+    run_minutes: RunMinutes = None,
     pin: Annotated[
         str | None,
         typer.Option(

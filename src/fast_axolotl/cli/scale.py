@@ -41,7 +41,7 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
 
     dollars = None if price is None else parse_price(price)
     pairs: dict[Path, str] = {}
-    for path in runs:
+    for path in {path.resolve(): path for path in runs}.values():
         if not (path / PROTOCOL_FILE).is_file():
             pairs[path] = ""
             continue

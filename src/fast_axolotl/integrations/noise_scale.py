@@ -120,15 +120,17 @@ class NoiseScale:
         self._passes += 1
         if not self._is_due or self._passes not in (1, self._expected):
             return
-        begin, event, self._events = time.perf_counter(), None, self._events or find_events()
+        begin, events, self._events = time.perf_counter(), None, self._events or find_events()
         held = [(one.unsharded_accumulated_grad, one._unsharded_param) for one in _find_unsharded()]
         local = [grad for kept, leaf in held for grad in (kept, leaf.grad) if grad is not None]
         gradients = [*local, *(one.grad for one in self._parameters() if one.grad is not None)]
         if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
             raise UsageError("DeepSpeed, FSDP1 and steps inside of backward show no gradients")
         if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
-            event = self._events.record()
+            events = self._events.record()
         squared = self._square(gradients)
+        if events is not None:
+            events = (events, self._events.record())
         if self._passes == 1:
             heard, self._heard = list(self._heard.values()), {}
             is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
@@ -138,7 +140,7 @@ class NoiseScale:
                 self._handles.pop().remove()
         if self._passes == self._expected:
             spent, self._spent = time.perf_counter() - begin + self._spent, 0.0
-            self._line |= {"whole": squared, "cost": (spent, event)}
+            self._line |= {"whole": squared, "cost": (spent, events)}
 
     @_guarded
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -203,8 +205,10 @@ class NoiseScale:
             if event is not None and not self._events.has_passed(event):
                 return
             self._waiting.popleft()
-            seconds, start = line.pop("cost")
-            on_device = start and self._events.seconds((start, event))
+            seconds, events = line.pop("cost")
+            on_device = events and self._events.seconds(events)
+            if event is not None:
+                self._events.seconds((event, event))  # back to the pool
             self._costs.append(max(seconds, on_device or 0.0))
             first, whole = both.tolist()
             if math.isfinite(first) and math.isfinite(whole):

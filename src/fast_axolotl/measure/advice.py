@@ -117,8 +117,11 @@ def see_fetches(evidence: Evidence) -> str:
     )
 
 
-def profile() -> str:
-    """Make communication visible."""
+def profile(evidence: Evidence) -> str:
+    """Make communication visible; where a window did not, by comparing with one rank."""
+    reason = evidence.figures.reasons.get("exposed_communication_fraction", "")
+    if reason and not reason.startswith("no profiler window"):
+        return f"Measure one rank, too, and compare both with fast-axolotl scale: {reason}."
     return "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
 
 
@@ -294,11 +297,7 @@ def compute_better(evidence: Evidence) -> Action:
         )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
-    if (
-        padding is not None
-        and padding >= thresholds.MUCH_PADDING
-        and not evidence.setting("sample_packing")
-    ):
+    if padding is not None and evidence.is_padded:
         gain = possible_gain(padding)
         change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}."
     elif idle is not None and idle >= thresholds.MUCH_IDLE:
@@ -327,17 +326,12 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
     By a linear estimate that errs on the safe side: all of the memory is taken to grow with the
     batch, though weights and optimizer state do not.
     """
-    name, figures = _name_batch_size(evidence.source), evidence.figures
+    name = _name_batch_size(evidence.source)
     size = evidence.number("micro_batch_size") or evidence.number("batch_size")
-    cuda = evidence.setting("cuda_memory")
-    used, free = figures.gpu_memory_bytes, figures.gpu_free_bytes
-    if isinstance(cuda, dict) and cuda.get("total") and cuda.get("allocated_peak"):
-        used = int(cuda["allocated_peak"])
-        # What the allocator holds and the run does not use can be used; what others hold cannot.
-        spare = int(cuda.get("reserved_peak") or used) - used
-        free = int(cuda["total"]) - used if free is None else free + spare
+    used, free = evidence.gpu_memory
     if not size or not used or free is None:
-        unknown = "whether it fits is not known, because GPU memory was not recorded"
+        what = "GPU memory" if not used or free is None else "its present size"
+        unknown = f"whether it fits is not known, because {what} was not recorded"
         return f"Try a larger {name}: {unknown}.", False
     more = min(size, math.floor(free / (used / size)))
     if more < 1:

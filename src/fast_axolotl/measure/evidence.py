@@ -90,6 +90,23 @@ class Evidence:
         return is_late and self.figures.straggler_part not in ("", "data")
 
     @property
+    def is_padded(self) -> bool:
+        """Whether padding explains much of what the device does."""
+        share = self.figures.padding_share or 0.0
+        return share >= thresholds.MUCH_PADDING and not self.setting("sample_packing")
+
+    @property
+    def gpu_memory(self) -> tuple[int | None, int | None]:
+        """Bytes of a GPU that the run needed, and those that it could take as well."""
+        cuda, free = self.setting("cuda_memory"), self.figures.gpu_free_bytes
+        if not isinstance(cuda, dict) or not cuda.get("total") or not cuda.get("allocated_peak"):
+            return self.figures.gpu_memory_bytes, free
+        used = int(cuda["allocated_peak"])
+        # What the allocator holds and the run does not use can be used; what others hold cannot.
+        spare = int(cuda.get("reserved_peak") or used) - used
+        return used, int(cuda["total"]) - used if free is None else free + spare
+
+    @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
         names = ("streaming", "pretraining_dataset", "dispatcher")
@@ -247,6 +264,21 @@ class Evidence:
             if abs(late - early) >= max(thresholds.FREE_COMMUNICATION / 2, 3 * noise):
                 way = f"went from {format_share(early)} to {format_share(late)}"
         return [f"exposed communication {way} over {len(shares):,} profiler windows"]
+
+    def small_batch_lines(self) -> list[str]:
+        """Low latency with low throughput: short passes that leave most of a GPU unused."""
+        mfu, (used, free) = self.figures.mfu, self.gpu_memory
+        step, passes = self.figures.step_p50_seconds, self.number("gradient_accumulation") or 1
+        seconds = (step or math.inf) / passes
+        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
+        is_free = (free or 0) >= (used or math.inf)
+        if not (is_low and is_free) or seconds >= thresholds.SHORT_PASS_SECONDS:
+            return []
+        return [
+            f"low latency, but low throughput: a pass takes {format_seconds(seconds)} (threshold "
+            f"0.5 s), MFU is {format_share(mfu)} (threshold 30 %), and {format_bytes(free)} of GPU "
+            f"memory are free beside {format_bytes(used)} in use (threshold: as much; all ours)"
+        ]
 
     def pattern_lines(self) -> list[str]:
         """When the waits come, and with what."""

@@ -546,6 +546,9 @@ def _compute(evidence: Evidence) -> Verdict | None:
             f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
         )
     headline = "The model is the limit: it hardly ever waits for data."
+    small = evidence.small_batch_lines()
+    if small:
+        headline = "The batch is too small for the GPU: steps are short, and throughput is low."
     better = advice.even_out if evidence.holds_up else advice.compute_better
     action, gain = better(evidence)
     return Verdict(
@@ -553,6 +556,7 @@ def _compute(evidence: Evidence) -> Verdict | None:
         headline=_straggling(evidence) if evidence.holds_up else headline,
         evidence=(
             *lines,
+            *small,
             *evidence.hidden_lines(),
             *evidence.rank_lines(),
             *evidence.drain_lines(),
@@ -594,10 +598,9 @@ def _mixed(evidence: Evidence) -> Verdict:
         action = advice.feed(evidence)
     else:
         headline = "Not the data: the model or the communication, which were not told apart."
-        lines.append(
-            f"{figures.world_size} ranks, and no profiler window that shows their communication"
-        )
-        action = advice.Action(advice.profile())
+        why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
+        lines.append(f"{figures.world_size} ranks, and their communication was not seen: {why}")
+        action = advice.Action(advice.profile(evidence))
     return Verdict(
         kind="mixed",
         headline=headline,

@@ -4,8 +4,8 @@ Sizes are doubled until memory runs out or the rate falls clearly; then the boun
 largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a
 constant global batch only its divisors can be had, and the rest of a step is accumulation.
 
-The knee is the smallest micro-batch whose rate is within 3 % of the best, or whose interval reaches
-it: what is larger costs memory and gains nothing. Nothing runs here: ``protocol.sweep`` does that.
+The knee is the smallest micro-batch whose rate is within 3 % of the best, or within 10 % with an
+interval that reaches it: what is larger costs memory and gains nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["Advice", "advise", "choose_next", "describe_longest", "find_sizes"]
 NEAR = 0.03
 """Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
 command differ by on a quiet machine."""
+_UNSURE = 0.10
+"""The same where the interval reaches the best rate. Ours: a wider one says too little."""
 _MOST = 65_536
 """Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
 _CLOSE = 9 / 8
@@ -30,7 +32,7 @@ _CLOSE = 9 / 8
 _FAR_ABOVE = 4.0
 """Times the gradient noise scale from which on a batch is too large: training then takes 5 times
 the fewest samples for 1.25 times the fewest steps (McCandlish et al., arXiv 1812.06162)."""
-_SLOW = 0.7
+SLOW = 0.7
 """Share of the best rate below which a short pass is a pitfall. Ours."""
 
 
@@ -92,7 +94,9 @@ def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: boo
 
 def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     """The knee, the boundary, and what to do, in the words of Axolotl's configuration or ours."""
-    key = "micro_batch_size" if is_axolotl else "micro-batch"
+    key, other_key = "micro-batch", "accumulation"
+    if is_axolotl:
+        key, other_key = "micro_batch_size", "gradient_accumulation_steps"
     ran = sorted((one for one in trials if one.outcome == "ran"), key=lambda one: one.micro_batch)
     full = min((one.micro_batch for one in trials if one.outcome == "out of memory"), default=None)
     timed = [(one, one.rate) for one in ran if one.rate is not None]
@@ -108,11 +112,13 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     knee, own = next(
         (one, rate)
         for one, rate in timed
-        if rate >= (1 - NEAR) * top or (one.high is not None and one.high >= top)
+        if rate >= (1 - NEAR) * top
+        or (rate >= (1 - _UNSURE) * top and one.high is not None and one.high >= top)
     )
     (first, slowest), (last, _) = timed[0], timed[-1]
     size = f"{key}: {knee.micro_batch}"
-    together = f" and gradient_accumulation_steps: {knee.accumulation}" if is_axolotl else ""
+    is_kept = is_axolotl or any(one.accumulation > 1 for one in trials)
+    together = f" and {other_key}: {knee.accumulation}" if is_kept else ""
     text = f"{size} is as fast as any that ran"
     if knee is not first:
         text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"
@@ -137,12 +143,12 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
 
 
 def _warn(first: Trial, knee: Trial, share: float) -> Iterator[str]:
-    if share < _SLOW and first.step_seconds:
+    if share < SLOW and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         yield (
             f"A pass of micro-batch {first.micro_batch} takes only {pass_seconds}, and its "
             f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
-            "speed. Compare tokens per second."
+            f"speed. Compare {first.unit}."
         )
     if knee.stall is not None and knee.stall >= DATA_STALL:
         yield (

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.plan.batch import SLOW
 from fast_axolotl.plan.hardware import Gpu, Price
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
-from fast_axolotl.record.units import format_bytes, format_count, format_share
+from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
 __all__ = [
     "Candidate",
@@ -196,7 +197,7 @@ def make_plan(
         )
         if memory.total > usable:
             need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs at least {need} per GPU, and a {gpu.key} has {room} to use"
+            reason = f"needs at least {need} per GPU, and the {gpu.key} has {room} to use"
             candidates.append(replace(found, reason=reason))
             continue
         step = predict_step(shape, gpu, chosen, network=network)
@@ -338,6 +339,18 @@ def _note(
             f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
             f"as much as on {cheapest}."
         )
+    if len(possible) > 1 and possible[-1].binds != "data":
+        one, other = possible[0], possible[-1]
+        steps = [end.step_seconds or 0.0 for end in (one, other)]
+        sizes = [end.global_batch_tokens / end.gpus for end in (one, other)]
+        share = sizes[1] * steps[0] / (sizes[0] * steps[1])
+        if steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
+            yield (
+                f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
+                f"{other.gpus} GPUs and {format_seconds(steps[0])} on {one.gpus}, but a GPU does "
+                f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
+                f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
+            )
     if reference is None:
         return
     if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:

@@ -242,8 +242,9 @@ def make_scaling(
         curves.append(replace(curve, error=error if len(gpus) > unknowns or error > 1e-6 else None))
     is_unseen = any(math.isnan(_mean(own, "communication")) for own in by_count.values())
     notes = {
-        f"Worth it: an added GPU brings half of one's share on {smallest}, or more; beyond, its "
-        f"{unit} cost over twice as much. Far: over {FAR} times what was measured.": True,
+        "Worth it up to: the last count at which an added GPU brings at least half of what a GPU "
+        f"brings on {count_words(smallest, 'GPU')}; beyond it, the {unit} of an added GPU cost "
+        f"more than twice as much. (far): more than {FAR} times the largest measured count.": True,
         "No USL: two counts do not determine its three unknowns.": len(gpus) < 3,
         "Intervals of one run are of its steps and leave out how much runs differ; a short one has "
         "none. Repeat it.": any(one.interval_from != "runs" for one in counts),
