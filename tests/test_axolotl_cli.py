@@ -110,7 +110,8 @@ def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
     first, last = lines(done)
     told = (f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save", TOLD_LESS)
     assert first.startswith(told)
-    for name in ("dedupe ×1", "save ×1", "packing ×1", "long ×1"):
+    is_whole = not first.startswith(TOLD_LESS)  # older releases are told which are inactive
+    for name in ("dedupe ×1", "save ×1", *(["packing ×1", "long ×1"] if is_whole else [])):
         assert name in last
     assert "Axolotl's own" not in last
 
