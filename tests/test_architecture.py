@@ -31,30 +31,30 @@ MOST_LINES = {
     "__init__": 133,
     "__main__": 8,
     "_version": 20,
-    "axolotl": 9_150,
+    "axolotl": 9_220,
     "boot": 86,
-    "cli": 4_500,
+    "cli": 5_100,
     "cluster": 2_960,
-    "plan": 1_950,
+    "plan": 2_490,
     "dedupe": 1_800,
     "errors": 130,
-    "integrations": 3_320,
+    "integrations": 3_640,
     "kernels": 1_250,
-    "measure": 8_700,
+    "measure": 8_830,
     "packing": 1_300,
-    "protocol": 2_700,
+    "protocol": 2_920,
     "reading": 6_950,
-    "record": 3_050,
-    "report": 4_780,
+    "record": 3_160,
+    "report": 4_830,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 53_100
-MOST_FILES = 201
+MOST_LINES_IN_ALL = 55_050
+MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 39_800
+MOST_TEST_LINES = 41_020
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

@@ -272,3 +272,18 @@ def test_an_unknown_gpu_lists_the_known_ones() -> None:
         find_gpu("L40")
     with pytest.raises(UsageError, match="at least 1"):
         plan([0])
+
+
+def test_from_one_gpu_to_several_the_interval_is_wider() -> None:
+    layout = replace(LAYOUT, gpus=1, sharding="ddp", method="lora")
+    reference = measured(layout=layout)
+    one, many = plan([1, 2], reference=reference).candidates
+    assert one.tokens_per_second
+    assert many.tokens_per_second
+    shares = [rate.high / rate.value for rate in (one.tokens_per_second, many.tokens_per_second)]
+    assert shares[1] > 1.2 > shares[0]
+
+
+def test_a_batch_larger_than_any_published_one_is_named() -> None:
+    (note,) = [note for note in plan([64, 8192]).notes if "published" in note]
+    assert note.startswith("From 8192 GPUs on a step has")

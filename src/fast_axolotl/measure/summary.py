@@ -308,7 +308,9 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
     builder.values["hwm_by_phase"] = by_phase
     held = (rank.settings.get("cuda_memory") for rank in ranks)
     peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
-    builder.put("gpu_peak_allocated_bytes", max(peaks, default=0) or None, is_system=True)
+    values["gpu_peak_allocated_bytes"] = max(peaks, default=0) or None
+    if values.get("gpu_memory_bytes") is None:
+        reasons["gpu_peak_allocated_bytes"] = reasons.get("gpu_memory_bytes", "no GPU was seen")
     for name, value in values.items():
         builder.put(name, value, reasons.get(name, ""), is_system=True)
 

@@ -535,7 +535,12 @@ def _compute(evidence: Evidence) -> Verdict | None:
     if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
     lines = [evidence.stall_line("threshold 5 %: ours, half of MLPerf Storage's 10 %")]
-    if figures.exposed_communication_fraction is not None:
+    if figures.world_size == 1 and figures.device_stall_fraction is not None:
+        lines.append(
+            "one GPU has no communication: its tokens/s times the number of GPUs is more than they "
+            "will give; fast-axolotl plan predicts how much more"
+        )
+    elif figures.exposed_communication_fraction is not None:
         exposed = format_share(evidence.exposed)
         lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
         lines += evidence.communication_lines()

@@ -42,6 +42,11 @@ _OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
 _UNKNOWN_STACK, _UNKNOWN_EXPERTS = 0.40, 0.55
 _COMMUNICATION = 0.5
 """Of the predicted communication that the reference did not have: links reach half or twice it."""
+_FROM_ONE = 0.15
+"""The same of a plan for several GPUs from a run on one, whose stack was not seen to communicate.
+Ours: no published row has both."""
+_HUGE_BATCH = 16e6
+"""Tokens per step: what Llama 3.1 405B ended with."""
 _COMMUNICATION_BINDS = 0.20
 """Share of a step; the verdict's line, too."""
 _USABLE_MEMORY = 0.92
@@ -207,7 +212,8 @@ def make_plan(
         width = interval_width(reference, shape, gpu, chosen)
         if reference is not None:
             new = max(0.0, step.communication / step.total - seen)
-            width = math.hypot(width, _COMMUNICATION * new)
+            alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
+            width = math.hypot(width, _COMMUNICATION * new, alone)
         demand = real_share * chosen.step_tokens / seconds
         binds, ceiling = "communication" if share >= _COMMUNICATION_BINDS else "compute", None
         rate = Range(demand * math.exp(-width), demand, demand * math.exp(width))
@@ -351,6 +357,13 @@ def _note(
                 f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
                 f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
             )
+    huge = next((one for one in possible if one.global_batch_tokens > _HUGE_BATCH), None)
+    if huge is not None:
+        yield (
+            f"From {huge.gpus} GPUs on a step has {format_count(huge.global_batch_tokens)} tokens "
+            "or more: larger than any published training of a language model. Split the model "
+            "over GPUs (TP, PP), or use fewer."
+        )
     if reference is None:
         return
     if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
