@@ -134,6 +134,10 @@ def test_pitfalls_are_told_with_their_figures() -> None:
     assert "√k (Adam)" in large
     assert "2505.23971" in large
     assert not advise([replace(noisy, noise_scale=65.0)]).warnings
+    # The run that accumulates most tells of the noise, also where the knee is another.
+    more = trial(4, share=64, noise_scale=30.0, ranks=4)
+    assert advise([more, replace(noisy, noise_scale=None)]).noise_scale == 30.0
+    assert "--steps 60" in advise([replace(noisy, noise_scale=None)]).sentences[-1]
 
 
 def test_the_longest_batch_fits_or_names_what_to_lower() -> None:

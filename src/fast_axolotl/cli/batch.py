@@ -110,7 +110,13 @@ def batch(
     with (
         protocol_progress() as update,
         open_running(
-            Plan(title="batch sizes", arms=(arm,), warmup=0, run_minutes=run_minutes),
+            Plan(
+                title="batch sizes",
+                arms=(arm,),
+                warmup=0,
+                run_minutes=run_minutes,
+                gradient_noise=True,
+            ),
             folder,
             environment=os.environ,
             progress=lambda at: update(at.arm, len(trials), 0, at.run_seconds, None),
@@ -171,8 +177,8 @@ def _print(found: dict[str, Any]) -> None:
             lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
         if one.micro_batch == advice.knee:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
-            if one.noise_scale is not None:
-                title += f", gradient noise scale {format_count(one.noise_scale)} (a proxy)"
+            if advice.noise_scale is not None:
+                title += f", gradient noise scale {format_count(advice.noise_scale)} (a proxy)"
     header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
     show_matrix(title, header, rows)
     lines += [*advice.sentences, *(f"! {line}" for line in advice.warnings)]

@@ -46,6 +46,8 @@ class Advice:
     """The one with the highest rate."""
     largest_ran: int | None = None
     smallest_out_of_memory: int | None = None
+    noise_scale: float | None = None
+    """Of the gradient, in samples: of the run that accumulates most."""
     sentences: tuple[str, ...] = ()
     """What to do, and why."""
     warnings: tuple[str, ...] = ()
@@ -130,19 +132,28 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
             more = (other.peak_bytes or 0) - (knee.peak_bytes or 0)
             text += f" and takes {format_bytes(more)} more"
     sentences = [f"Set {size}{together}.", f"{text}."]
+    # All begin with the same weights, so what one run says of the noise holds for the others.
+    found = [one for one in (*ran, knee) if one.noise_scale]
+    noise = max(found, key=lambda one: one.accumulation).noise_scale if found else None
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
+    if noise is None:
+        sentences.append(
+            "Whether the global batch is larger than it need be is not known: the gradient noise "
+            "scale takes --steps 60 or more, and accumulation or several ranks."
+        )
     return Advice(
         knee=knee.micro_batch,
         best=best.micro_batch,
         largest_ran=ran[-1].micro_batch,
         smallest_out_of_memory=full,
         sentences=tuple(sentences),
-        warnings=tuple(_warn(first, knee, slowest / top)),
+        noise_scale=noise,
+        warnings=tuple(_warn(first, knee, slowest / top, noise)),
     )
 
 
-def _warn(first: Trial, knee: Trial, share: float) -> Iterator[str]:
+def _warn(first: Trial, knee: Trial, share: float, noise: float | None) -> Iterator[str]:
     if share < SLOW and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         yield (
@@ -155,7 +166,7 @@ def _warn(first: Trial, knee: Trial, share: float) -> Iterator[str]:
             f"At {knee.micro_batch} training waits for data {format_share(knee.stall)} of the "
             "time: the loader is measured, not the batch. Make it faster first."
         )
-    samples, noise = knee.micro_batch * knee.accumulation * knee.ranks, knee.noise_scale
+    samples = knee.micro_batch * knee.accumulation * knee.ranks
     if noise and samples >= _FAR_ABOVE * noise:
         yield (
             f"The global batch of {samples:,} samples is {format_count(samples / noise)} times the "

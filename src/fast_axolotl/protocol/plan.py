@@ -102,6 +102,8 @@ class Plan:
     """The data, whose device is probed in every run."""
     profile_steps: int = 0
     """Of every run, under torch's profiler."""
+    gradient_noise: bool = False
+    """Whether norms of gradients are taken in every run."""
     keep_outputs: bool = False
     """Whether what Axolotl wrote stays after a run that succeeded."""
     same_work: tuple[str, str] | None = None

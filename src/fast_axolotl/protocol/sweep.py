@@ -117,5 +117,5 @@ def _read(trial: Trial, run: ArmRun, root: Path) -> Trial:
         peak_bytes=summary.gpu_peak_allocated_bytes,
         held_bytes=max(summary.gpu_memory_bytes or 0, held.get("reserved_peak") or 0) or None,
         total_bytes=held.get("total"),
-        noise_scale=getattr(summary, "gradient_noise_scale", None),
+        noise_scale=summary.gradient_noise_scale,
     )
