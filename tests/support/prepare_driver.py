@@ -64,7 +64,7 @@ class Hurting:
     def __init__(self, engine: Engine, faults: list[dict[str, Any]]) -> None:
         self._engine = engine
         self._faults = {it["stage"]: {"pids": [os.getpid()], **it} for it in faults}
-        self.num_workers, self.nodes, self.close = engine.num_workers, engine.nodes, engine.close
+        self.num_workers, self.close = engine.num_workers, engine.close
 
     def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
         given = list(tasks)
