@@ -82,7 +82,7 @@ def _lines(name: str, rows: list[dict[str, Any]], table: pa.Table) -> bytes:
         texts = pa.array([_to_json(row["messages"]) for row in rows])
         file = pa.BufferOutputStream()
         pa.csv.write_csv(table.drop(["messages"]).append_column("messages", texts), file)
-        return file.getvalue().to_pybytes()
+        return bytes(file.getvalue())
     texts = (" ".join(message["content"] for message in row["messages"]) for row in rows)
     return "".join(text.replace("\n", " ") + "\n" for text in texts).encode()
 
