@@ -50,14 +50,15 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "Every command, as `fast-axolotl COMMAND --help` prints it. Exit codes: 0 success, 1 a "
-        "problem in the data or the run, 2 a command that was called the wrong way. `compare` and "
-        "`protocol` also use 1 for a limit that was exceeded.",
+        "Every command, as `fast-axolotl COMMAND --help` prints it. Exit codes: 0 is success, 1 is "
+        "a problem in the data or in the run, 2 is a mistake in the command line. [`compare`]"
+        "(../protocol.md) has two more, for CI. `run` and `measure` end with the exit code of the "
+        "command that they start.",
         "",
         "| command | what it does |",
         "| --- | --- |",
     ]
-    commands = list(_commands(root, ""))
+    commands = list(walk_commands(root, ""))
     for name, command in commands:
         summary = _cell(inspect.cleandoc(command.help or "").split("\n\n")[0])
         lines.append(f"| [`{name}`](#{_anchor(name)}) | {summary} |")
@@ -66,10 +67,10 @@ def command_line() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def walk_commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from _commands(command, f"{prefix}{name} ")
+            yield from walk_commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
 
