@@ -1,6 +1,7 @@
 """README and documentation hold: their code runs, their commands parse, their links lead somewhere.
 
 - Python blocks run, all of one page in one namespace, in a folder with the files that they name.
+  A script with a `__main__` runs in a process of its own, measured.
 - Commands of ours must parse; those that only read small files or records run, too. Targets of
   `make`, modules, scripts and extras must exist.
 - YAML must parse, and its keys must be Axolotl's or ours.
@@ -20,6 +21,8 @@ import posixpath
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -285,7 +288,7 @@ def lay_out_files(text: str) -> None:
         if not Path(folder).exists():
             write_rows(Path(folder, "train.jsonl"))
     words = text.split()
-    if words[0] == "fast-axolotl" and words[1] in RECORDS:
+    if words[:1] == ["fast-axolotl"] and words[1] in RECORDS:
         lay_out_records(words[2:], written)
     if "config.yml" in text:
         Path("config.yml").write_text("base_model: model\n", encoding="utf-8")
@@ -369,9 +372,25 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     lay_out_files(f"{node.value} ")
             if "torch." in block.text:
                 names.setdefault("torch", importlib.import_module("torch"))
-            exec(compile(block.text, str(block), "exec"), names)
+            if "__main__" in block.text:
+                measure_script(block.text)
+            else:
+                exec(compile(block.text, str(block), "exec"), names)
         elif block.page == page:
             ast.parse(block.text)
+
+
+def measure_script(text: str) -> None:
+    """A whole script, in a process of its own, measured."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+
+    Path("script.py").write_text(text, encoding="utf-8")
+    words = [sys.executable, "-m", "fast_axolotl", "measure", "--output", "runs/script", "--"]
+    done = subprocess.run([*words, sys.executable, "script.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert summarise(read_run("runs/script")).stall_fraction is not None
+    shutil.rmtree("runs/script")
 
 
 @pytest.mark.parametrize("block", blocks_of("yaml"), ids=str)

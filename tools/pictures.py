@@ -27,7 +27,7 @@ RUN = REPOSITORY / "tests" / "golden" / "runs" / "data-rate-device"
 REPORT = REPOSITORY / "docs" / "h200-report.html"
 IMAGES = REPOSITORY / "docs" / "images"
 WIDTH = 92
-MOMENT = 9.5
+MOMENT = 7.0
 """Seconds after the start of the run."""
 
 SVG = """\
