@@ -110,7 +110,7 @@ def _option(param: Any, kind: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
     kinds = [kind for kind in (get_args(kind) or (kind,)) if kind is not type(None)]
     if get_origin(kind) is Literal:
-        names += " `" + "\\|".join(map(str, kinds)) + "`"
+        names += " `" + "|".join(map(str, kinds)) + "`"
     elif kinds != [bool]:
         names += f" `{param.metavar or _PLACEHOLDERS.get(kinds[0], 'TEXT')}`"
     default = param.default
@@ -261,7 +261,7 @@ def _fields(node: ast.ClassDef) -> list[str]:
             text = ""
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 text = _ticks(str(after.value.value))
-            kind = ast.unparse(item.annotation).replace("|", "\\|")
+            kind = ast.unparse(item.annotation)
             rows.append(f"| `{ast.unparse(item.target)}` | `{kind}` | {_cell(text)} |")
     return ["", "| field | type | |", "| --- | --- | --- |", *rows] if rows else []
 
