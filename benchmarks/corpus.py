@@ -7,8 +7,10 @@ fiftieth row has quotes, a newline and letters beyond ASCII in it.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import string
 from collections.abc import Collection
@@ -17,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 
 MESSAGE_ROWS = 200_000
@@ -29,8 +32,14 @@ ROW_GROUP_ROWS = 10_000
 RECORD_BATCH_ROWS = 1000
 _TEXT_WORDS = 3_000_000
 _LARGE_BLOCK_ROWS = 20_000
-_GZIP_LEVEL = 1
-"""Higher levels take longer to write than all the other files together."""
+_COMPRESS = {
+    ".gz": lambda data: gzip.compress(data, 1),
+    ".bz2": lambda data: bz2.compress(data, 1),
+    ".xz": lambda data: lzma.compress(data, preset=0),
+}
+"""Lowest levels: higher ones take longer to write than all the other files together."""
+_ARROW_CODECS = {".zst": "zstd", ".lz4": "lz4"}
+COMPRESSIONS = (*_COMPRESS, *_ARROW_CODECS)
 
 
 def write_inputs(folder: Path, names: Collection[str], count: int) -> dict[str, Path]:
@@ -43,33 +52,39 @@ def write_inputs(folder: Path, names: Collection[str], count: int) -> dict[str, 
         return {}
     rows = conversations(count)
     table = pa.Table.from_pylist(rows)
-    lines = ("\n".join(map(_to_json, rows)) + "\n").encode()
     paths = {name: folder / name for name in names}
     for name, path in paths.items():
         if name.endswith(".parquet"):
             group_rows = count if "one-group" in name else ROW_GROUP_ROWS
-            pq.write_table(table, path, row_group_size=group_rows)
+            codec = "zstd" if "zstd" in name else "snappy"
+            pq.write_table(table, path, row_group_size=group_rows, compression=codec)
+        elif name.endswith(".feather"):
+            pa.feather.write_feather(table, path, compression="lz4", chunksize=RECORD_BATCH_ROWS)
         elif name.endswith((".arrow", ".arrows")):
             form = pa.ipc.new_file if name.endswith(".arrow") else pa.ipc.new_stream
             with form(path, table.schema) as writer:
                 writer.write_table(table, max_chunksize=RECORD_BATCH_ROWS)
-        elif name.endswith(".jsonl"):
-            path.write_bytes(lines)
-        elif name.endswith(".gz"):
-            path.write_bytes(gzip.compress(lines, _GZIP_LEVEL))
-        elif name.endswith(".zst"):
-            with pa.CompressedOutputStream(str(path), "zstd") as file:
-                file.write(lines)
-        elif name.endswith(".csv"):
-            texts = pa.array([_to_json(row["messages"]) for row in rows])
-            flat = table.drop(["messages"]).append_column("messages", texts)
-            pa.csv.write_csv(flat, path)
         else:
-            with path.open("w", encoding="utf-8", newline="\n") as text_file:
-                for row in rows:
-                    text = " ".join(message["content"] for message in row["messages"])
-                    text_file.write(text.replace("\n", " ") + "\n")
+            data = _lines(name, rows, table)
+            if path.suffix in _ARROW_CODECS:
+                with pa.CompressedOutputStream(str(path), _ARROW_CODECS[path.suffix]) as file:
+                    file.write(data)
+            else:
+                path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))
     return paths
+
+
+def _lines(name: str, rows: list[dict[str, Any]], table: pa.Table) -> bytes:
+    """The conversations in the line format that a file is named after, not yet compressed."""
+    if ".jsonl" in name:
+        return ("\n".join(map(_to_json, rows)) + "\n").encode()
+    if ".csv" in name:
+        texts = pa.array([_to_json(row["messages"]) for row in rows])
+        file = pa.BufferOutputStream()
+        pa.csv.write_csv(table.drop(["messages"]).append_column("messages", texts), file)
+        return bytes(file.getvalue())
+    texts = (" ".join(message["content"] for message in row["messages"]) for row in rows)
+    return "".join(text.replace("\n", " ") + "\n" for text in texts).encode()
 
 
 def write_sample(path: Path, rows: int) -> Path:

@@ -48,6 +48,7 @@ _DUCKDB_LINES = {
     "dtype": ["VARCHAR"],
 }
 _PRE_BUFFERED = "keeps the bytes of every row group that it has read"
+_PARQUETS = ("messages-parquet", "messages-parquet-one-group", "messages-parquet-zstd")
 _ONE_GROUP = {"messages-parquet-one-group": "holds a whole row group"}
 
 Pass = Callable[[], Iterator[Any]]
@@ -188,7 +189,7 @@ PEERS = (
         "pyarrow",
         formats=_ALL,
         prepare=_pyarrow,
-        unbounded=dict.fromkeys(("messages-parquet", "messages-parquet-one-group"), _PRE_BUFFERED),
+        unbounded=dict.fromkeys(_PARQUETS, _PRE_BUFFERED),
     ),
     _arrow(
         "pyarrow pages",

@@ -36,6 +36,7 @@ from benchmarks.tokens import output_bytes, token_contest
 from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import UsageError
 from support.files import read_rows
+from tools.benchmark_page import PAGE, make_page
 
 pytestmark = pytest.mark.filterwarnings("default")
 """What the peers warn about is theirs."""
@@ -316,8 +317,11 @@ def test_every_input_of_the_reader_holds_the_same_conversations(tmp_path: Path) 
     expected = rows.pop("messages.jsonl")
     assert len(expected) == 120
     assert [len(found) for found in rows.values()] == [120] * len(rows)
-    same = [name for name, found in rows.items() if found == expected]
-    assert set(rows) - set(same) == {"messages.csv", "messages.txt"}
+    others = {name: found for name, found in rows.items() if found != expected}
+    for kind in ("csv", "txt"):
+        plain = others.pop(f"messages.{kind}")
+        assert [others.pop(f"messages.{kind}.{end}") for end in ("gz", "zst")] == [plain, plain]
+    assert not others
 
 
 # Axolotl.
@@ -557,3 +561,7 @@ def test_the_settings_of_an_advice_are_found() -> None:
     settings = {"dataset_use_rust_streaming": True, "dataloader_prefetch_factor": 8}
     assert find_settings(advice) == settings
     assert find_settings("Leave the data path as it is: a faster loader changes nothing.") == {}
+
+
+def test_the_page_of_figures_is_that_of_the_result_files() -> None:
+    assert PAGE.read_text(encoding="utf-8") == make_page(), "run python tools/benchmark_page.py"
