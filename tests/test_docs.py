@@ -43,7 +43,7 @@ PAGES = {
     path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8")
     for path in (README, *sorted((REPOSITORY / "docs").rglob("*.md")))
 }
-BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/LOG.md")
+BESIDE = ("BENCHMARK.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 LANGUAGES = {"bash", "console", "python", "yaml", "text", "json", "toml", "html", "slurm", ""}
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).parents[1]
-BESIDE = ("BENCHMARK.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/*.md")
+BESIDE = ("BENCHMARK.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md")
 RESULTS = "benchmarks/results"
 
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
