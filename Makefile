@@ -2,6 +2,7 @@
 # make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
+# make docs   the documentation as a site that opens offline: build/site/index.html
 # make axolotl-matrix   other releases of Axolotl, each with its own pins; OPTIONS="--stack 0.18.0" for one
 # make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-chat-templates, bench-meter, bench-meter-gpu,
 #      bench-preprocess-command, bench-trl-prepare, bench-meter-cost, bench-protocol, bench-advice, bench-sharding, bench-cluster, bench-cluster-arithmetic, bench-trace-proof, bench-trace-gpu, bench-memory-gpu, bench-batch-gpu   a race, see benchmarks/README.md; OPTIONS="--help" for its options
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-sharding bench-cluster-arithmetic
 AXOLOTL_RACES := bench-axolotl bench-chat-templates bench-preprocess-command bench-trl-prepare bench-advice bench-meter bench-meter-gpu bench-meter-cost bench-cluster bench-trace-proof bench-trace-gpu bench-memory-gpu bench-batch-gpu
 
-.PHONY: demo demo-axolotl test check format clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
+.PHONY: demo demo-axolotl test check docs format clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
 
 demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
@@ -38,6 +39,11 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Broken links and pages that load from elsewhere are errors.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html; search works when it is served: python3 -m http.server -d build/site"
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -62,7 +68,7 @@ $(VENV)/.report: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	touch $@
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python

@@ -35,7 +35,7 @@ def find_browser(which: Callable[[str], str | None] = shutil.which) -> str:
     )
 
 
-def take_picture(page: Path, picture: Path, *, browser: str) -> None:
+def take_picture(page: Path, picture: Path, *, browser: str, scale: int = _SCALE) -> None:
     """Write the top of a page as PNG, 3200 × 1800, in a folder that is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fast-axolotl-browser-") as profile:
         taken = Path(profile) / "picture.png"
@@ -52,7 +52,7 @@ def take_picture(page: Path, picture: Path, *, browser: str) -> None:
             "--hide-scrollbars",
             f"--user-data-dir={profile}/profile",
             f"--window-size={_WIDTH},{_HEIGHT}",
-            f"--force-device-scale-factor={_SCALE}",
+            f"--force-device-scale-factor={scale}",
             f"--virtual-time-budget={_DRAWING_MILLISECONDS}",
             f"--screenshot={taken}",
             # The window's own height is that of a window with a bar, which there is none of.

@@ -1,0 +1,528 @@
+"""README and documentation hold: their code runs, their commands parse, their links lead somewhere.
+
+- Python blocks run, all of one page in one namespace, in a folder with the files that they name.
+  A script with a `__main__` runs in a process of its own, measured.
+- Commands of ours must parse; those that only read small files or records run, too. Targets of
+  `make`, modules, scripts and extras must exist.
+- YAML must parse, and its keys must be Axolotl's or ours.
+- A table with ratios names a result file in its section.
+
+A block that cannot run has the reason in a comment above it: ``<!-- not run: needs a GPU -->``. It
+must parse all the same. ``<!-- answer: RUN -->`` above a block means that it shows what is said of
+that record; ``FAST_AXOLOTL_UPDATE_GOLDEN=1`` writes it again.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import posixpath
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from support.files import COMPRESSIONS, jsonl_bytes, parquet_bytes, squeeze
+from support.golden import GOLDEN, command, plain, terminal
+from tools import reference, site
+
+REPOSITORY = Path(__file__).parents[1]
+README = REPOSITORY / "README.md"
+PAGES = {
+    path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8")
+    for path in (README, *sorted((REPOSITORY / "docs").rglob("*.md")))
+}
+BESIDE = ("BENCHMARK.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+LANGUAGES = {"bash", "console", "python", "yaml", "text", "json", "toml", "html", "slurm", ""}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    note: str
+    """What the comment above it says."""
+
+    @property
+    def is_run(self) -> bool:
+        return not self.note.startswith("not run:")
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+FENCE = re.compile(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", re.M | re.S)
+COMMENT = re.compile(r"<!-- (.*?) -->\s*\Z", re.S)
+
+
+def find_blocks(page: str, text: str) -> Iterator[Block]:
+    for found in FENCE.finditer(text):
+        indent, language, body = found.groups()
+        body = re.sub(rf"^{indent}", "", body, flags=re.M)
+        note = COMMENT.search(text[: found.start()])
+        line = text.count("\n", 0, found.start()) + 1
+        yield Block(page, line, language, body, note[1] if note else "")
+
+
+BLOCKS = [block for page, text in PAGES.items() for block in find_blocks(page, text)]
+
+
+def blocks_of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def test_every_block_says_its_language_and_why_it_is_not_run() -> None:
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    for block in BLOCKS:
+        if block.language in ("text", ""):
+            assert not re.search(r"^(\$ )?(fast-axolotl|make) ", block.text, re.M), (
+                f"{block}: bash?"
+            )
+        if not block.is_run:
+            assert len(block.note.removeprefix("not run:").split()) >= 3, f"{block}: no reason"
+
+
+# Commands
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """The words of every command, without comments, variables before it, and pipes."""
+    text = block.text.replace("\\\n", " ")
+    lines = text.splitlines()
+    if block.language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    for line in lines:
+        if not re.match(r"\w+=[$(]", line):  # a variable of a longer script
+            yield from split_commands(line)
+
+
+def split_commands(line: str) -> Iterator[list[str]]:
+    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
+    reader.whitespace_split = True
+    words: list[str] = []
+    for word in [*reader, ";"]:
+        if word in (";", "&&", "||", "|", "&"):
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if words:
+                yield words
+            words = []
+        else:
+            words.append(word)
+
+
+@cache
+def our_commands() -> dict[str, Any]:
+    root: Any = importlib.import_module("typer.main").get_command(
+        importlib.import_module("fast_axolotl.cli").app
+    )
+    return dict(reference.walk_commands(root, ""))
+
+
+def our_command(words: list[str]) -> tuple[str, list[str]]:
+    """The name of a command of ours, and what follows it."""
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in our_commands():
+            return name, words[length:]
+    raise AssertionError(f"no such command: fast-axolotl {' '.join(words[:2])}")
+
+
+def parse(words: list[str]) -> None:
+    if words[0].startswith("--"):
+        assert set(words) <= {"--help", "--version"}, words
+        return
+    name, rest = our_command(words)
+    our_commands()[name].make_context(name, list(rest))
+    if name in ("run", "measure"):  # they take every option for one of the command that they run
+        ours = rest[: rest.index("--")] if "--" in rest else rest[:1]
+        assert unknown_options(name, ours) == set(), words
+        check_words(rest[len(ours) + ("--" in rest) :])
+
+
+def unknown_options(name: str, words: list[str]) -> set[str]:
+    known = {option for param in our_commands()[name].params for option in param.opts}
+    return {word.split("=")[0] for word in words if word.startswith("--")} - known - {"--help"}
+
+
+MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+FOREIGN = {
+    *("axolotl", "accelerate", "torchrun", "ray", "srun", "git", "cd", "export", "source", "apt"),
+    *(
+        "apt-get",
+        "pytest",
+        "trl",
+        "llamafactory-cli",
+        "tune",
+        "set",
+        "sleep",
+        "pre-commit",
+        "mkdir",
+    ),
+    *(
+        "docker",
+        "cat",
+        "ls",
+        "sudo",
+        "sbatch",
+        "kubectl",
+        "tar",
+        "twine",
+        "zcat",
+        "eval",
+        "nvidia-smi",
+    ),
+}
+
+
+def check_words(words: list[str]) -> None:
+    program, rest = words[0], words[1:]
+    if program == "fast-axolotl":
+        parse(rest)
+    elif program == "make":
+        for target in rest:
+            if "=" not in target:
+                assert re.search(rf"\b{re.escape(target)}\b", MAKEFILE), f"make {target}?"
+    elif program in ("pip", "pipx", "uv"):
+        check_install(rest)
+    elif program in ("python", "python3", "$PY"):
+        check_python(rest)
+    else:
+        assert program in FOREIGN or program.endswith((".sh", "/activate")), f"{program}?"
+        if "fast-axolotl" in rest:
+            check_words(rest[rest.index("fast-axolotl") :])
+
+
+def check_install(words: list[str]) -> None:
+    """The package of our name on PyPI is another one; extras are ours."""
+    toml = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    for word in words:
+        assert not re.fullmatch(r"fast-axolotl(\[.*\])?", word), (
+            f"pip install {word}: the other one"
+        )
+        if found := re.fullmatch(r"\.\[(.+)\]", word):
+            for extra in found[1].split(","):
+                assert re.search(rf"^{extra} = \[", toml, re.M), f"extra {extra}?"
+
+
+def check_python(words: list[str]) -> None:
+    if words[:1] == ["-m"]:
+        module = words[1].replace(".", "/")
+        if module.startswith(("benchmarks", "fast_axolotl", "tools")):
+            roots = (REPOSITORY, REPOSITORY / "src")
+            paths = [root / f"{module}{end}" for root in roots for end in (".py", "/__main__.py")]
+            assert any(path.exists() for path in paths), words
+    elif words and words[0].startswith(("tools/", "benchmarks/")):
+        assert (REPOSITORY / words[0]).exists(), words
+
+
+@pytest.mark.parametrize("block", blocks_of("bash", "console"), ids=str)
+def test_commands_parse_and_cheap_ones_run(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in commands_of(block):
+        lay_out_files(" ".join(words))
+        if block.is_run:
+            check_words(words)
+        elif words[0] == "fast-axolotl":
+            parse(words[1:])
+        if block.is_run and can_run(words):
+            answer = command(*words[1:])
+            assert answer.code in EXPECTED.get(words[1], {0}), f"{shlex.join(words)}\n{answer.err}"
+
+
+CHEAP = {"read", "dedupe", "show", "compare", "report", "status", "plan", "doctor"}
+EXPECTED = {"compare": {0, 3, 4}}
+"""A limit that is broken, or that one run cannot check, is an answer, too."""
+
+
+def can_run(words: list[str]) -> bool:
+    if words[0] != "fast-axolotl" or words[1] not in CHEAP or set(words) & {">", "<", "--engine"}:
+        return False
+    # The records here hold no whole epoch.
+    return "--epochs" not in words and not any("://" in word for word in words)
+
+
+FILES = re.compile(r"[\w./*-]+\.(?:jsonl|parquet)(?:\.(?:zst|gz))?\b")
+WRITTEN = re.compile(r"(?:-o|--output|--report|--html|--png)[ =](\S+)")
+RECORDS = {"show", "compare", "report", "plan", "watch"}
+
+
+def make_rows(count: int = 64) -> list[dict[str, Any]]:
+    return [
+        {
+            "messages": [{"role": "user", "content": f"question {number % 50}"}],
+            "text": f"text {number % 50}",
+            "prompt": f"prompt {number % 50}",
+            "input_ids": list(range(number % 7 + 1)),
+            "source": "web",
+        }
+        for number in range(count)
+    ]
+
+
+def lay_out_files(text: str) -> None:
+    """The files, folders and records that a command or a block of code names, here."""
+    written = {path.rstrip("/") for path in WRITTEN.findall(text)}
+    for path in written:
+        Path(path).unlink(missing_ok=True)
+    for name in FILES.findall(text):
+        if name not in written and not name.startswith("/") and name != "config.json":
+            write_rows(Path(name.replace("*", "part-0")))
+    for folder in re.findall(r"(?<![\w./-])((?:data|chat|code|maths))/(?![\w*])", text):
+        if not Path(folder).exists():
+            write_rows(Path(folder, "train.jsonl"))
+    words = text.split()
+    if words[:1] == ["fast-axolotl"] and words[1] in RECORDS:
+        lay_out_records(words[2:], written)
+    if "config.yml" in text:
+        Path("config.yml").write_text("base_model: model\n", encoding="utf-8")
+    if "config.json" in text:
+        shape = '{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, '
+        shape += '"intermediate_size": 128, "vocab_size": 1000, "model_type": "llama"}'
+        Path("config.json").write_text(shape, encoding="utf-8")
+
+
+def write_rows(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        kinds = {suffix: name for name, suffix in COMPRESSIONS.items() if suffix}
+        data = (parquet_bytes if ".parquet" in path.name else jsonl_bytes)(make_rows())
+        path.write_bytes(squeeze(data, kinds.get(path.suffix, "none")))
+
+
+def lay_out_records(words: list[str], written: set[str]) -> None:
+    for before, word in zip(["", *words], words, strict=False):
+        is_path = re.fullmatch(r"[\w./-]+", word) and not word.startswith("-")
+        if (
+            is_path
+            and not before.startswith("-")
+            and word not in written
+            and not Path(word).exists()
+        ):
+            is_protocol = "protocol" in word
+            source = GOLDEN / ("protocols/commands" if is_protocol else "runs/compute-everything")
+            shutil.copytree(source, word)
+
+
+INLINE = re.compile(r"(?<!`)`((?:fast-axolotl|make) [^`\n]+)`(?!`)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_inside_sentences_exist_with_their_options(page: str) -> None:
+    text = FENCE.sub("", PAGES[page])
+    for found in INLINE.findall(text):
+        words = re.sub(r"[…|].*", "", found).split()
+        if len(words) < 2:
+            continue
+        if words[0] == "make":
+            assert re.search(rf"\b{re.escape(words[1])}\b", MAKEFILE), found
+        elif words[1:] not in (["bench"], ["--help"], ["--version"]) and words[1] != "COMMAND":
+            name, rest = our_command([word.strip(",;.") for word in words[1:]])
+            ours = rest[: rest.index("--")] if "--" in rest else rest
+            assert unknown_options(name, ours) == set(), found
+
+
+# Python and YAML
+
+STUBS: dict[str, Any] = {
+    "train": lambda *_: None,
+    "write": lambda *_: None,
+    "Trainer": lambda *_, **__: None,
+    "checkpoint": {},
+    "tokenizer": SimpleNamespace(pad_token_id=0, eos_token_id=1),
+    "rank": 0,
+    "world_size": 2,
+    "shard": (0, 2),
+    "pad": 0,
+    "eos": 1,
+    "n": 10,
+    "lengths": [5, 7, 3],
+    "sequences": [[1, 2], [3]],
+}
+"""Names that code in the documentation leaves to its reader."""
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks_of("python")}))
+def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pa.Table.from_pylist(make_rows())
+    batch = {"input_ids": [1, 2, 3]}
+    names = {**STUBS, "table": table, "tables": [table, table], "loader": [batch] * 3}
+    for block in blocks_of("python"):
+        if block.page == page and block.is_run:
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    lay_out_files(f"{node.value} ")
+            if "torch." in block.text:
+                names.setdefault("torch", importlib.import_module("torch"))
+            if "__main__" in block.text:
+                measure_script(block.text)
+            else:
+                exec(compile(block.text, str(block), "exec"), names)
+        elif block.page == page:
+            ast.parse(block.text)
+
+
+def measure_script(text: str) -> None:
+    """A whole script, in a process of its own, measured."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+
+    Path("script.py").write_text(text, encoding="utf-8")
+    words = [sys.executable, "-m", "fast_axolotl", "measure", "--output", "runs/script", "--"]
+    done = subprocess.run([*words, sys.executable, "script.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert summarise(read_run("runs/script")).stall_fraction is not None
+    shutil.rmtree("runs/script")
+
+
+@pytest.mark.parametrize("block", blocks_of("yaml"), ids=str)
+def test_yaml_has_keys_that_axolotl_or_we_know(block: Block) -> None:
+    yaml = pytest.importorskip("yaml")
+    for document in yaml.safe_load_all(block.text):
+        others = ("apiVersion", "jobs", "steps", "repos", "on", True)
+        if isinstance(document, dict) and not any(key in document for key in others):
+            pytest.importorskip("axolotl")
+            assert set(document) <= axolotl_keys(), f"{block}: {set(document) - axolotl_keys()}"
+
+
+@cache
+def axolotl_keys() -> set[str]:
+    schema = importlib.import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    ours = importlib.import_module("fast_axolotl.integrations.axolotl_plugin").FastAxolotlArgs
+    return set(schema.model_fields) | set(ours.model_fields)
+
+
+# What pages show, and where they lead
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.note.startswith("answer:")], ids=str
+)
+def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+    from fast_axolotl.report.show import show_short_summary
+
+    folder = REPOSITORY / block.note.removeprefix("answer:").strip()
+    record = read_run(folder)
+    with terminal(110) as (out, _):
+        show_short_summary(summarise(record), record, file=out)
+    lines = plain(out.getvalue()).replace(str(folder), "runs/a").strip("\n")
+    answer = f"$ fast-axolotl measure --output runs/a -- python train.py\n{lines}\n"
+    if os.environ.get("FAST_AXOLOTL_UPDATE_GOLDEN"):
+        page = REPOSITORY / block.page
+        text = page.read_text(encoding="utf-8")
+        begin = text.index(f"<!-- {block.note} -->")
+        begin = text.index("```console\n", begin) + len("```console\n")
+        page.write_text(text[:begin] + answer + text[text.index("```", begin) :], encoding="utf-8")
+    else:
+        assert block.text == answer
+
+
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
+ALL_PAGES = PAGES | {name: (REPOSITORY / name).read_text(encoding="utf-8") for name in BESIDE}
+
+
+@cache
+def generated() -> dict[str, str]:
+    return {f"docs/{name}": text for name, text in reference.pages().items()}
+
+
+def anchors_of(text: str) -> set[str]:
+    """Of the headings, as code hosts and MkDocs make them."""
+    found = set(re.findall(r"\{ ?#([\w.-]+) ?\}|<a (?:id|name)=\"([\w-]+)\"", text))
+    anchors = {name for pair in found for name in pair if name}
+    for title in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        words = re.sub(r"[^\w\s-]", "", title.replace("`", "").strip().lower())
+        anchors |= {re.sub(r"\s", "-", words), re.sub(r"[\s-]+", "-", words)}
+    return anchors
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_relative_links_lead_to_files_and_headings_that_exist(page: str) -> None:
+    broken = []
+    for target in LINK.findall(FENCE.sub("", ALL_PAGES[page])):
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+        text = (ALL_PAGES | generated()).get(place)
+        if text is None:
+            exists = (REPOSITORY / place).exists()
+        else:
+            exists = not anchor or anchor in anchors_of(text)
+        broken += [] if exists else [target]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_table_of_ratios_names_a_result_file_that_exists(page: str) -> None:
+    for section in re.split(r"(?m)^(?=## )", FENCE.sub("", PAGES[page])):
+        files = re.findall(r"benchmarks/results/([\w.-]+\.(?:json|txt))", section)
+        assert [name for name in files if not (REPOSITORY / site.RESULTS / name).exists()] == []
+        if re.search(r"^\|.*\d ?×", section, re.M):
+            assert files or "benchmarks/results/" in section, section[:200]
+
+
+def test_the_readme_is_short_and_names_the_commands_to_start_with() -> None:
+    text = PAGES["README.md"]
+    assert text.count("\n") <= 150
+    assert "pip install ." in text
+    assert {"make demo", "make test"} <= set(re.findall(r"^make \w+", text, re.M))
+
+
+# The site
+
+
+def test_a_page_that_would_load_from_elsewhere_is_found() -> None:
+    page = """<link rel="stylesheet" href="https://fonts.example/a.css"><a href="https://fine.example">
+    <script src="//cdn.example/b.js"></script><img src="images/c.png">
+    <img src="data:image/png;base64,">
+    <style>@import 'https://d.example/d.css'; p { background: url("e.png") }</style>"""
+    found = ["https://fonts.example/a.css", "//cdn.example/b.js", "https://d.example/d.css"]
+    assert site.loaded_from_outside(page) == found
+
+
+def test_links_beside_the_documentation_lead_into_the_site() -> None:
+    known = {"metrics.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/results/a.json"}
+    text = (
+        "[a](../benchmarks/results/a.json) [b](../README.md#x) [c](../src/fast_axolotl/errors.py)"
+    )
+    inside = site.rewrite_links(text, "metrics.md", in_docs=True, known={*known, "index.md"})
+    assert inside == "[a](benchmarks/results/a.json) [b](index.md#x) c"
+    text = "[m](../docs/metrics.md) [s](https://example.org/a) [gone](gone.md)"
+    inside = site.rewrite_links(text, "benchmarks/README.md", in_docs=False, known=known)
+    assert inside == "[m](../metrics.md) [s](https://example.org/a) [gone](gone.md)"
+
+
+def test_the_reference_has_every_command_name_and_figure() -> None:
+    from fast_axolotl import __all__ as names
+    from fast_axolotl.record.catalogue import FIGURES
+
+    pages = generated()
+    for name in our_commands():
+        assert f"\n## {name} " in pages["docs/reference/cli.md"]
+    values = {"RUST_AVAILABLE", "__version__"}
+    shown = set(re.findall(r"\{ #fast_axolotl\.(\w+) \}", pages["docs/reference/api.md"]))
+    assert set(names) - shown == values
+    for name in FIGURES:
+        assert f"{{ #{name} }}" in pages["docs/reference/figures.md"]
