@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import typer
 
-from fast_axolotl._version import __version__
+from fast_axolotl import __version__
 from fast_axolotl.cli.options import DataPath, ResultAsJson, examples
 from fast_axolotl.system import CGROUP, PROC, describe, find_memory_cgroup
 
@@ -44,7 +44,7 @@ _OPTIONAL = {
 _PACKAGE = Path(__file__).parents[1]
 
 
-class Gap(NamedTuple):
+class _Gap(NamedTuple):
     """Something that does not work here, and is no fault of the installation."""
 
     what: str
@@ -115,62 +115,62 @@ def _requirements() -> Iterator[tuple[str, str, bool]]:
             yield found[1], found[2], "extra ==" in line
 
 
-def _gaps(data_path: Path | None, proc: Path = PROC, cgroup_root: Path = CGROUP) -> Iterator[Gap]:
+def _gaps(data_path: Path | None, proc: Path = PROC, cgroup_root: Path = CGROUP) -> Iterator[_Gap]:
     """What cannot be measured or used, why, and what to do about it."""
     from fast_axolotl.measure.procfs import read_io, read_pss, read_run_delay
 
     yield from _gpu_gaps(proc)
     if not (proc / "self").exists():
         why = f"{sys.platform} has no /proc"
-        yield Gap("memory, disk and processor figures", why, "Measure on Linux")
+        yield _Gap("memory, disk and processor figures", why, "Measure on Linux")
     else:
         if read_pss("self", proc=proc) is None:
             why = "/proc/PID/smaps_rollup cannot be read"
             cure = "Use Linux 4.14 or newer, and a container that does not hide it"
-            yield Gap("memory that counts shared pages once (PSS)", why, cure)
+            yield _Gap("memory that counts shared pages once (PSS)", why, cure)
         if read_io("self", proc=proc) is None:
             why = "/proc/PID/io cannot be read"
-            yield Gap("bytes read per process", why, "Measure as the user who owns the run")
+            yield _Gap("bytes read per process", why, "Measure as the user who owns the run")
         if read_run_delay("self", proc=proc) is None:
             why = "/proc/PID/schedstat has no counts"
-            yield Gap("time spent waiting for a processor", why, "Use a kernel with SCHED_INFO")
+            yield _Gap("time spent waiting for a processor", why, "Use a kernel with SCHED_INFO")
         if not (proc / "pressure" / "memory").exists():
             cure = "Boot with psi=1, or use a kernel with CONFIG_PSI"
-            yield Gap("time lost to memory and disk pressure (PSI)", "no /proc/pressure", cure)
+            yield _Gap("time lost to memory and disk pressure (PSI)", "no /proc/pressure", cure)
         if find_memory_cgroup(proc=proc, root=cgroup_root) is None:
             cure = f"Mount {CGROUP} in the container; on a plain machine, nothing is lost"
-            yield Gap("memory limit and kills of a container", "no memory cgroup", cure)
+            yield _Gap("memory limit and kills of a container", "no memory cgroup", cure)
     if not hasattr(os, "O_DIRECT"):
-        yield Gap("disk speed", "this system has no O_DIRECT", "Measure on Linux")
+        yield _Gap("disk speed", "this system has no O_DIRECT", "Measure on Linux")
     elif data_path is not None:
         from fast_axolotl.measure.disk import probe_capacity
 
         probe = probe_capacity(data_path, max_seconds=0.5)
         if probe.reason:
             cure = "Use a file system that allows O_DIRECT, such as ext4 or xfs"
-            yield Gap("disk speed", probe.reason, cure)
+            yield _Gap("disk speed", probe.reason, cure)
     for name, what in _OPTIONAL.items():
         if what and _version(name) is None:
-            yield Gap(what, f"{name} is not installed", f"pip install {name}")
+            yield _Gap(what, f"{name} is not installed", f"pip install {name}")
 
 
-def _gpu_gaps(proc: Path) -> Iterator[Gap]:
+def _gpu_gaps(proc: Path) -> Iterator[_Gap]:
     from fast_axolotl.measure.gpu import open_gpus
 
     what = "GPU utilisation, memory and power"
     if not (proc / "driver" / "nvidia" / "version").exists():
-        yield Gap(what, "no NVIDIA driver", "Measure on the machine that has the GPU")
+        yield _Gap(what, "no NVIDIA driver", "Measure on the machine that has the GPU")
         return
     reader = open_gpus()
     reader.close()
     if _version("nvidia-ml-py") is None:
-        yield Gap(what, "nvidia-ml-py is not installed", "pip install nvidia-ml-py")
+        yield _Gap(what, "nvidia-ml-py is not installed", "pip install nvidia-ml-py")
     elif reader.reason:
         cure = "If nvidia-smi fails, too, start the container with its GPUs"
-        yield Gap(what, reader.reason, cure)
+        yield _Gap(what, reader.reason, cure)
     if (_version("torch") or "").endswith("+cpu"):
         why = "this PyTorch is built without CUDA"
-        yield Gap("training on the GPU", why, "Install the CUDA build of torch")
+        yield _Gap("training on the GPU", why, "Install the CUDA build of torch")
 
 
 def _problems() -> Iterator[str]:
