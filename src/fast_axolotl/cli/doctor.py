@@ -84,7 +84,7 @@ def doctor(data_path: DataPath = None, as_json: ResultAsJson = False) -> None:
             ("fast-axolotl", f"{__version__}, Python {machine['python']}, {machine['system']}"),
             ("installed", ", ".join(f"{name} {text}" for name, text in installed.items())),
             ("not installed", ", ".join(name for name in versions if name not in installed)),
-            ("accelerated", f"{accelerated}. For each function: fast-axolotl status"),
+            ("accelerated", accelerated),
         ]
         show_pairs("", [(name, text or "–") for name, text in lines])
         print("\nNot available here:" if gaps else "\nEverything can be measured here.")
