@@ -3,6 +3,8 @@
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
 # make docs   the documentation as a site that opens offline: build/site/index.html
+# make test-base   the tests that need neither torch nor Axolotl: any Python from 3.10 to 3.14
+# make wheel  sdist and wheel in dist/, ready to publish; make release-check tries the wheel in an empty environment
 # make axolotl-matrix   other releases of Axolotl, each with its own pins; OPTIONS="--stack 0.18.0" for one
 # make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-chat-templates, bench-meter, bench-meter-gpu,
 #      bench-preprocess-command, bench-trl-prepare, bench-meter-cost, bench-protocol, bench-advice, bench-sharding, bench-cluster, bench-cluster-arithmetic, bench-trace-proof, bench-trace-gpu, bench-memory-gpu, bench-batch-gpu   a race, see benchmarks/README.md; OPTIONS="--help" for its options
@@ -21,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-sharding bench-cluster-arithmetic
 AXOLOTL_RACES := bench-axolotl bench-chat-templates bench-preprocess-command bench-trl-prepare bench-advice bench-meter bench-meter-gpu bench-meter-cost bench-cluster bench-trace-proof bench-trace-gpu bench-memory-gpu bench-batch-gpu
 
-.PHONY: demo demo-axolotl test check docs format clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
+.PHONY: demo demo-axolotl test test-base check docs format wheel release-check clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
 
 demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
@@ -34,6 +36,11 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/boundscheck \
 		$(BIN)/python -m pytest -m kernels $(SIDE_BY_SIDE)
+
+BASE_TESTS := kernels hashing packing padding plan_packs contracts formats csv dedupe_files mixing record meter launch \
+	run_measure cli protocol public_surface errors system sampler verdict show live demo bench doctor habits
+test-base: $(VENV)/.dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(BASE_TESTS:%=tests/test_%.py)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -57,6 +64,14 @@ $(RACES) $(AXOLOTL_RACES): bench-%:
 axolotl-matrix: $(BIN)/python
 	$(BIN)/python tools/axolotl_matrix.py $(OPTIONS)
 
+wheel: build/venv/.build
+	rm -rf dist
+	build/venv/bin/python -m build --outdir dist
+	build/venv/bin/python -m twine check --strict dist/*
+
+release-check: wheel
+	build/venv/bin/python tools/release_check.py
+
 clean:
 	rm -rf $(VENV) .venv-check .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
@@ -78,4 +93,9 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) '$(TORCH)'
 	$(PIP) '$(TORCH)' '$(AXOLOTL)' --editable '.[dev,test]'
+	touch $@
+
+build/venv/.build:
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	touch $@

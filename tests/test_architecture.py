@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_220,
     "boot": 86,
-    "cli": 5_110,
+    "cli": 5_390,
     "cluster": 2_960,
     "plan": 2_500,
     "dedupe": 1_800,
@@ -50,11 +50,11 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_050
-MOST_FILES = 209
+MOST_LINES_IN_ALL = 55_330
+MOST_FILES = 210
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_560
+MOST_TEST_LINES = 41_950
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -13,11 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fast_axolotl import __version__
 from fast_axolotl.cli import app
 from fast_axolotl.cli.bench import _sentences
 from fast_axolotl.cli.contenders import CONTENDERS, first_fit, pad
 from fast_axolotl.cli.race import (
     Contender,
+    Digest,
     Entry,
     RaceResult,
     Timing,
@@ -106,6 +110,41 @@ def test_a_race_on_own_files_is_equal_and_has_one_shape(
             middle, low, high = item["ratio"]
             assert 0 < low <= middle <= high
     assert found["answer"]
+
+
+@pytest.mark.parametrize("operation", ["reader", "pad"])
+def test_what_is_shared_has_machine_versions_and_ratios_and_no_names(
+    operation: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host = "secret-host"
+    monkeypatch.setattr("platform.node", lambda: host)
+    monkeypatch.setattr("platform.release", lambda: f"6.1-{host}")
+    secrets = {"secret-folder", "secret-file", "secret-column", "secret-value", host, str(tmp_path)}
+    secrets |= {os.environ.get("USER", ""), str(Path.home()), socket.gethostname()} - {"", "/"}
+    path = tmp_path / "secret-folder" / "secret-file.parquet"
+    path.parent.mkdir()
+    rows = [{"secret-column": [index, 2, 3], "text": "secret-value"} for index in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+    def spoil(ours: Digest, other: Digest) -> str | None:
+        return None if ours is other else "column secret-column begins secret-value"
+
+    for is_equal in (True, False):
+        if not is_equal:
+            monkeypatch.setattr("fast_axolotl.cli.race.difference", spoil)
+        column = () if operation == "reader" else ("--column", "secret-column")
+        invoke(operation, str(path), *column, "--share")
+        text = capsys.readouterr().out
+        assert [secret for secret in secrets if secret in text] == []
+        assert f"### fast-axolotl bench {operation}" in text
+        assert "2 columns, 50 rows" in text
+        assert "cores, " in text
+        assert f"fast-axolotl {__version__}" in text
+        assert ("× (" in text) == is_equal
+        assert ("not equal" in text) != is_equal
 
 
 def test_the_answer_comes_first_and_the_table_says_what_was_read(

@@ -20,6 +20,7 @@ from fast_axolotl.cli.batch import BATCH_EXAMPLES, batch
 from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
+from fast_axolotl.cli.doctor import DOCTOR_EXAMPLES, doctor
 from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
 from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
 from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
@@ -64,6 +65,7 @@ _OF_A_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 app.command(epilog=RUN_EXAMPLES, context_settings=_OF_A_COMMAND)(run)
 app.command(epilog=MEASURE_EXAMPLES, context_settings=_OF_A_COMMAND)(measure)
 app.command(epilog=STATUS_EXAMPLES)(status)
+app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=WATCH_EXAMPLES)(watch)
 app.command(epilog=SHOW_EXAMPLES)(show)
 app.command(epilog=PROTOCOL_EXAMPLES)(protocol)

@@ -28,6 +28,9 @@ bench_app = typer.Typer(
 
 _Repeats = Annotated[int, typer.Option(help="Timed repeats of every contender.", min=1)]
 _Rows = Annotated[int, typer.Option(help="At most so many rows, from the first on.", min=1)]
+_Share = Annotated[
+    bool, typer.Option("--share", help="Print Markdown to share, without paths, names or values.")
+]
 _Tokens = Annotated[str, typer.Option("--column", help="The column that holds the token ids.")]
 
 _READS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
@@ -43,9 +46,10 @@ def bench_reader(
     rows: _Rows = _READS["reader"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
+    share: _Share = False,
 ) -> None:
     """Read your files with this package, HF datasets, pyarrow and plain Python."""
-    _bench("reader", paths, None, rows, repeats, as_json)
+    _bench("reader", paths, None, rows, repeats, as_json, share)
 
 
 @bench_app.command("hash", epilog=examples("bench hash data.jsonl --column text"))
@@ -55,9 +59,10 @@ def bench_hash(
     rows: _Rows = _READS["hash"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
+    share: _Share = False,
 ) -> None:
     """SHA-256 of every text, against a loop of hashlib."""
-    _bench("hash", paths, [column], rows, repeats, as_json)
+    _bench("hash", paths, [column], rows, repeats, as_json, share)
 
 
 @bench_app.command(
@@ -74,9 +79,10 @@ def bench_dedupe(
     rows: _Rows = _READS["dedupe"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
+    share: _Share = False,
 ) -> None:
     """Find the first of equal rows, against a Python set, pandas, pyarrow and Axolotl."""
-    _bench("dedupe", paths, column or None, rows, repeats, as_json)
+    _bench("dedupe", paths, column or None, rows, repeats, as_json, share)
 
 
 @bench_app.command("pack", epilog=examples("bench pack tokens.parquet --sequence-len 4096"))
@@ -87,9 +93,10 @@ def bench_pack(
     rows: _Rows = _READS["pack"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
+    share: _Share = False,
 ) -> None:
     """Decide which rows share a pack, against plain Python and Axolotl."""
-    _bench("pack", paths, [column], rows, repeats, as_json, sequence_len)
+    _bench("pack", paths, [column], rows, repeats, as_json, share, sequence_len)
 
 
 @bench_app.command(
@@ -101,9 +108,10 @@ def bench_pad(
     rows: _Rows = _READS["pad"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
+    share: _Share = False,
 ) -> None:
     """Pad batches of 64 rows to their longest, against plain Python and torch."""
-    _bench("pad", paths, [column], rows, repeats, as_json)
+    _bench("pad", paths, [column], rows, repeats, as_json, share)
 
 
 def _bench(
@@ -113,6 +121,7 @@ def _bench(
     most_rows: int,
     repeats: int,
     as_json: bool,
+    share: bool,
     sequence_len: int | None = None,
 ) -> None:
     from fast_axolotl.cli.contenders import CONTENDERS
@@ -127,6 +136,9 @@ def _bench(
             repeats=repeats,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
         )
+    if share:
+        print(_shared(operation, request, result, repeats))
+        return
     sentences = _sentences(operation, request, result)
     if as_json:
         measured = {name: request[name] for name in ("files", "num_bytes", "columns")}
@@ -221,6 +233,56 @@ def _sentences(operation: str, request: dict[str, Any], result: RaceResult) -> l
 def _figure(ratio: float) -> str:
     digits = 2 if ratio < 1 else 1 if ratio < 10 else 0
     return f"{ratio:,.{digits}f}"
+
+
+def _shared(operation: str, request: dict[str, Any], result: RaceResult, repeats: int) -> str:
+    """The result as Markdown that says nothing about whose it is.
+
+    Paths, file, column, user and host names, values, and the kernel's release stay out; so do
+    reasons, which may quote them.
+    """
+    from fast_axolotl.cli.contenders import CONTENDERS
+    from fast_axolotl.record.units import count_words, format_bytes, format_seconds
+    from fast_axolotl.system import describe
+
+    machine = describe()
+    memory = min(machine["memory_bytes"], machine.get("limit_bytes", machine["memory_bytes"]))
+    needed = ("fast-axolotl", "numpy", "numba", "pyarrow", "datasets", "torch", "axolotl")
+    versions = [
+        f"{name} {machine['versions'][name]}" for name in needed if name in machine["versions"]
+    ]
+    rows = []
+    for item in result.timings:
+        cells = ["–", "–", "–", "–" if item.against is None else "not equal"]
+        if item.reason is None:
+            spread = f"{format_seconds(min(item.seconds))} – {format_seconds(max(item.seconds))}"
+            cells[:3] = [
+                format_seconds(median(item.seconds)),
+                spread,
+                format_bytes(item.peak_bytes),
+            ]
+        if item.ratio is not None:
+            cells[3] = "{}× ({}–{})".format(*map(_figure, item.ratio))
+        rows.append((item.name, item.gives, *cells))
+    known = [entry.name for entry in CONTENDERS[operation] if entry.name in result.left_out]
+    header = ("", "gives", "median", "min – max", "peak memory", "ours ÷ theirs")
+    table = [header, ("---",) * len(header), *rows]
+    return "\n".join(
+        [
+            f"### fast-axolotl bench {operation}",
+            "",
+            f"- Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
+            f"{format_bytes(memory)} of memory, {sys.platform}",
+            f"- Versions: Python {machine['python']}, {', '.join(versions)}",
+            f"- Data: {request['format']}, {count_words(len(request['files']), 'file')}, "
+            f"{count_words(len(request['types']), 'column')}, {request['raced_rows']:,} rows, "
+            f"{format_bytes(request['num_bytes'])} read",
+            f"- {repeats} repeats, alternating, after the results were compared",
+            *([f"- Not timed: {', '.join(known)}"] if known else []),
+            "",
+            *(f"| {' | '.join(row)} |" for row in table),
+        ]
+    )
 
 
 def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:

@@ -1,0 +1,186 @@
+"""``fast-axolotl doctor``: what is here, what is not and why, and what is broken."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from fast_axolotl._version import __version__
+from fast_axolotl.cli import app
+from support.axolotl import run_child
+
+# The package has the command under this name, not the module.
+doctor: Any = importlib.import_module("fast_axolotl.cli.doctor")
+
+VERSIONS = {
+    "numba": "0.68.1",
+    "pyarrow": "26.0.1",
+    "torch": "2.13.0+cpu",
+    "plotly": "6.9.0",
+    "jinja2": "3.1.6",
+}
+REQUIRES = ["numba>=0.61", "pyarrow>=21", 'plotly>=6; extra == "report"', "moto[server]>=5"]
+
+
+class Distribution:
+    """An installed package, as far as the doctor looks at it."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The versions that are installed; a test adds to them and takes away."""
+    versions = {**VERSIONS, "fast-axolotl": __version__, "moto": "5.1"}
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
+    monkeypatch.setattr(
+        metadata, "distributions", lambda name: [Distribution(versions["fast-axolotl"])]
+    )
+    return versions
+
+
+def gaps(tmp_path: Path) -> dict[str, tuple[str, str]]:
+    """What is missing on a machine whose /proc and cgroups are in this folder."""
+    found = doctor._gaps(None, proc=tmp_path / "proc", cgroup_root=tmp_path / "cgroup")
+    return {gap.what: (gap.why, gap.cure) for gap in found}
+
+
+def test_it_shows_versions_and_gaps_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fast_axolotl.cli import app; app(['doctor'], standalone_mode=False); "
+        "print([n for n in ('torch', 'numba', 'numpy', 'pyarrow', 'axolotl') if n in sys.modules])"
+    )
+    done = run_child(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"{__version__}, Python {sys.version.split()[0]}" in " ".join(done.stdout.split())
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Nothing is broken." in done.stdout
+
+
+def test_as_json_it_has_the_same_facts() -> None:
+    done = run_child(sys.executable, "-m", "fast_axolotl", "doctor", "--json")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert list(found) == [
+        "fast-axolotl",
+        "machine",
+        "installed",
+        "accelerations",
+        "unavailable",
+        "problems",
+    ]
+    assert found["fast-axolotl"] == __version__
+    assert found["problems"] == []
+    assert all(gap.keys() == {"what", "why", "cure"} for gap in found["unavailable"])
+
+
+def test_a_machine_without_a_gpu_procfs_or_cgroups_says_so_with_the_cure(
+    tmp_path: Path, installed: dict[str, str]
+) -> None:
+    found = gaps(tmp_path)
+    assert found["GPU utilisation, memory and power"] == (
+        "no NVIDIA driver",
+        "Measure on the machine that has the GPU",
+    )
+    assert found["memory, disk and processor figures"][1] == "Measure on Linux"
+    assert found["s3:// paths"] == ("s3fs is not installed", "pip install s3fs")
+    assert "the HTML report" not in found
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    found = gaps(tmp_path)
+    for what, why in {
+        "memory that counts shared pages once (PSS)": "/proc/PID/smaps_rollup cannot be read",
+        "bytes read per process": "/proc/PID/io cannot be read",
+        "time spent waiting for a processor": "/proc/PID/schedstat has no counts",
+        "time lost to memory and disk pressure (PSI)": "no /proc/pressure",
+        "memory limit and kills of a container": "no memory cgroup",
+    }.items():
+        assert found[what][0] == why
+        assert found[what][1]
+
+
+def test_a_gpu_without_nvml_names_the_package(tmp_path: Path, installed: dict[str, str]) -> None:
+    driver = tmp_path / "proc" / "driver" / "nvidia" / "version"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.10")
+    found = gaps(tmp_path)
+    assert found["GPU utilisation, memory and power"][1] == "pip install nvidia-ml-py"
+    assert found["training on the GPU"][0] == "this PyTorch is built without CUDA"
+    installed["nvidia-ml-py"] = "12.560.30"
+    why, cure = gaps(tmp_path)["GPU utilisation, memory and power"]
+    assert "NVML" in why
+    assert "nvidia-smi" in cure
+
+
+def test_a_disk_that_refuses_direct_reads_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    found = {gap.what: gap for gap in doctor._gaps(tmp_path)}
+    assert "disk speed" in found
+    monkeypatch.delattr(os, "O_DIRECT")
+    found = {gap.what: gap for gap in doctor._gaps(None)}
+    assert found["disk speed"].why == "this system has no O_DIRECT"
+
+
+def test_a_sound_installation_has_no_problems(installed: dict[str, str]) -> None:
+    assert list(doctor._problems()) == []
+
+
+def test_another_package_of_the_same_name_is_a_problem(
+    installed: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed["fast-axolotl"] = "0.2.0"
+    (problem,) = doctor._problems()
+    assert problem.startswith(f"fast-axolotl 0.2.0 is installed, but {__version__} is running.")
+    installed["fast-axolotl"] = __version__
+    (tmp_path / "_rust_ext.abi3.so").touch()
+    monkeypatch.setattr(doctor, "_PACKAGE", tmp_path)
+    (problem,) = doctor._problems()
+    assert problem.startswith("Files of another package with the same name")
+
+
+def test_a_dependency_that_is_missing_or_too_old_is_a_problem(installed: dict[str, str]) -> None:
+    del installed["numba"]
+    installed["pyarrow"] = "20.0.0"
+    installed["plotly"] = "5.24.1"
+    assert list(doctor._problems()) == [
+        "numba is missing: pip install 'numba>=0.61'.",
+        "pyarrow 20.0.0 is too old: pip install 'pyarrow>=21'.",
+        "plotly 5.24.1 is too old: pip install 'plotly>=6'.",
+    ]
+    installed.update(numba="0.61", pyarrow="21.0.0rc1", plotly="6.0.0")
+    assert list(doctor._problems()) == []
+
+
+def test_no_folder_for_compiled_kernels_is_a_problem_and_ends_with_1(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK and access(path, mode))
+    with pytest.raises(typer.Exit) as ended:
+        doctor.doctor()
+    assert ended.value.exit_code == 1
+    assert "set NUMBA_CACHE_DIR to a folder that you can write" in capsys.readouterr().out
+    assert app(["doctor", "--json"], standalone_mode=False) == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
+
+
+def test_the_other_package_beside_ours_is_found_in_a_real_process(tmp_path: Path) -> None:
+    other = tmp_path / "fast_axolotl-0.2.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: fast-axolotl\nVersion: 0.2.0\n")
+    done: subprocess.CompletedProcess[str] = run_child(
+        sys.executable, "-m", "fast_axolotl", "doctor", folders=(tmp_path,)
+    )
+    assert done.returncode == 1, done.stdout
+    assert "fast-axolotl 0.2.0 is installed" in done.stdout
