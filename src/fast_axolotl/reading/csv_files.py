@@ -54,7 +54,7 @@ _SNIFF_ROWS = 50
 _SLOW_BLOCK_ROWS = 10_000
 
 _DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_LONG_INTEGER = r"^-?[0-9]{16,}$"
+_LONG_BYTES, _LONG_INTEGER = 16, r"^-?[0-9]{16,}$"
 """Integers that a float might round."""
 
 
@@ -468,8 +468,10 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
                 return integers
         except pa.ArrowException:
             pass
-    is_decimal = pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py()
-    if not is_decimal or pc.any(pc.match_substring_regex(filled, _LONG_INTEGER)).as_py():
+    if not pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py():
+        return column
+    has_long = pc.max(pc.binary_length(filled)).as_py() >= _LONG_BYTES
+    if has_long and pc.any(pc.match_substring_regex(filled, _LONG_INTEGER)).as_py():
         return column
     try:
         decimals = filled.cast(pa.float64())

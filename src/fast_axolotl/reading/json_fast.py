@@ -206,6 +206,8 @@ def _as_text(kind: pa.DataType, room: int = MAX_TYPE_NESTING) -> pa.DataType:
 
 def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
     """The arrays of floats inside of an array."""
+    if not _has_floats(array.type):
+        return
     if pa.types.is_list(array.type):
         yield from _float_leaves(array.flatten())
     elif pa.types.is_struct(array.type):
@@ -213,6 +215,11 @@ def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
             yield from _float_leaves(child)
     elif pa.types.is_floating(array.type):
         yield array
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    children = map(kind.field, range(kind.num_fields))
+    return pa.types.is_floating(kind) or any(_has_floats(child.type) for child in children)
 
 
 def _may_be_deep(rows: JsonRows) -> bool:

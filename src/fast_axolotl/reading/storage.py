@@ -301,7 +301,9 @@ class Supply:
         check_record(left, self._source.path, self.offset)
         grow = max(left, self._size)
         if self._chunks is None:
-            self.held = self._source.read_at(self.offset, left + grow)
+            # Always the same length where possible: the allocator then has the pages at hand.
+            length = self._size if 2 * left < self._size else left + grow
+            self.held = self._source.read_at(self.offset, length)
         else:
             if self._failure is not None:
                 raise self._failure
