@@ -39,22 +39,22 @@ MOST_LINES = {
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_640,
-    "kernels": 1_250,
+    "kernels": 1_590,
     "measure": 8_830,
     "packing": 1_300,
     "protocol": 2_920,
-    "reading": 6_950,
+    "reading": 7_090,
     "record": 3_160,
     "report": 4_830,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_050
-MOST_FILES = 209
+MOST_LINES_IN_ALL = 55_420
+MOST_FILES = 210
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_020
+MOST_TEST_LINES = 41_280
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
@@ -103,7 +103,7 @@ PACKAGES = {
 PACKAGES_ON_DEMAND = {
     "system": {"psutil"},
     "record": {"numpy"},
-    "reading": {"torch"},
+    "reading": {"isal", "torch"},
     "dedupe": {"torch"},
     "packing": {"torch"},
     "measure": {"pynvml", "torch"},

@@ -199,7 +199,7 @@ def find_fields(
             index += 1
             column = 0 if is_line_end else column + 1
             begin = at + 1
-    if irregular | is_open | was_return:
+    if irregular | is_open or (stop > start and data[stop - 1] == _RETURN):
         return -1
     if begin < stop or column:
         if column != num_columns - 1 or index >= starts.size:

@@ -94,7 +94,7 @@ def predict_step(
     shape: Shape,
     gpu: Gpu,
     layout: Layout,
-    constants: Constants = Constants(),  # noqa: B008
+    constants: Constants = Constants(),
     *,
     network: float | None = None,
 ) -> StepTime:

@@ -142,7 +142,8 @@ class CsvFile:
         for data, start, stop, offset in cutter.run():
             edges, shift = edges or [offset], offset - start
             if kernels := self.kernels(data, start, stop):
-                raw, found = np.frombuffer(data, dtype=np.uint8), np.empty(stop // step + 2, np.int64)
+                raw = np.frombuffer(data, dtype=np.uint8)
+                found = np.empty(stop // step + 2, dtype=np.int64)
                 settings = (*self.marks, edges[-1] + step - shift, step, found)
                 *_, count = kernels.cut_records(raw, start, stop, *settings)
                 edges += (shift + found[:count]).tolist()
@@ -229,7 +230,7 @@ class _CsvBlock:
             return None
         if num_rows <= 0:
             return None
-        columns = {}
+        columns: dict[str, pa.Array] = {}
         wanted = self.file.options.columns or names
         for index, name in enumerate(names):
             if name in wanted or (not columns and index == width - 1):

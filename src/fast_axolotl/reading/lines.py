@@ -11,8 +11,8 @@ removed; an empty line is an empty row; a last line without an end counts. The c
 a handful of numpy passes over the bytes, or by a kernel, no Python per line.
 
 Kernels (``kernels.lines``) are several times as fast as numpy, but loading them takes as long as
-reading 100 MB without. So they are loaded by a thread once a process has read ``_KERNEL_BYTES``, and
-used from when they are there. The rows are the same either way.
+reading 100 MB without. So a thread loads them once a process has read ``_KERNEL_BYTES``, and they
+are used as soon as they are there. The rows are the same either way.
 """
 
 from __future__ import annotations
