@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -32,6 +31,7 @@ import pyarrow.json as pj
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
+from fast_axolotl.reading.lines import check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
@@ -131,11 +131,8 @@ def _parse(
         return None
     if not _OBJECT.match(rows.data, rows.start, rows.stop):
         return None  # pyarrow crashes where the first row is null
-    text = rows.buffer()
     try:
-        # pyarrow's JSON parser does not look for UTF-8; its string validation does, at some GB/s.
-        offsets = pa.py_buffer(np.array([0, text.size], dtype=np.int64))
-        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, text]).validate(full=True)
+        check_utf8(rows.data, rows.start, rows.stop)  # which pyarrow's JSON parser does not
         if _may_be_deep(rows):
             return None
         # What is only known to be null is no hint: pyarrow would refuse anything else.
@@ -209,6 +206,8 @@ def _as_text(kind: pa.DataType, room: int = MAX_TYPE_NESTING) -> pa.DataType:
 
 def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
     """The arrays of floats inside of an array."""
+    if not _has_floats(array.type):
+        return
     if pa.types.is_list(array.type):
         yield from _float_leaves(array.flatten())
     elif pa.types.is_struct(array.type):
@@ -216,6 +215,11 @@ def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
             yield from _float_leaves(child)
     elif pa.types.is_floating(array.type):
         yield array
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    children = map(kind.field, range(kind.num_fields))
+    return pa.types.is_floating(kind) or any(_has_floats(child.type) for child in children)
 
 
 def _may_be_deep(rows: JsonRows) -> bool:

@@ -28,6 +28,10 @@ __all__ = ["JsonDocument", "JsonLinesFile"]
 
 _Ints = npt.NDArray[np.int64]
 
+_MOST_BLOCK_BYTES = 2 * 1024 * 1024
+"""As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
+cache between two passes over them, two to three times as fast."""
+
 _WHITE = b" \t\r\n"
 _SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
 
@@ -41,6 +45,7 @@ class JsonLinesFile(LineFile):
     """One object per line."""
 
     schema: pa.Schema | None = None
+    most_block_bytes: int = _MOST_BLOCK_BYTES
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):

@@ -263,8 +263,7 @@ class Order:
     def _arrange(self, dealt: Deal, shard: tuple[int, int], generation: int) -> list[Piece]:
         """The sequence of a shard, out of what it was dealt."""
         if self.seed is None:
-            items = [*dealt.pieces, *(Piece((Span((unit,)),)) for unit in dealt.units)]
-            return list(_merge(items, self.span_bytes))
+            return list(_merge(dealt.pieces, self.span_bytes, dealt.units))
         windows = [piece for piece in dealt.pieces if piece.seed]
         items = [piece for piece in dealt.pieces if not piece.seed]
         items += [Piece((Span((unit,)),)) for unit in dealt.units]
@@ -424,14 +423,21 @@ def _count(steps: Sequence[Step], rows: int) -> int:
     return rows
 
 
-def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
-    """The pieces in the order of the files, neighbours put together up to a size."""
+def _merge(
+    pieces: Sequence[Piece], most_bytes: int, whole_units: Sequence[Unit] = ()
+) -> Iterator[Piece]:
+    """Pieces and units in the order of the files, neighbours put together up to a size."""
+    # Units are thousands, and a piece for each would take longer than all the rest of it.
+    items: list[tuple[tuple[int, int], tuple[Unit, ...], Piece | None]] = []
+    for piece in pieces:
+        is_whole = not piece.steps and not piece.seed and not piece.spans[0].steps
+        items.append((piece.place, piece.spans[0].units if is_whole else (), piece))
+    items += [((unit.file, unit.start), (unit,), None) for unit in whole_units]
+    items.sort(key=operator.itemgetter(0))
     held: list[Unit] = []
     size = 0
-    for piece in sorted(pieces, key=lambda piece: piece.place):
-        is_whole = not piece.steps and not piece.seed and not piece.spans[0].steps
-        units = piece.spans[0].units if is_whole else ()
-        more = sum(unit.num_bytes for unit in units)
+    for _, units, single in items:
+        more = sum([unit.num_bytes for unit in units])
         is_next = units and held and held[-1].file == units[0].file
         if held and not (is_next and held[-1].stop == units[0].start and size + more <= most_bytes):
             yield Piece((Span(tuple(held)),))
@@ -439,8 +445,8 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         if units:
             held += units
             size += more
-        else:
-            yield piece
+        elif single is not None:
+            yield single
     if held:
         yield Piece((Span(tuple(held)),))
 
