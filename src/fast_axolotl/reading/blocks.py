@@ -270,20 +270,23 @@ def _array_bytes(array: pa.Array) -> int:
     if types.is_struct(kind):
         return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
     if types.is_list(kind) or types.is_large_list(kind):
-        first, last = (array.offsets[index].as_py() for index in (0, -1))
+        first, last = _edges(array, np.int32 if types.is_list(kind) else np.int64)
         inner = array.values.slice(first, last - first)
         return _OFFSET_BYTES * len(array) + _array_bytes(inner)
     if types.is_string(kind) or types.is_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
+        first, last = _edges(array, np.int32)
+        return _OFFSET_BYTES * len(array) + last - first
     if types.is_large_string(kind) or types.is_large_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
+        first, last = _edges(array, np.int64)
+        return _OFFSET_BYTES * len(array) + last - first
     if types.is_primitive(kind) or types.is_boolean(kind):
         return int(kind.bit_width) * len(array) // 8
     return 0 if types.is_null(kind) else held_bytes(array)
 
 
-def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
+def _edges(array: pa.Array, width: type[np.signedinteger[Any]]) -> tuple[int, int]:
+    """The first and the last offset."""
     if len(array) == 0:
-        return 0
+        return 0, 0
     offsets = np.frombuffer(array.buffers()[1], dtype=width)
-    return int(offsets[array.offset + len(array)] - offsets[array.offset])
+    return int(offsets[array.offset]), int(offsets[array.offset + len(array)])
