@@ -193,8 +193,9 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
-    """The numbers of an array without nulls, which share its memory."""
+    """The numbers of an array without nulls, which share its memory and so cannot be written to."""
     data = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
+    data.flags.writeable = False
     return data[array.offset : array.offset + len(array)]
 
 

@@ -1,9 +1,9 @@
-"""Full validation of Arrow data at the speed of memory.
+"""Full validation of Arrow data, faster for large columns of text.
 
-``validate(full=True)`` of pyarrow looks at every value of text on its own, which takes as long as
-reading the file. Here text is first validated as bytes, so that pyarrow still checks every offset,
-null count and nested length; then only blocks that hold a byte beyond ASCII are checked as UTF-8.
-That takes a third of the time for English text and as long as before for Chinese.
+``validate(full=True)`` of pyarrow looks at every value of text on its own. Here text is first
+validated as bytes, so that pyarrow still checks every offset, null count and nested length; then
+only blocks that hold a byte beyond ASCII are checked as UTF-8. That takes less than half of the
+time for a row group of 10 MB of English text, and as long as before for Chinese.
 
 This proves that data is valid and never that it is not: whatever it cannot prove (an unusual type,
 a character cut in two, a null with odd bytes behind it) goes to ``validate(full=True)``, which has
@@ -22,7 +22,7 @@ import pyarrow as pa
 __all__ = ["validate"]
 
 _SMALL_BYTES = 2 * 1024 * 1024
-"""Below this the calls from Python take longer than they save."""
+"""Below this the calls from Python take as long as they save."""
 
 _BLOCK_BYTES = 4096
 _MOST_BLOCKS_BEYOND_ASCII = 0.3
@@ -35,7 +35,11 @@ def validate(data: pa.Table | pa.RecordBatch) -> None:
     for column in data.columns:
         for array in getattr(column, "chunks", (column,)):
             if not _is_valid(array):
-                array.validate(full=True)
+                try:
+                    array.validate(full=True)
+                except pa.ArrowException:
+                    data.validate(full=True)  # this one names the column
+                    raise
 
 
 def _is_valid(array: pa.Array) -> bool:
@@ -104,11 +108,12 @@ def _is_utf8(array: pa.Array) -> bool:
     if not (_is_ascii(text[: offsets[0]]) and _is_ascii(text[offsets[-1] :])):
         return False
     # The values that reach into those blocks, as one text for each block, with nulls between them.
-    edges = np.empty(2 * len(blocks), width)
-    edges[::2], edges[1::2] = blocks, blocks + 1
-    places = offsets.searchsorted(edges * _BLOCK_BYTES)
-    places[::2] -= offsets.take(places[::2], mode="clip") != edges[::2] * _BLOCK_BYTES
-    edges = np.maximum.accumulate(offsets.take(places, mode="clip"))
+    starts = blocks * _BLOCK_BYTES
+    places = (
+        offsets.searchsorted(starts, "right") - 1,
+        offsets.searchsorted(starts + _BLOCK_BYTES),
+    )
+    edges = np.maximum.accumulate(offsets.take(np.ravel(places, "F"), mode="clip"))
     buffers = [pa.py_buffer(b"\x55" * (len(edges) // 8 + 1)), pa.py_buffer(edges), data]
     pa.Array.from_buffers(array.type, len(edges) - 1, buffers).validate(full=True)
     return True
