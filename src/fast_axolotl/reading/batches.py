@@ -9,8 +9,8 @@ blocks.
 buffers column by column rather than value by value: strings and numbers are made in bulk, lists are
 slices of their flattened values, structs are zipped from their fields. Nested values arrive as
 values. ``to_numpy`` of pyarrow is avoided where it can be: it imports pandas, which takes longer
-than a small file. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no token
-is ever a Python object; text stays a list of ``str``.
+than a small file. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no
+token is ever a Python object; text stays a list of ``str``.
 """
 
 from __future__ import annotations
