@@ -13,7 +13,7 @@ some 256 bytes for each. What the walk does not understand (dictionaries, damage
 slices: a compressed one takes what it takes.
 
 Every batch is validated in full, since damaged offsets would otherwise crash whoever touches them;
-that costs about a fifth of a Parquet read.
+that costs a twentieth of a Parquet read and a quarter of an Arrow read.
 """
 
 from __future__ import annotations

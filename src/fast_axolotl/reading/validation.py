@@ -31,6 +31,9 @@ _MOST_BLOCKS_BEYOND_ASCII = 0.3
 
 def validate(data: pa.Table | pa.RecordBatch) -> None:
     """The same as ``data.validate(full=True)``."""
+    if data.get_total_buffer_size() < _SMALL_BYTES:
+        data.validate(full=True)
+        return
     data.validate()
     for column in data.columns:
         for array in getattr(column, "chunks", (column,)):
