@@ -43,7 +43,7 @@ MOST_LINES = {
     "measure": 8_830,
     "packing": 1_300,
     "protocol": 2_920,
-    "reading": 6_950,
+    "reading": 7_060,
     "record": 3_160,
     "report": 4_830,
     "streaming": 117,
@@ -51,10 +51,10 @@ MOST_LINES = {
 }
 """Lines of each package, blank ones and comments included."""
 MOST_LINES_IN_ALL = 55_050
-MOST_FILES = 209
+MOST_FILES = 210
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_020
+MOST_TEST_LINES = 41_190
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
