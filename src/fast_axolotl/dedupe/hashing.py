@@ -140,7 +140,8 @@ def _hex(digests: ByteArray) -> list[str]:
     for start in range(0, len(digests), _HEX_ROWS):
         some = digests[start : start + _HEX_ROWS]
         write_hex(some.reshape(-1), lines.reshape(-1))
-        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
+        found = str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
+        texts = texts + found if texts else found
     return texts
 
 

@@ -6,10 +6,11 @@ to a position. Slices share memory with their block; a batch is only copied wher
 blocks.
 
 ``convert`` makes Python lists, numpy arrays or torch tensors of a batch. ``python`` walks the Arrow
-buffers column by column rather than value by value: strings and numbers are made in bulk by numpy,
-lists are slices of their flattened values, structs are zipped from their fields. Nested values
-arrive as values. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no token
-is ever a Python object; text stays a list of ``str``.
+buffers column by column rather than value by value: strings and numbers are made in bulk, lists are
+slices of their flattened values, structs are zipped from their fields. Nested values arrive as
+values. ``to_numpy`` of pyarrow is avoided where it can be: it imports pandas, which takes longer
+than a small file. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no
+token is ever a Python object; text stays a list of ``str``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.order import Position
-from fast_axolotl.reading.schema import MIXED, conform
+from fast_axolotl.reading.schema import MIXED, conform, is_number
 
 __all__ = ["OUTPUTS", "Batcher", "convert"]
 
 OUTPUTS = ("python", "arrow", "numpy", "torch")
+
+_HAS_FAST_LISTS = int(pa.__version__.partition(".")[0]) >= 25
+"""Before, ``to_pylist`` of text was twenty times as slow as ``to_numpy``."""
 
 _NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
 """Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
@@ -163,7 +167,7 @@ def _values(array: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(kind):
         return _values(array.dictionary_decode())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets = array.offsets.to_numpy().tolist()
+        offsets = _numbers(array.offsets).tolist()
         first = offsets[0]
         flat = _values(array.values.slice(first, offsets[-1] - first))
         lists = [flat[start - first : stop - first] for start, stop in pairwise(offsets)]
@@ -178,24 +182,27 @@ def _values(array: pa.Array) -> list[Any]:
         else:
             rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         return _with_nulls(rows, array)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     bulk: list[Any]
-    if is_text or (_is_bulk(kind) and array.null_count == 0):
+    if is_number(kind) and array.null_count == 0:
+        bulk = _numbers(array).tolist()
+    elif (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not _HAS_FAST_LISTS:
         bulk = array.to_numpy(zero_copy_only=False).tolist()
     else:
         bulk = array.to_pylist()
     return bulk
 
 
-def _is_bulk(kind: pa.DataType) -> bool:
-    """Types for which numpy's Python values are Arrow's Python values."""
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
+    """The numbers of an array without nulls, which share its memory and so cannot be written to."""
+    data = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
+    data.flags.writeable = False
+    return data[array.offset : array.offset + len(array)]
 
 
 def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
     if array.null_count:
-        for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+        for index in np.flatnonzero(bits[array.offset :][: len(array)] == 0).tolist():
             values[index] = None
     return values
 
@@ -204,11 +211,13 @@ def _arrays(array: pa.Array) -> Any:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _arrays(array.dictionary_decode())
-    if pa.types.is_floating(kind) or (_is_bulk(kind) and array.null_count == 0):
+    if is_number(kind) and array.null_count == 0:
+        return _numbers(array)
+    if pa.types.is_floating(kind) or (pa.types.is_boolean(kind) and array.null_count == 0):
         return array.to_numpy(zero_copy_only=False)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if is_list and array.null_count == 0 and _is_number_list(kind):
-        offsets = array.offsets.to_numpy().astype(np.int64)
+        offsets = _numbers(array.offsets).astype(np.int64)
         values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         return {"values": _arrays(values), "offsets": offsets - offsets[0]}
     return _values(array)
@@ -218,4 +227,4 @@ def _is_number_list(kind: pa.DataType) -> bool:
     inner = kind.value_type
     if pa.types.is_list(inner) or pa.types.is_large_list(inner):
         return _is_number_list(inner)
-    return _is_bulk(inner)
+    return is_number(inner) or bool(pa.types.is_boolean(inner))

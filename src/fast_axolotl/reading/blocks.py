@@ -9,12 +9,12 @@ Splitting (which may decompress) is sequential, decoding is parallel.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
@@ -42,6 +42,15 @@ PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
 
 _OFFSET_BYTES = 4
+_OFFSETS = {
+    kind.id: struct.Struct(code)
+    for kinds, code in (
+        ((pa.string(), pa.binary(), pa.list_(pa.null())), "=i"),
+        ((pa.large_string(), pa.large_binary(), pa.large_list(pa.null())), "=q"),
+    )
+    for kind in kinds
+}
+"""How the offsets of a type are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +269,21 @@ def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
 def _array_bytes(array: pa.Array) -> int:
     """Constant time a column: the first and the last offset say how much lies between."""
     kind, types = array.type, pa.types
+    if offset := _OFFSETS.get(kind.id):
+        if len(array) == 0:
+            return 0
+        offsets, at = array.buffers()[1], array.offset * offset.size
+        (first,) = offset.unpack_from(offsets, at)
+        (last,) = offset.unpack_from(offsets, at + len(array) * offset.size)
+        if types.is_list(kind) or types.is_large_list(kind):
+            return _OFFSET_BYTES * len(array) + _array_bytes(
+                array.values.slice(first, last - first)
+            )
+        return _OFFSET_BYTES * len(array) + int(last - first)
+    if types.is_primitive(kind) or types.is_boolean(kind):
+        return int(kind.bit_width) * len(array) // 8
+    if types.is_struct(kind):
+        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
     if isinstance(array, pa.ExtensionArray):
         return _array_bytes(array.storage)
     if types.is_dictionary(kind):
@@ -267,23 +291,4 @@ def _array_bytes(array: pa.Array) -> int:
         values = array.dictionary
         mean_bytes = _array_bytes(values) / max(1, len(values))
         return _array_bytes(array.indices) + int(len(array) * mean_bytes)
-    if types.is_struct(kind):
-        return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
-    if types.is_list(kind) or types.is_large_list(kind):
-        first, last = (array.offsets[index].as_py() for index in (0, -1))
-        inner = array.values.slice(first, last - first)
-        return _OFFSET_BYTES * len(array) + _array_bytes(inner)
-    if types.is_string(kind) or types.is_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int32)
-    if types.is_large_string(kind) or types.is_large_binary(kind):
-        return _OFFSET_BYTES * len(array) + _text_bytes(array, np.int64)
-    if types.is_primitive(kind) or types.is_boolean(kind):
-        return int(kind.bit_width) * len(array) // 8
     return 0 if types.is_null(kind) else held_bytes(array)
-
-
-def _text_bytes(array: pa.Array, width: type[np.signedinteger[Any]]) -> int:
-    if len(array) == 0:
-        return 0
-    offsets = np.frombuffer(array.buffers()[1], dtype=width)
-    return int(offsets[array.offset + len(array)] - offsets[array.offset])
