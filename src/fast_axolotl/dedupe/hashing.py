@@ -107,7 +107,7 @@ def deduplicate_indices(
         hashed = pa.chunked_array(_hash_chunks(chunks, rows.type, num_threads), _DIGEST)
         if hashed.null_count:
             index = pc.index(hashed.is_null(), True).as_py()
-            raise TypeError(f"row {index} is null, which has no hash: drop or fill the nulls first")
+            raise TypeError(f"row {index} is null; drop or fill the nulls before hashing")
         parts = []
         for chunk in hashed.chunks:
             flat = np.frombuffer(chunk.buffers()[1] or b"", np.uint8).reshape(-1, _DIGEST_BYTES)
@@ -121,12 +121,12 @@ def deduplicate_indices(
 
 def _require_threads(num_threads: int) -> None:
     if num_threads < 0:
-        raise UsageError(f"num_threads must be 0 (automatic) or more, not {num_threads}")
+        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
 
 
 def _require_many(name: str, values: object) -> None:
     if isinstance(values, str | bytes):
-        raise TypeError(f"{name} is one {type(values).__name__}: pass a list of them")
+        raise TypeError(f"{name} is a single {type(values).__name__}; pass a list")
 
 
 def _hex(digests: ByteArray) -> list[str]:
@@ -209,13 +209,13 @@ def _encode(index: int, row: object) -> bytes:
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
-        raise TypeError(f"row {index} is of type {type(row).__name__}: rows must be str or bytes")
+        raise TypeError(f"row {index} has the type {type(row).__name__}; pass str or bytes")
     try:
         return row.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"row {index} holds the lone surrogate {row[error.start]!r} at character "
-            f"{error.start}, which UTF-8 cannot express: pass bytes, or encode the row with "
+            f"row {index} has the lone surrogate {row[error.start]!r} at character {error.start}, "
+            "which UTF-8 cannot represent; pass bytes, or encode the row with "
             "errors='surrogatepass'"
         ) from error
 
@@ -263,7 +263,7 @@ def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray) -> ByteArray:
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] != len(joined):
             raise TypeError(
-                "a row is of a subclass that gives a length of its own: pass str or bytes"
+                "a row is of a subclass that overrides __len__; pass plain str or bytes"
             )
         data, words = np.frombuffer(joined, np.uint8), digests.reshape(-1).view(np.uint32)
         hash_rows(data, offsets, 0, len(rows), data.size, words)
@@ -308,8 +308,8 @@ def _hash_chunks(chunks: list[pa.Array], kind: pa.DataType, num_threads: int) ->
         return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
     if not is_one_of(kind, (*TEXT, *BINARY, pa.types.is_fixed_size_binary)):
         raise TypeError(
-            f"rows are of the Arrow type {kind}, which has no bytes of its own to hash: cast them, "
-            "for instance rows.cast(pyarrow.string())"
+            f"rows have the Arrow type {kind}, which cannot be hashed as text; cast them, for "
+            "example with rows.cast(pyarrow.string())"
         )
     are_few = sum(map(len, chunks)) < _FEW_ROWS
     tasks: list[Callable[[], Any]] = []

@@ -72,14 +72,18 @@ class ReadStats:
     dropped_rows: int = 0
     """Rows of this shard that are left out under ``even="drop"``."""
     rejected_rows: int = 0
-    """Rows left out under ``on_error="skip"``, as far as their number is known."""
+    """Rows skipped with ``on_error="skip"``; those of ``rejected_files`` are not counted."""
+    rejected_files: set[str] = field(default_factory=set)
+    """Files skipped whole or from some place on, so that the number of lost rows is unknown."""
     rejections: list[Rejection] = field(default_factory=list)
-    """What was left out and why, the first thousand."""
+    """What was skipped and why: the first thousand rows and files."""
     ignored_files: tuple[str, ...] = ()
-    """Files in folders that are no data files."""
+    """Files in folders that are not data files."""
 
     def reject(self, rejection: Rejection) -> None:
         self.rejected_rows += rejection.num_rows or 0
+        if rejection.num_rows is None:
+            self.rejected_files.add(rejection.path)
         if len(self.rejections) < _MOST_LISTED_REJECTIONS:
             self.rejections.append(rejection)
 
@@ -145,7 +149,7 @@ def open_dataset(
     if columns is not None and (
         isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
     ):
-        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+        raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
     _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
     _check_at_least("cache_bytes", cache_bytes, MIB)
     if not retry_seconds >= 0:
@@ -245,7 +249,7 @@ class Reader:
         self._rewind()
         if even == "pad" and _PADDING.name in self._base.names:
             raise UsageError(
-                f'the data has a column {_PADDING.name!r} itself; rename it, or use even="drop"'
+                f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
             )
 
     def _rewind(self) -> None:
@@ -317,7 +321,7 @@ class Reader:
         )
         if self._is_starting and not is_told:
             # list(reader) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("ask for the length before a pass is begun: the rows must be counted")
+            raise TypeError("call len() before iterating: the rows must be counted first")
         return -(-self.num_rows // self._batch_size)
 
     def __bool__(self) -> bool:
@@ -396,8 +400,8 @@ class Reader:
         point = ResumePoint.from_states(state, self._dataset, self._shard)
         if (point.order.rows is None) != (self._even is None):
             raise ResumeError(
-                f"the state was taken {'without' if self._even else 'with'} even=; open the reader "
-                "in the same way"
+                f"the state was saved {'without' if self._even else 'with'} even; open the reader "
+                f"{'without' if self._even else 'with'} it, too"
             )
         self.close()
         self._dataset, self._order = point.dataset, point.order
@@ -503,8 +507,8 @@ class Reader:
         while left > 0:
             if left > padding or left == before:
                 raise DataError(
-                    f"of {own:,} rows that were counted {left - padding or left:,} are missing: a "
-                    "file was changed since; open the files again"
+                    f"{left - padding or left:,} of {own:,} counted rows are missing: a file "
+                    "changed after its rows were counted; open the files again"
                 )
             before = left
             for rows in self._read(source, Position(), closers):
@@ -532,8 +536,8 @@ class Reader:
     def _check_pass(self, token: object) -> None:
         if self._pass is not token:
             raise UsageError(
-                "this iteration was stopped: the reader was closed, restored or iterated anew; "
-                "use the newer iterator"
+                "this iterator is no longer valid: the reader was closed, restored or iterated "
+                "again; use the newest iterator"
             )
 
     def _delivered(
@@ -567,4 +571,4 @@ def usable_threads() -> int:
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least:,}, not {value!r}")
+        raise UsageError(f"{name} must be a whole number, {least:,} or more, not {value!r}")
