@@ -68,7 +68,7 @@ def pad_sequences(
     if too_long == "error" and longest > width:
         index = int(np.argmax(lengths > width))
         raise UsageError(
-            f"sequence {index} has {lengths[index]} tokens, and rows have {width}: raise "
+            f"sequence {index} has {lengths[index]} tokens, but target_length is {width}; raise "
             'target_length, or pass too_long="truncate"'
         )
     is_left = padding_side == "left"
@@ -130,5 +130,5 @@ def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
 def _length(name: str, value: int) -> int:
     number = integer(name, value, "int64")
     if number < 0:
-        raise UsageError(f"{name} must not be negative, and it is {number}")
+        raise UsageError(f"{name} must be 0 or more, not {number}")
     return number

@@ -124,7 +124,7 @@ def plan_packs(
     ``None`` plans all together. What is not a non-negative integer is an error that names it.
     """
     if method not in get_args(Method):
-        raise UsageError(f"method is {method!r}; it is one of {', '.join(get_args(Method))}")
+        raise UsageError(f"method is {method!r}; pass one of {', '.join(get_args(Method))}")
     capacity = _at_least_one("capacity", capacity)
     values = _as_lengths(lengths)
     from fast_axolotl.kernels import binpack
@@ -211,7 +211,7 @@ def _as_lengths(lengths: Any) -> _Integers:
             values = _one_by_one(lengths)
         if not values.ndim:
             raise TypeError(
-                f"lengths is of type {type(lengths).__name__}; "
+                f"lengths has the type {type(lengths).__name__}; "
                 "pass a list, a numpy array or an Arrow array of integers"
             )
         if values.ndim > 1 or values.dtype.kind not in "iu":

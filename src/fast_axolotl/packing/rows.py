@@ -145,8 +145,8 @@ def concatenate_and_pack(
     for name, column in rows.items():
         if len(column) != count:
             raise UsageError(
-                f"input_ids has {count} sequences and {name} has {len(column)}, so index "
-                f"{min(count, len(column))} has no partner: pass columns of equal length"
+                f"input_ids has {count} sequences and {name} has {len(column)}; pass columns of "
+                "equal length"
             )
     lengths = lengths_of(rows["input_ids"])
     for name, column in rows.items():
@@ -155,8 +155,8 @@ def concatenate_and_pack(
         if differ.any():
             index = int(np.argmax(differ))
             raise UsageError(
-                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}: "
-                "give every token one label and one mask value"
+                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}; "
+                "pass one label and one mask value per token"
             )
     rules.check_lengths(lengths)
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
@@ -216,12 +216,12 @@ class _Rules:
         index = int(np.argmax(lengths > room))
         length = int(lengths[index])
         needed = length + self.separators
-        with_separators = f" and needs {needed} places with its EOS and PAD"
+        with_separators = f", {needed} with EOS and PAD"
         raise UsageError(
             f"sequence {index} has {length} tokens{with_separators if self.separators else ''}, "
-            f"but max_length is {self.width}: cut or split the sequence, which "
-            'too_long="truncate" and too_long="split" do where max_length is at least '
-            f"{self.separators or 1}, or raise max_length to at least {needed}"
+            f"but max_length is {self.width}; raise max_length to at least {needed}, or pass "
+            'too_long="truncate" or too_long="split", which need a max_length of at least '
+            f"{self.separators or 1}"
         )
 
     def cut(self, rows: Rows) -> Iterable[Sequence[int]]:
@@ -269,8 +269,8 @@ class _Rules:
         most = np.iinfo(np.int32).max
         if self.cu_seqlens and num_places > most:
             raise UsageError(
-                f"cu_seqlens would count {num_places} places, and its 32 bits end at {most}: "
-                "pack fewer sequences at a time"
+                f"cu_seqlens would reach {num_places}, which does not fit in 32 bits (at most "
+                f"{most}); pack fewer sequences at a time"
             )
         for name, (tokens, padding, eos) in columns.items():
             own = layout._replace(offsets=tokens.offsets)
