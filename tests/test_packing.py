@@ -87,8 +87,14 @@ def test_rows_of_padding_precede_sequences_too_long_as_in_the_earlier_package(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (([[5], [6]], [[5]], [[1], [1]]), "input_ids has 2 .* labels has 1; pass columns of equal length"),
-        (([[5]], [[5]], [[1], [1]]), "input_ids has 1 .* attention_masks has 2; pass columns of equal length"),
+        (
+            ([[5], [6]], [[5]], [[1], [1]]),
+            "input_ids has 2 .* labels has 1; pass columns of equal length",
+        ),
+        (
+            ([[5]], [[5]], [[1], [1]]),
+            "input_ids has 1 .* attention_masks has 2; pass columns of equal length",
+        ),
         (
             ([[5], [6, 7]], [[5], [6]], [[1], [1, 1]]),
             "sequence 1 has 2 input_ids and 1 labels",

@@ -200,7 +200,7 @@ def test_a_short_batch_in_mid_stream_is_refused_where_a_dispatcher_would_lose_ro
     assert [len(batch["id"]) < 300_000 for batch in data] == [True, True]
     monkeypatch.setattr(TorchDataset, "_layout", lambda data: (0, 2, True))
 
-    with pytest.raises(UsageError, match="pass a smaller batch_size or even="):
+    with pytest.raises(UsageError, match="pass a smaller batch_size, or even"):
         list(data)
     assert (
         sum(len(batch["id"]) for batch in dataset(path, batch_size=299_000, even="drop")) == 300_000
@@ -445,13 +445,13 @@ def test_another_number_of_ranks_continues_inside_of_a_batch(
 
     assert set(found) == {*CHAT, *(CODE if is_mix else ())}
     assert len(found) <= len(set(found)) + 10 * is_mix
-    with pytest.raises(ResumeError, match="no state of such"):
+    with pytest.raises(ResumeError, match="no state of a TorchDataset"):
         mixed(sources).load_state_dict(dataset(sources["chat"][0]).state_dict())
 
 
 def test_what_is_no_mix_is_refused_at_once(path: Path) -> None:
     for wrong in ({}, {"a": path}, {"a": ([path], "b")}, [(path, 1), path]):
-        with pytest.raises(UsageError, match="a mix is"):
+        with pytest.raises(UsageError, match="pass a mix as"):
             TorchDataset(wrong)
     with pytest.raises(UsageError, match="'stop'"):
         TorchDataset([path], stop="all")

@@ -54,7 +54,7 @@ __all__ = ["TorchDataset"]
 _EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
 """Cells of the memory that a dataset shares with its loader's workers."""
 
-_CURE = "leave the loader out of accelerator.prepare(), and every rank reads its own share"
+_CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
 
 _MIX_OPTIONS = ("stop", "source_column")
 _MIXED_ROWS = 100
@@ -104,14 +104,14 @@ class TorchDataset(IterableDataset[Any]):
         if output not in OUTPUTS:
             raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
         if rows and output == "arrow":
-            raise UsageError('rows=True gives dicts; use output="python", "numpy" or "torch"')
+            raise UsageError('rows=True yields dicts; pass output="python", "numpy" or "torch"')
         if shard is not None and device_mesh is not None:
-            raise UsageError("shard and device_mesh both say who reads what; pass one of them")
+            raise UsageError("shard and device_mesh both set the shard; pass only one of them")
         self._paths: Any = paths
         self._sources = _find_sources(paths)
         known = [*inspect.signature(open_dataset).parameters, *_MIX_OPTIONS * bool(self._sources)]
         if unknown := sorted(set(options) - set(known)):
-            raise UsageError(f"open_dataset takes no {unknown[0]!r}")
+            raise UsageError(f"open_dataset has no option {unknown[0]!r}")
         self._output = output
         self._rows = rows
         self._shard = None if shard is None else check_shard(shard)
@@ -147,8 +147,8 @@ class TorchDataset(IterableDataset[Any]):
         is_open = state is not None and state._shared_state.get("num_processes", 1) > 1
         if not self._options.get("even") or (is_open and self._shard is None):
             raise TypeError(
-                "a TorchDataset has a length with even=, and under accelerate with shard=, too: "
-                "(0, 1) where the loader is prepared"
+                "a TorchDataset has a length only with even; with accelerate, also pass shard, "
+                "which is (0, 1) for a prepared loader"
             )
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
@@ -176,9 +176,9 @@ class TorchDataset(IterableDataset[Any]):
         loader = _find_loader(self)
         if loader is not None and not loader.use_stateful_dataloader:
             raise UsageError(
-                "accelerate's loader reads ahead of what it hands out, and this state would lose "
-                "batches; take that of a loader with DataLoaderConfiguration(dispatch_batches=False"
-                f", use_stateful_dataloader=True), or {_CURE}"
+                "accelerate's loader reads ahead, so this state would lose batches; save the state "
+                "of a loader with DataLoaderConfiguration(dispatch_batches=False, "
+                f"use_stateful_dataloader=True), or {_CURE}"
             )
         if self._reader is not None:
             state = self._reader.state_dict(*self._taken)
@@ -194,10 +194,10 @@ class TorchDataset(IterableDataset[Any]):
         """
         states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:
-            raise ResumeError("no state of such a dataset in this; pass what state_dict gave")
+            raise ResumeError("no state of a TorchDataset; pass the return value of state_dict()")
         if _holds_late_snapshot(state):
             raise ResumeError(
-                "the loader's state is older than its last batch; take it with "
+                "the loader's state is older than its last batch; use "
                 "StatefulDataLoader(snapshot_every_n_steps=1)"
             )
         # Ranks of one tensor parallel group give the same state.
@@ -266,8 +266,8 @@ class TorchDataset(IterableDataset[Any]):
         for batch in reader:
             if is_dispatched and is_short:
                 raise UsageError(
-                    "accelerate's dispatcher loses rows where a batch in mid-stream is short, here "
-                    "because rows are large; pass a smaller batch_size or even="
+                    "accelerate's dispatcher loses rows after a short batch, and large rows make "
+                    "batches short here; pass a smaller batch_size, or even"
                 )
             is_short = batch.num_rows < reader.batch_size
             yield convert(batch, self._output)
@@ -300,7 +300,7 @@ class TorchDataset(IterableDataset[Any]):
                 shard = check_shard((int(rank), int(world)))
             except ValueError:
                 raise UsageError(
-                    f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or "
+                    f"RANK={rank!r} and WORLD_SIZE={world!r} do not fit together; set both, or "
                     "pass shard=(rank, world_size)"
                 ) from None
         elif shard[0] == 0 < shard[1] - 1 and not (
@@ -308,8 +308,8 @@ class TorchDataset(IterableDataset[Any]):
         ):
             self._shared[_HAS_WARNED] = 1
             warnings.warn(
-                f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP wait for "
-                'ever for a rank that has fewer; pass even="drop" or even="pad"',
+                f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP hang if "
+                'one rank has fewer; pass even="drop" or even="pad"',
                 stacklevel=2,
             )
         return *shard, False
@@ -318,30 +318,30 @@ class TorchDataset(IterableDataset[Any]):
         """What would come out wrong in a pass through accelerate's loader, and a cure."""
         loaded = self._state[0]["epoch"] if self._state and not self._shared[_USED_BY] else epoch
         if loaded != epoch:
-            return f"accelerate begins epoch {epoch}; call the loader's set_epoch({loaded})"
+            return f"accelerate starts epoch {epoch}; call the loader's set_epoch({loaded})"
         is_dispatcher = _is_dispatcher(loader)
         if not is_dispatcher and not _is_wrapper(loader.dataset):
             return None
         if self._shard not in (None, (0, 1)):
-            return f"accelerate divides the rows, and shard={self._shard} does it again; drop it"
+            return f"accelerate already shards the rows; remove shard={self._shard}"
         if not is_dispatcher and loader.dataset.batch_size is not None:
             return None
         if not is_dispatcher:
-            return "accelerate divides only a loader with a batch_size; set it"
+            return "accelerate shards only a loader with a batch_size; set it"
         mesh = loader.torch_device_mesh
         right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
         if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
             return (
-                "accelerate's dispatcher loses rows in its states, and gives wrong ones to ranks "
-                "of a mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
+                "accelerate's dispatcher loses rows on resume, and gives wrong rows to ranks of a "
+                "mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
             is_cut = not self._rows and self._output in ("numpy", "torch")
             for field in self._open(None).schema:
                 if not is_cut or not types.is_primitive(field.type):
                     return (
-                        f"accelerate's dispatcher cannot cut {field.name!r} of {field.type} for "
-                        "the ranks; give the loader a collate_fn that makes tensors of equal length"
+                        f"accelerate's dispatcher cannot split {field.name!r} of {field.type} "
+                        "between ranks; pass a collate_fn that makes tensors of equal length"
                     )
         return None
 
@@ -357,7 +357,7 @@ def _find_sources(paths: Any) -> dict[str, tuple[Any, float]] | None:
     except (TypeError, ValueError):
         sources = {}
     if not sources:
-        raise UsageError("a mix is {name: (paths, weight), ...} or a list of (paths, weight)")
+        raise UsageError("pass a mix as {name: (paths, weight), ...} or a list of (paths, weight)")
     return sources
 
 
@@ -377,8 +377,8 @@ def _find_loader(dataset: TorchDataset) -> Any:
             isinstance(part, TorchDataset) for part in _parts(inner)
         ):
             raise UsageError(
-                f"accelerate deals out the rows of a {type(inner).__name__}, and it cannot be seen "
-                "whether that reads this dataset; pass shard=(0, 1) if it does, and otherwise "
+                f"accelerate shards a {type(inner).__name__}, and it is unknown whether that reads "
+                "this dataset; pass shard=(0, 1) if it does, and otherwise "
                 "shard=(rank, world_size)"
             )
     return None
@@ -407,7 +407,7 @@ def _parts(dataset: Any, depth: int = 5) -> list[Any]:
 def _refuse_to_read() -> Iterator[Any]:
     yield from ()
     raise UsageError(
-        "accelerate's dispatcher reads on rank 0 only, and this rank is asked for rows; finish the "
+        "accelerate's dispatcher reads only on rank 0, but this is another rank; finish the "
         "pass over the prepared loader first, or read another TorchDataset of the same files"
     )
 
