@@ -434,9 +434,9 @@ def test_a_function_that_someone_else_replaced_is_left_alone(
     assert work.double is theirs
     [patch, *_] = patchwork.patches()
     assert patch.state == "skipped"
-    assert "someone else" in patch.reason
+    assert "other code" in patch.reason
     [record] = caplog.records
-    assert (record.levelno, "someone else" in record.getMessage()) == (logging.WARNING, True)
+    assert (record.levelno, "other code" in record.getMessage()) == (logging.WARNING, True)
 
 
 def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
@@ -514,7 +514,7 @@ def test_unfamiliar_code_is_tried_and_ours_goes_on_once_it_was_equal(
     assert (patch.calls, patch.fallbacks, patch.trial) == (
         1,
         (("on trial", 3),),
-        "equal in 3 calls",
+        "results equal in 3 calls",
     )
     # What is unfamiliar in a call still goes to stock, as does all once it is removed.
     assert box.fill("odd") == ["odd"] * 40
@@ -532,7 +532,7 @@ def test_one_difference_ends_a_trial_for_good_and_is_never_returned(
         assert box.fill(value) == [value] * 40
     [patch] = patchwork.patches()
     assert patch.state == "skipped"
-    assert patch.trial == "differs: result[0] is fail, ours has wrong"
+    assert patch.trial == "results differ: result[0] is fail in stock and wrong in fast-axolotl"
     assert caplog.text.count("please report this") == 1
     assert importlib.import_module("patchhost_ours").calls == [*range(before), "fail"]
 

@@ -74,16 +74,16 @@ RUN = "FAST_AXOLOTL_RUN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What is installed into Axolotl, and why the rest is not."""
+    """Which replacements are installed in Axolotl, and why the others are not."""
 
     installed: bool
     """Whether ``install()`` is in force."""
     reason: str
-    """Why it is not in force; empty where it is."""
+    """Why it is not in force; empty if it is."""
     virtual_modules: tuple[str, ...]
-    """The names in ``sys.modules`` that this package put there."""
+    """The names that this package added to ``sys.modules``."""
     patches: tuple[Patch, ...]
-    """Every replacement, in or not; before Axolotl is looked for there is none to tell of."""
+    """Every replacement and its state; empty before the first import of Axolotl."""
 
 
 @dataclass(slots=True)
@@ -104,10 +104,10 @@ _STATE = _State()
 
 
 def install(*, skip: Iterable[str] = ()) -> bool:
-    """Replace what can be replaced; ``False`` where all of it is in, or switched off.
+    """Install the replacements; ``False`` if all are installed already, or switched off.
 
-    ``skip`` names replacements to leave out, as ``FAST_AXOLOTL_SKIP`` does. A second call puts back
-    what a reload of Axolotl's modules took out.
+    ``skip`` names replacements to skip, as ``FAST_AXOLOTL_SKIP`` does. A second call restores
+    replacements that were lost when Axolotl's modules were reloaded.
     """
     if os.environ.get(SWITCH) == "0":
         _STATE.reason = f"{SWITCH}=0 is set"
@@ -132,7 +132,7 @@ def install(*, skip: Iterable[str] = ()) -> bool:
 
 
 def uninstall() -> bool:
-    """Take everything out that ``install()`` put in; ``False`` where nothing was installed."""
+    """Remove all replacements that ``install()`` made; ``False`` if there were none."""
     if not _STATE.installed:
         return False
     _STATE.installed, _STATE.reason = False, "uninstall() was called"
@@ -147,7 +147,7 @@ def uninstall() -> bool:
 
 
 def status() -> Status:
-    """What is installed now, and the reason for what is not."""
+    """Which replacements are installed now, and why the others are not."""
     _take_up_unfinished()
     patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
     if _STATE.failures:

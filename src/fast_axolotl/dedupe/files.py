@@ -67,11 +67,11 @@ class DedupeSummary:
     rows_in: int
     rows_out: int
     duplicates: int
-    """Rows dropped, whichever they repeat."""
+    """Duplicate rows dropped, including those of ``against``."""
     duplicates_of_others: int
-    """Of those, rows that repeat one of ``against``."""
+    """Of those, rows that occur in ``against``."""
     rejected_rows: int
-    """Rows that could not be read, under ``on_error="skip"``, as far as their number is known."""
+    """Rows skipped with ``on_error="skip"``, as far as their number is known."""
     rejections: tuple[Rejection, ...]
     """What could not be read and why, in the input and in ``against``."""
     files_in: int
@@ -106,19 +106,19 @@ def dedupe_files(
     progress: Progress | None = None,
     **read_options: Any,
 ) -> DedupeSummary:
-    """Writes the rows of ``inputs`` that come for the first time, in their order.
+    """Remove duplicate rows: write the first row of each value, in the original order.
 
     Args:
         inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
         output: A ``.parquet``, ``.arrow``, ``.feather`` or ``.jsonl`` file (also ``.jsonl.gz`` and
             ``.jsonl.zst``). It appears whole or not at all.
-        columns: Compare these columns only; whole rows are written all the same.
-        against: Other data, whose rows are left out as well.
-        report: A file of the same kinds that lists every dropped row and which one it repeats.
-        overwrite: Replace ``output`` and ``report`` where they exist.
-        memory_budget: Bytes for this work, beside what the process holds already.
-        num_threads: Decode threads; 0 takes what this process may use.
-        temp_dir: Where records go that memory does not hold; beside ``output`` by default.
+        columns: Compare only these columns; whole rows are written in any case.
+        against: Other data; rows that occur there are dropped as well.
+        report: A file, in one of these formats, that lists each dropped row and its first copy.
+        overwrite: Replace ``output`` and ``report`` if they exist.
+        memory_budget: Memory for this work in bytes, on top of what the process already uses.
+        num_threads: Decode threads; 0 uses all available processors.
+        temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
         progress: Called after every batch.
         read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
     """

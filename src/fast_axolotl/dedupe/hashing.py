@@ -68,8 +68,8 @@ def parallel_hash_rows(
 ) -> list[str] | pa.Array | pa.ChunkedArray:
     """The SHA-256 digest of every row, in order.
 
-    At most ``num_threads`` threads work on it, 0 meaning the processors that this process may use;
-    short rows of a list gain nothing from them and stay on one.
+    Uses up to ``num_threads`` threads, 0 for all available processors; short rows of a list do not
+    gain from threads and use one.
 
     A list or iterable of ``str`` and ``bytes`` gives a list of hex digests. An Arrow column of text
     or bytes, dictionary-encoded or not, gives an Arrow column of ``fixed_size_binary(32)`` in the
@@ -92,10 +92,10 @@ def deduplicate_indices(
     existing_hashes: Iterable[str] | None = None,
     num_threads: int = 0,
 ) -> tuple[list[int], list[str]]:
-    """The indices of the rows seen for the first time, and their hashes in hex.
+    """The indices of the first row of each value, and their hashes in hex.
 
-    ``existing_hashes`` holds digests as ``parallel_hash_rows`` gives them for a list; rows with one
-    of these are left out. ``rows`` are as there, but for nulls, which have no hash.
+    ``existing_hashes`` are digests as ``parallel_hash_rows`` returns them for a list; rows with one
+    of these are dropped. ``rows`` may be what that function takes, but without nulls.
     """
     _require_threads(num_threads)
     known = () if existing_hashes is None else existing_hashes

@@ -44,12 +44,12 @@ def unique_rows(
     columns: Sequence[str] | None = None,
     seen: SeenRows | None = None,
 ) -> Any:
-    """The indices of the rows that come for the first time, ascending, as an int64 array.
+    """The indices of the first row of each value, ascending, as an int64 array.
 
     Args:
         table: Any types, nested ones too; see ``row_bytes`` for which values are equal.
-        columns: Compare these columns only; ``None`` compares whole rows.
-        seen: Rows of earlier calls, which are left out as well; the new ones are added to it.
+        columns: Compare only these columns; ``None`` compares whole rows.
+        seen: Rows of earlier calls, which count as seen; the new rows are added to it.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])

@@ -64,9 +64,9 @@ _RECORD_ROWS = 131_072
 
 
 class SeenRows:
-    """The rows of earlier tables, so that ``unique_rows`` leaves them out of later ones.
+    """The rows of earlier tables, so that ``unique_rows`` drops them from later ones.
 
-    Give the same object to every call. Rows of earlier calls are known by their digest alone: 128
+    Pass the same object to every call. Rows of earlier calls are known by their digest alone: 128
     bits under a secret drawn when the object is made.
     """
 

@@ -73,16 +73,16 @@ class TorchDataset(IterableDataset[Any]):
         paths: As for ``open_dataset``; or, for a mix, ``{name: (paths, weight), ...}`` or a list of
             ``(paths, weight)``, as ``mix_datasets`` mixes them.
         output: ``torch``, ``numpy``, ``python`` or ``arrow``.
-        rows: Yields single rows, for a loader with a ``batch_size`` and ``collate_fn`` of its own,
-            as the HF Trainer's; the dataset's ``batch_size`` then only sets how many are converted
-            at a time.
+        rows: Yield single rows, for a loader with its own ``batch_size`` and ``collate_fn``, such
+            as that of the HF Trainer; the dataset's ``batch_size`` then only sets how many rows are
+            converted at a time.
         shard: This rank's ``(index, count)``; by default from accelerate, ``torch.distributed`` or
             the variables ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``. Workers divide it further.
-        device_mesh: The ``DeviceMesh`` of the training, in place of ``shard``: along dimensions
-            ``tp``, ``cp``, ``sp`` and ``pp`` ranks read the same rows.
+        device_mesh: The ``DeviceMesh`` of the training, instead of ``shard``: ranks along the
+            dimensions ``tp``, ``cp``, ``sp`` and ``pp`` read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
-        num_workers: Workers of the loader; only ``len`` asks, and it needs ``even``.
-        num_threads: Decode threads of a worker; 0 divides the processors among the workers.
+        num_workers: Workers of the loader; used only by ``len()``, which needs ``even``.
+        num_threads: Decode threads per worker; 0 divides the processors among the workers.
         options: The other keywords of ``open_dataset``; for a mix also ``stop`` and
             ``source_column``. The memory budget is that of one worker; the sources of a mix share
             it and the threads.
@@ -159,10 +159,10 @@ class TorchDataset(IterableDataset[Any]):
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the passes to come, in persistent workers too.
+        """Set the epoch of later passes, also in persistent workers.
 
-        A loaded state belongs to its own epoch: in any other a pass starts at the beginning.
-        accelerate's loaders call this on every rank when a pass begins.
+        A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
+        accelerate's loaders call this on every rank when a pass starts.
         """
         loader = _find_loader(self)
         if loader is not None and get_worker_info() is None:
@@ -172,7 +172,8 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process's next batch begins; under workers, ask the loader instead."""
+        """The position of this process's next batch; with workers, save the loader's state "
+        "instead."""
         loader = _find_loader(self)
         if loader is not None and not loader.use_stateful_dataloader:
             raise UsageError(
@@ -187,10 +188,10 @@ class TorchDataset(IterableDataset[Any]):
         return self._open(self._state).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """The next pass continues where ``state`` was taken; passes after it start anew.
+        """Resume the next pass from ``state``; later passes start at the beginning.
 
-        Takes what ``Reader.load_state_dict`` takes: one state where the ranks and workers are the
-        same, and anything that holds the states of all of them where they are not.
+        Takes what ``Reader.load_state_dict`` takes: one state if the numbers of ranks and workers
+        are unchanged, and otherwise an object that contains the states of all of them.
         """
         states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:

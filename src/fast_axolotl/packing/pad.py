@@ -42,10 +42,10 @@ def pad_sequences(
     attention_mask: bool = False,
     num_threads: int = 0,
 ) -> Any:
-    """Pad every sequence to ``target_length``, or to the longest one where that is ``None``.
+    """Pad every sequence to ``target_length``, or to the longest one if that is ``None``.
 
-    The length is then rounded up to ``pad_to_multiple_of``; ``None`` and 0 leave it. A longer
-    sequence keeps its first tokens, whichever the padding side, or is an error with
+    The length is then rounded up to a multiple of ``pad_to_multiple_of``, unless that is ``None``
+    or 0. A longer sequence keeps its first tokens for either padding side, or raises with
     ``too_long="error"``.
 
     The rows are lists, or with ``output="numpy"`` or ``"torch"`` one array of ``dtype``, which does
@@ -99,7 +99,7 @@ def pad_sequences(
 
 
 def create_padding_mask(current_length: int, target_length: int, *, output: str = "lists") -> Any:
-    """The position ids of the padding, ``[0, 1, …]``: empty where nothing is missing."""
+    """The position ids of the padding, ``[0, 1, …]``; empty if no padding is needed."""
     option("output", output, OUTPUTS)
     current = _length("current_length", current_length)
     missing = max(0, _length("target_length", target_length) - current)

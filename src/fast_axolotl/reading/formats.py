@@ -76,11 +76,11 @@ _LISTED_COMPRESSIONS = ("zst", "gz", "bz2", "xz", "lz4")
 
 
 class FormatWarning(UserWarning):
-    """A file is not what its name or its first rows say, and is read as what it is."""
+    """The content of a file differs from what its name or its first rows suggest."""
 
 
 def detect_format(path: str) -> tuple[str, str | None]:
-    """The format and the compression that a name tells; nothing is opened but a folder's marks.
+    """The format and compression by file name; opens no file, except to recognise HF folders.
 
     >>> detect_format("rows.jsonl.zst")
     ('jsonl', 'zstd')

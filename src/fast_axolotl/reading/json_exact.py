@@ -175,8 +175,8 @@ class ExactParse:
         except json.JSONDecodeError as error:
             # Python ends some of its texts with "at": "Unterminated string starting at".
             where = f" of line {error.lineno} of the row" if error.lineno > 1 else ""
-            text = error.msg.removesuffix(" at")
-            cause = f"malformed JSON: {text} at character {error.colno}{where}"
+            problem = error.msg.removesuffix(" at")
+            cause = f"malformed JSON: {problem} at character {error.colno}{where}"
         except UnicodeDecodeError as error:
             cause = f"invalid UTF-8 at byte {error.start} of the row"
         except UnicodeEncodeError:

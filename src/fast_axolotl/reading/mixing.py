@@ -90,18 +90,19 @@ def mix_datasets(
     source_column: str | None = None,
     on_conflict: Literal["raise", "json"] = "raise",
 ) -> MixedReader:
-    """A ``MixedReader`` of several readers: it iterates ``pyarrow.RecordBatch``es.
+    """Mix the rows of several readers; the result yields ``pyarrow.RecordBatch``es.
 
     Args:
         sources: Readers and their relative weights: ``{"code": (reader, 3), ...}``, or a list of
             pairs, which are then named ``"0"``, ``"1"`` and so on.
-        seed: Changes the turns that sources take; the readers shuffle their own rows.
-        epoch: Changes them as well, and the shuffle of the readers.
-        stop: The pass ends when the ``first`` source is used up, or when ``all`` of them are; then
-            those used up earlier begin again.
-        batch_size: Rows in a batch; that of the first reader by default.
-        source_column: Adds a column of this name that holds the name of each row's source.
-        on_conflict: ``raise``, or ``json`` to receive as JSON text a column whose types clash.
+        seed: The seed that decides which source gives the next row; readers shuffle their own
+            rows.
+        epoch: Gives each epoch another order of sources, and another shuffle of the readers.
+        stop: End the pass when the ``first`` source is exhausted, or when ``all`` are; sources
+            that are exhausted earlier start again.
+        batch_size: Rows per batch; by default that of the first reader.
+        source_column: Add a column of this name with the name of each row's source.
+        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
     """
     pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
     held = []
@@ -278,8 +279,8 @@ class _Source:
 class MixedReader:
     """Record batches of several readers, with a position that can be saved and restored.
 
-    Iterating starts at the beginning, or where ``load_state_dict`` put it. A new iteration stops
-    the one before. While a mix is in use, its readers must not be used otherwise.
+    Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
+    the previous one. Do not use the readers of a mix directly while the mix is in use.
     """
 
     _sources: list[_Source]
@@ -348,13 +349,13 @@ class MixedReader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading ahead and ends the current iteration; a new one can be started."""
+        """Stop reading ahead and end the current iteration; a new one can start."""
         self._pass, self._is_starting = object(), False
         for source in self._sources:
             source.reader.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Back to the beginning, with the order of another epoch."""
+        """Go back to the beginning, with the order of another epoch."""
         self.close()
         for source in self._sources:
             source.rewind(epoch)
@@ -365,7 +366,7 @@ class MixedReader:
         """The draw at which all shards end the pass, where they are even."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON values."""
+        """The position of the next batch, as plain JSON values."""
         return {
             _MARK: 1,
             "seed": self._seed,
@@ -380,11 +381,11 @@ class MixedReader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Continues where a state was taken.
+        """Resume from a saved state.
 
-        ``state`` is what ``state_dict`` gave, or anything that holds such states. With the states
-        of all shards the mix continues on another number of them, and every row not yet delivered
-        of the epochs in which the sources were comes exactly once.
+        ``state`` is a return value of ``state_dict``, or an object that contains such states. With
+        the states of all shards, the number of shards may change: every remaining row of each
+        source's current epoch is delivered exactly once.
         """
         states = find_states(state, _MARK)
         if not states:

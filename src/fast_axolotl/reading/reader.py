@@ -111,32 +111,32 @@ def open_dataset(
     cache_dir: str | Path | None = None,
     cache_bytes: int = 10 * 1024 * MIB,
 ) -> Reader:
-    """A ``Reader`` of files of any supported format: it iterates ``pyarrow.RecordBatch``es.
+    """Open files of any supported format; the ``Reader`` yields ``pyarrow.RecordBatch``es.
 
     Args:
         paths: A file, folder, glob or URI, or a list of them, read in this order.
         format: ``auto``, or one of ``list_supported_formats()``.
-        columns: Only these columns, in this order.
-        batch_size: Rows in a batch.
-        num_threads: Decode threads; 0 takes what this process may use, at most 8.
-        memory_budget: Bytes that reading ahead may hold.
-        shard: ``(index, count)``: only this share of the rows.
-        shuffle: A seed; ``None`` keeps the order of the files.
-        epoch: Changes the shuffle.
-        even: Every shard gives the same number of batches: ``drop`` leaves out what some shards
-            have more than others, ``pad`` repeats rows and marks them in a column ``is_padding``.
-        on_error: ``raise``, or ``skip`` to leave out what cannot be read and list it in ``stats``.
-        on_conflict: ``raise``, or ``json`` to receive a column of clashing types as JSON text.
-        infer: ``scan`` reads JSON and CSV once before the first batch, so that the schema is final
-            from the start; ``auto`` looks at the first rows, and then no type changes any more.
-        split: Which split of a folder that has several; ``all`` for all of them.
+        columns: Read only these columns, in this order.
+        batch_size: Rows per batch.
+        num_threads: Decode threads; 0 uses all available processors, at most 8.
+        memory_budget: Memory for reading ahead, in bytes.
+        shard: ``(index, count)``: read only this shard, counted from 0.
+        shuffle: The seed of the shuffle; ``None`` keeps the order of the files.
+        epoch: Gives each epoch another shuffle.
+        even: Make all shards yield the same number of batches: ``drop`` drops surplus rows,
+            ``pad`` repeats rows and marks them in a column ``is_padding``.
+        on_error: ``raise``, or ``skip`` to skip rows and files that cannot be read; ``stats``
+            counts and lists them.
+        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
+        infer: ``auto`` infers the types of JSON and CSV from the first rows and then keeps them;
+            ``scan`` reads all files once before the first batch.
+        split: The split to read if a folder has several; ``all`` reads all of them.
         json_field: The field of a JSON document that holds the rows.
-        csv: The dialect, where detection should not decide.
-        storage_options: For fsspec.
-        retry_seconds: How long a remote request that fails is tried again, in total.
-        cache_dir: A folder in which what was read of remote files is kept for later passes;
-            processes may share it.
-        cache_bytes: How much is kept there; what was not read for longest goes first.
+        csv: The CSV dialect; detected by default.
+        storage_options: Options for fsspec, such as credentials.
+        retry_seconds: How long to retry a failed remote request, in total.
+        cache_dir: A folder that caches the parts read from remote files; processes may share it.
+        cache_bytes: Size limit of the cache; the least recently read parts are removed first.
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
@@ -203,8 +203,8 @@ def open_dataset(
 class Reader:
     """Record batches of a dataset, with a position that can be saved and restored.
 
-    Iterating starts at the beginning, or where ``load_state_dict`` put it. A new iteration stops
-    the one before.
+    Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
+    the previous one.
     """
 
     def __init__(
@@ -272,17 +272,17 @@ class Reader:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Its index, and the number of shards."""
+        """The index of this shard, and the number of shards."""
         return self._shard
 
     @property
     def even(self) -> Literal["drop", "pad"] | None:
-        """How every shard comes to the same number of batches."""
+        """The option ``even``: how all shards get the same number of batches."""
         return self._even
 
     @property
     def batch_size(self) -> int:
-        """Rows in a batch."""
+        """Rows per batch."""
         return self._batch_size
 
     @property
@@ -292,29 +292,29 @@ class Reader:
 
     @property
     def files(self) -> tuple[InputFile, ...]:
-        """The files that are read, and what they are."""
+        """The files to read, with their format and compression."""
         return self._dataset.inputs
 
     @property
     def num_bytes(self) -> int:
-        """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
+        """Encoded bytes of this shard: what ``stats.num_bytes`` reaches at the end of a pass."""
         return sum(piece.num_bytes for piece in self._order.sequence(self._shard))
 
     @property
     def num_rows(self) -> int:
-        """The rows of a whole pass of this reader, those repeated or left out by ``even`` included.
+        """The rows that this reader yields in a full pass, with ``even`` taken into account.
 
-        Known from the metadata of Parquet and Arrow files. Other files are read once for it, and an
-        index of them is kept in the user's cache folder.
+        Parquet and Arrow files store the number. Other files are read once to count their rows,
+        and the counts are kept in the user's cache folder.
         """
         counts = self._shard_rows()
         choose = {"drop": min, "pad": max}.get(self._even or "")
         return choose(counts) if choose else counts[self._shard[0]]
 
     def __len__(self) -> int:
-        """The number of batches of a whole pass; needs what ``num_rows`` needs.
+        """The number of batches of a full pass; counts rows as ``num_rows`` does.
 
-        Without ``even`` more batches come where rows are so large that batches are cut by bytes.
+        Without ``even`` there can be more batches: very large rows make batches smaller.
         """
         is_told = self._order.rows is not None or all(
             unit.num_rows is not None for unit in self._order.units
@@ -329,9 +329,9 @@ class Reader:
         return True
 
     def take(self, indices: Sequence[int]) -> pa.Table:
-        """Rows by their number in the order of the files, whatever the shard and the shuffle.
+        """Rows by index, in the order of the files, independent of shard and shuffle.
 
-        Reads only the units that they lie in; needs what ``num_rows`` needs.
+        Reads only the parts of the files that hold them; counts rows as ``num_rows`` does.
         """
         return take_rows(self._dataset, self._base, indices)
 
@@ -354,7 +354,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading ahead and ends the current iteration; a new one can be started."""
+        """Stop reading ahead and end the current iteration; a new one can start."""
         self._pass = object()
         self._is_starting = False
         if self._stop is not None:
@@ -362,16 +362,16 @@ class Reader:
             self._stop = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Back to the beginning, with the shuffle of another epoch."""
+        """Go back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
         self.close()
         self._rewind()
         self._order = replace(self._order, epoch=epoch)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON values.
+        """The position of the next batch, as plain JSON values.
 
-        With ``taken``, where the last batch goes on behind so many of its rows.
+        With ``taken``: the position after this many rows of the last batch.
         """
         position, rows = self._position, self._rows
         if taken is not None:
@@ -391,11 +391,11 @@ class Reader:
         return point.state(self._shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Continues where a state was taken.
+        """Resume from a saved state.
 
-        ``state`` is what ``state_dict`` gave, or anything that holds such states, for example the
-        state of a ``StatefulDataLoader``. With the states of all ranks and workers, the reader
-        continues on another number of them, and every row not yet delivered comes exactly once.
+        ``state`` is a return value of ``state_dict``, or an object that contains such states, for
+        example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
+        number of ranks or workers may change: every remaining row is delivered exactly once.
         """
         point = ResumePoint.from_states(state, self._dataset, self._shard)
         if (point.order.rows is None) != (self._even is None):
