@@ -34,7 +34,7 @@ MOST_LINES = {
     "axolotl": 9_220,
     "boot": 86,
     "cli": 5_110,
-    "cluster": 2_960,
+    "cluster": 2_965,
     "plan": 2_500,
     "dedupe": 1_800,
     "errors": 130,
@@ -54,7 +54,7 @@ MOST_LINES_IN_ALL = 55_050
 MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_020
+MOST_TEST_LINES = 41_090
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
